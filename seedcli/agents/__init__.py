@@ -1,0 +1,30 @@
+"""What is learned: networks, targets and one file an algorithm. Importing this package imports TensorFlow."""
+
+from __future__ import annotations
+
+import os
+
+# The agents are written in TensorFlow; a user's own Keras settings must not choose another backend.
+os.environ["KERAS_BACKEND"] = "tensorflow"
+
+from seedcli.agents.base import Agent
+from seedcli.agents.vtrace import VTraceAgent
+from seedcli.config import AgentConfig, TrainingConfig
+from seedcli.specs import EnvSpec
+
+__all__ = ["Agent", "create_agent"]
+
+
+def create_agent(agent: AgentConfig, training: TrainingConfig, spec: EnvSpec, seed: int) -> Agent:
+    """Build the agent a configuration names, for an environment; the same seed gives the same initial variables.
+
+    Args:
+        agent: the algorithm and its network.
+        training: T and B, by which losses are divided.
+        spec: the environment.
+        seed: of the initial variables, at least 0.
+
+    Raises:
+        UsageError: the network cannot take the environment's observations.
+    """
+    return VTraceAgent(agent, training, spec, seed)

@@ -1,0 +1,159 @@
+"""The protocol between an algorithm and the rest of the learner. Nothing outside `agents/` asks which one runs.
+
+Axis conventions: N rows of an inference batch, B columns and T transitions of a training batch, A actions.
+Arrays in training are time-major [K + T + 1, B, ...]: K burn-in records, T transitions, one record more.
+
+Record t of an environment is what arrives (observation_t, reward_t, terminated_t, truncated_t) and then what
+was chosen on it (action_t and the algorithm's recorded fields, e.g. behaviour logits or Q values).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import tensorflow as tf
+
+from seedcli.specs import ArraySpec
+
+# A nested structure (dict, tuple) of tensors with a leading batch axis.
+State = Any
+
+
+@dataclass(frozen=True)
+class AlgorithmSpec:
+    """What an algorithm asks of the machinery around it.
+
+    Attributes:
+        name: "vtrace", "r2d2".
+        burn_in: K, records evaluated for their state only.
+        unroll_length: T, transitions of an unroll.
+        source: where training batches come from: "queue" (each unroll once, in order) or "replay".
+        recorded: what `act` chooses besides the action and is kept with each record: name → spec of one row.
+        roles: what streams may be, e.g. ("training",) or ("training", "evaluation").
+    """
+
+    name: str
+    burn_in: int
+    unroll_length: int
+    source: Literal["queue", "replay"]
+    recorded: Mapping[str, ArraySpec]
+    roles: tuple[str, ...] = ("training",)
+
+    @property
+    def records(self) -> int:
+        """K + T + 1, records of an unroll."""
+        return self.burn_in + self.unroll_length + 1
+
+
+class ActInputs(NamedTuple):
+    """One inference batch.
+
+    Attributes:
+        observation: [N, ...] in the environment's dtype.
+        reward: [N] float32, raw.
+        first: [N] bool, the first record of an episode: the state given is already reset there.
+        exploration: [N] float32, an algorithm's exploration input by environment (e.g. ε); 0 where unused.
+        seed: [2] int32, for stateless random operations; differs from batch to batch.
+    """
+
+    observation: tf.Tensor
+    reward: tf.Tensor
+    first: tf.Tensor
+    exploration: tf.Tensor
+    seed: tf.Tensor
+
+
+class ActOutputs(NamedTuple):
+    """What is chosen on a record.
+
+    Attributes:
+        action: [N] int32.
+        recorded: name → [N, ...], the fields of `AlgorithmSpec.recorded`.
+        greedy_action: [N] int32, the action without exploration (evaluation).
+    """
+
+    action: tf.Tensor
+    recorded: Mapping[str, tf.Tensor]
+    greedy_action: tf.Tensor
+
+
+class UnrollBatch(NamedTuple):
+    """A training batch, time-major.
+
+    Attributes:
+        observation: [K+T+1, B, ...].
+        reward: [K+T+1, B] float32, raw; reward_t arrived with record t.
+        terminated: [K+T+1, B] bool.
+        truncated: [K+T+1, B] bool.
+        action: [K+T+1, B] int32, chosen on record t.
+        recorded: name → [K+T+1, B, ...].
+        state: the agent state before record 0 (after any reset), [B, ...].
+        weights: [B] float32, importance weights (1 from a queue).
+    """
+
+    observation: tf.Tensor
+    reward: tf.Tensor
+    terminated: tf.Tensor
+    truncated: tf.Tensor
+    action: tf.Tensor
+    recorded: Mapping[str, tf.Tensor]
+    state: State
+    weights: tf.Tensor
+
+
+class LossOutputs(NamedTuple):
+    """What a loss gives.
+
+    Attributes:
+        loss: scalar float32, sums divided by the fixed T·B.
+        priorities: [B] float32 for a replay, None for a queue.
+        metrics: name → scalar float32, for telemetry.
+    """
+
+    loss: tf.Tensor
+    priorities: tf.Tensor | None
+    metrics: Mapping[str, tf.Tensor]
+
+
+class Agent(Protocol):
+    """An algorithm with its networks.
+
+    `act` takes the network to use, because inference reads its own copy of the variables (see
+    `make_network`), published by the trainer between updates.
+
+    Attributes:
+        algorithm: what the machinery must provide.
+        network: the trained network, built (its variables exist).
+    """
+
+    algorithm: AlgorithmSpec
+    network: Any
+
+    def make_network(self) -> Any:
+        """Another network of the same architecture, built, for inference; variables in the same order."""
+
+    def initial_state(self, batch_size: int) -> State:
+        """The state at the start of an episode, [batch_size, ...]; the same structure as `act`'s."""
+
+    def act(self, network: Any, inputs: ActInputs, state: State) -> tuple[ActOutputs, State]:
+        """Choose actions for a batch; pure but for reading the network's variables.
+
+        Args:
+            network: made by `make_network`, or `self.network`.
+            inputs: the batch.
+            state: [N, ...], already reset where `inputs.first`.
+
+        Returns:
+            The outputs and the state after the record (with the action taken in it, where a network uses it).
+        """
+
+    def loss(self, unrolls: UnrollBatch) -> LossOutputs:
+        """The loss of a batch under `self.network`, differentiable."""
+
+    def after_update(self, update: int) -> None:
+        """Called after every applied update with its number, from 1 (e.g. to copy a target network)."""
+
+    def variables(self) -> Sequence[tf.Variable]:
+        """Everything a checkpoint must hold of the agent, networks and targets, in a fixed order."""

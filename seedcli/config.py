@@ -1,0 +1,210 @@
+"""The schema of a configuration: every value a preset may hold, with its type, range and meaning."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from ipaddress import ip_address
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+Name = Annotated[str, Field(min_length=1)]
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are refused, values are immutable, numbers are finite."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, allow_inf_nan=False)
+
+
+class RunConfig(Section):
+    """What the run is."""
+
+    preset: str = Field("", description="name of the preset the run started from")
+    steps: PositiveInt = Field(1_000_000, description="environment steps to train on")
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(1, description="seed of networks, actions, environments")
+
+
+class EnvironmentConfig(Section):
+    """What is played. Fields that only one family has are named so."""
+
+    family: Literal["gymnasium", "atari"] = Field("gymnasium", description="family of environments")
+    id: Name = Field("CartPole-v1", description="Gymnasium id, or Atari game in snake_case such as space_invaders")
+    max_episode_steps: Annotated[int, Field(ge=0)] = Field(
+        0, description="gymnasium: steps after which an episode is truncated; 0: as registered"
+    )
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="gymnasium: keyword arguments of make()")
+    frame_skip: PositiveInt = Field(4, description="atari: frames an action is repeated, max over the last two")
+    repeat_action_probability: Fraction = Field(0.0, description="atari: sticky actions")
+    noop_max: Annotated[int, Field(ge=0)] = Field(30, description="atari: up to this many no-ops at reset")
+    full_action_set: bool = Field(True, description="atari: 18 actions instead of the game's own")
+    max_frames: PositiveInt = Field(108_000, description="atari: frames after which an episode is truncated")
+    episodic_life: bool = Field(False, description="atari: a lost life ends the episode")
+    fire_reset: bool = Field(False, description="atari: press FIRE at reset")
+    height: PositiveInt = Field(84, description="atari: observation height, pixels")
+    width: PositiveInt = Field(84, description="atari: observation width, pixels")
+
+
+class AgentConfig(Section):
+    """What is learned."""
+
+    algorithm: Literal["vtrace"] = Field("vtrace", description="learning algorithm")
+    network: Literal["mlp", "impala_shallow", "nature", "impala_deep"] = Field("mlp", description="network torso")
+    hidden: tuple[PositiveInt, ...] = Field((64, 64), description="mlp: widths of the hidden layers")
+    lstm: Annotated[int, Field(ge=0)] = Field(0, description="LSTM units after the torso; 0: none")
+    frame_stack: Annotated[int, Field(ge=1, le=16)] = Field(1, description="newest frames the network sees at once")
+    previous_action_reward: bool = Field(False, description="previous action and reward are network inputs")
+    discount: Fraction = Field(0.99, description="discount per step, γ")
+    reward_clip: NonNegative = Field(0.0, description="rewards are clipped to ± this in the loss; 0: off")
+    lambda_: Fraction = Field(1.0, alias="lambda", description="V-trace λ")
+    rho_clip: Positive = Field(1.0, description="V-trace ρ̄, clips importance weights of the TD errors")
+    c_clip: Positive = Field(1.0, description="V-trace c̄, clips importance weights of the traces")
+    baseline_cost: NonNegative = Field(0.5, description="weight of the value loss")
+    entropy_cost: NonNegative = Field(0.01, description="weight of the entropy bonus")
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True, serialize_by_alias=True
+    )
+
+
+class TrainingConfig(Section):
+    """How it is learned."""
+
+    unroll_length: PositiveInt = Field(20, description="transitions of an unroll, T")
+    batch_size: PositiveInt = Field(32, description="unrolls of a training batch, B")
+    optimizer: Literal["adam", "rmsprop"] = Field("adam", description="optimizer")
+    learning_rate: Positive = Field(1e-3, description="learning rate at the start")
+    learning_rate_end: NonNegative = Field(0.0, description="learning rate at run.steps, reached linearly")
+    learning_rate_schedule: Literal["constant", "linear"] = Field("linear", description="learning-rate schedule")
+    adam_beta1: Decay = Field(0.9, description="adam: β1")
+    adam_beta2: Decay = Field(0.999, description="adam: β2")
+    epsilon: Positive = Field(1e-7, description="optimizer ε")
+    rmsprop_decay: Decay = Field(0.99, description="rmsprop: decay")
+    rmsprop_momentum: Decay = Field(0.0, description="rmsprop: momentum")
+    clip_norm: NonNegative = Field(0.0, description="global gradient norm is clipped to this; 0: off")
+    queue_batches: PositiveInt = Field(1, description="training batches' worth of finished unrolls that may wait")
+    checkpoint_seconds: Positive = Field(600.0, description="seconds between checkpoints")
+    keep_checkpoints: PositiveInt = Field(3, description="newest checkpoints kept")
+    keep_every_hours: NonNegative = Field(6.0, description="one checkpoint every so many hours is kept; 0: none")
+
+
+class InferenceConfig(Section):
+    """How observations are answered."""
+
+    batch_size: Annotated[int, Field(ge=0)] = Field(0, description="environments a batch waits for; 0: half of all")
+    deadline_ms: NonNegative = Field(4.0, description="a batch never waits longer than this, milliseconds")
+    max_envs: PositiveInt = Field(4096, description="environments the learner accepts")
+    pad_to: tuple[PositiveInt, ...] = Field((), description="batch sizes padded to; empty: none on CPU, four on GPU")
+
+
+class ActorsConfig(Section):
+    """Actors that `seed train` starts, and what an actor does by default."""
+
+    count: PositiveInt = Field(1, description="actor processes of seed train")
+    envs: PositiveInt = Field(16, description="environments of an actor")
+    streams: PositiveInt = Field(2, description="groups an actor's environments are split into")
+
+
+class NetConfig(Section):
+    """How actors reach the learner."""
+
+    host: Name = Field("127.0.0.1", description="loopback address the learner binds")
+    grpc_port: Annotated[int, Field(ge=-1, le=65535)] = Field(8686, description="gRPC port; 0: any free one, -1: off")
+    zmq_port: Annotated[int, Field(ge=-1, le=65535)] = Field(8687, description="ZeroMQ port; 0: any free one, -1: off")
+    transport: Literal["shm", "zmq", "grpc"] = Field("shm", description="transport of seed train's own actors")
+    heartbeat_seconds: Positive = Field(2.0, description="seconds between an actor's heartbeats")
+    timeout_seconds: Positive = Field(20.0, description="silence after which the other side is taken for dead")
+    reconnect_timeout: NonNegative = Field(300.0, description="seconds an actor tries to find a lost learner again")
+
+
+class TelemetryConfig(Section):
+    """What is written down."""
+
+    interval_seconds: Positive = Field(2.0, description="seconds between lines of metrics.jsonl")
+    tensorboard: bool = Field(True, description="write TensorBoard event files")
+
+
+class Config(Section):
+    """A whole configuration."""
+
+    run: RunConfig = RunConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    agent: AgentConfig = AgentConfig()
+    training: TrainingConfig = TrainingConfig()
+    inference: InferenceConfig = InferenceConfig()
+    actors: ActorsConfig = ActorsConfig()
+    net: NetConfig = NetConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+
+    @model_validator(mode="after")
+    def _check_that_values_agree(self) -> Self:
+        for conflict in _conflicts(self):
+            raise ValueError(conflict)
+        return self
+
+
+_SNAKE_CASE = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
+
+
+def _snake_case(game: str) -> str:
+    """The snake_case name of a game given as a Gymnasium id: "ALE/SpaceInvaders-v5" → "space_invaders"."""
+    name = re.sub(r"(NoFrameskip|Deterministic)?-v\d+$", "", game.rsplit("/", 1)[-1])
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or "pong"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _conflicts(config: Config) -> Iterator[str]:
+    """Values that are each in range but cannot stand together, one sentence each, naming the full keys."""
+    environment, training, inference = config.environment, config.training, config.inference
+    actors, net = config.actors, config.net
+    if environment.family == "atari" and not _SNAKE_CASE.fullmatch(environment.id):
+        yield (
+            f'environment.id = "{environment.id}" must be a game in snake_case: write "{_snake_case(environment.id)}"'
+        )
+    if training.learning_rate_schedule == "linear" and training.learning_rate_end > training.learning_rate:
+        yield (
+            f"training.learning_rate_end = {training.learning_rate_end} must be at most "
+            f"training.learning_rate = {training.learning_rate}: the rate only falls"
+        )
+    if actors.streams > actors.envs:
+        yield (
+            f"actors.streams = {actors.streams} must be at most actors.envs = {actors.envs}: "
+            "a stream needs an environment, so lower the one or raise the other"
+        )
+    if actors.count * actors.envs > inference.max_envs:
+        yield (
+            f"actors.count = {actors.count} times actors.envs = {actors.envs} must be at most "
+            f"inference.max_envs = {inference.max_envs}, the environments the learner accepts"
+        )
+    if inference.batch_size > inference.max_envs:
+        yield (
+            f"inference.batch_size = {inference.batch_size} must be at most "
+            f"inference.max_envs = {inference.max_envs}: a larger batch can never fill"
+        )
+    if any(small >= large for small, large in zip(inference.pad_to, inference.pad_to[1:], strict=False)):
+        yield f"inference.pad_to = {list(inference.pad_to)} must rise from each size to the next"
+    if net.heartbeat_seconds >= net.timeout_seconds:
+        yield (
+            f"net.heartbeat_seconds = {net.heartbeat_seconds} must be below "
+            f"net.timeout_seconds = {net.timeout_seconds}, or a living actor is taken for dead"
+        )
+    if net.grpc_port == net.zmq_port and net.grpc_port > 0:
+        yield f"net.grpc_port = {net.grpc_port} must differ from net.zmq_port = {net.zmq_port}: each listens on its own"
+    if not _is_loopback(net.host):
+        yield (
+            f'net.host = "{net.host}" must be a loopback address (127.0.0.1, ::1 or localhost): '
+            "connections are not encrypted, so the learner listens on its own machine only"
+        )

@@ -1,0 +1,156 @@
+"""The unroll arena: records are written once, into bounded preallocated buffers, one open buffer a stream.
+
+A buffer holds the K + T + 1 records of E environments. An incoming step is one contiguous copy into the row
+its stream's cursor points at. A full buffer is handed on whole and comes back through `release`.
+
+The bound: buffers for streams of E environments number (streams) + ceil(B / E) · (1 + queue_batches). When
+none is free, every buffer that is not open waits to be trained on, and these hold at least B columns: a
+training batch can always be formed, so the arena cannot deadlock.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seedcli.specs import ArraySpec, EnvSpec, RowLayout, StepBatch, aligned_empty
+
+
+class UnrollBuffer:
+    """Records of one stream, time-major: arrays are [R, E, ...] with R = K + T + 1.
+
+    Attributes:
+        layout: how a row lies in memory.
+        memory: uint8 [R, row bytes].
+        destinations: R writable memoryviews, one a row.
+        records: R step views, for reading one record without slicing.
+        steps: all records as [R, E, ...] views.
+        action: int32 [R, E].
+        recorded: name → [R, E, ...], what the algorithm keeps with each action.
+        version: int64 [R], the policy version that chose the record's action.
+        state: the agent state before record 0, nested arrays [E, ...]; set when it is handed on.
+    """
+
+    def __init__(self, layout: RowLayout, records: int, recorded: Mapping[str, ArraySpec]) -> None:
+        self.layout = layout
+        self.memory = aligned_empty(records * layout.nbytes).reshape(records, layout.nbytes)
+        self.destinations = [memoryview(self.memory[t]) for t in range(records)]
+        self.records = [layout.views(self.memory[t]) for t in range(records)]
+        self.steps: StepBatch = layout.views(self.memory)
+        envs = layout.num_envs
+        self.action: npt.NDArray[np.int32] = np.zeros((records, envs), np.int32)
+        self.recorded: dict[str, npt.NDArray[Any]] = {
+            name: np.zeros((records, envs, *spec.shape), spec.dtype) for name, spec in recorded.items()
+        }
+        self.version: npt.NDArray[np.int64] = np.zeros(records, np.int64)
+        self.state: Any = None
+
+    @property
+    def num_envs(self) -> int:
+        """E, the columns of the buffer."""
+        return self.layout.num_envs
+
+    def carry_over(self, source: UnrollBuffer, start: int) -> None:
+        """Copy records `start`… of `source` to the front of this buffer (the overlap of two unrolls)."""
+        count = len(source.memory) - start
+        self.memory[:count] = source.memory[start:]
+        self.action[:count] = source.action[start:]
+        self.version[:count] = source.version[start:]
+        for name, values in self.recorded.items():
+            values[:count] = source.recorded[name][start:]
+
+
+class Arena:
+    """Pools of unroll buffers, one pool for each E in use.
+
+    `admit`, `retire` and `acquire` belong to the inference thread; `release` may be called from any thread.
+
+    Args:
+        spec: the environment.
+        records: R = K + T + 1.
+        recorded: the algorithm's recorded fields.
+        batch_size: B, columns of a training batch.
+        queue_batches: training batches' worth of finished unrolls that may wait.
+        on_release: called after a buffer came back (wakes the inference thread).
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        records: int,
+        recorded: Mapping[str, ArraySpec],
+        *,
+        batch_size: int,
+        queue_batches: int,
+        on_release: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._spec = spec
+        self._records = records
+        self._recorded = dict(recorded)
+        self._batch_size = batch_size
+        self._queue_batches = queue_batches
+        self._on_release = on_release
+        self._free: dict[int, deque[UnrollBuffer]] = {}
+        self._allocated: dict[int, int] = {}
+        self._streams: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def layout(self, num_envs: int) -> RowLayout:
+        """The row layout of a stream of `num_envs` environments."""
+        return RowLayout(self._spec, num_envs)
+
+    def _slack(self, num_envs: int) -> int:
+        return math.ceil(self._batch_size / num_envs) * (1 + self._queue_batches)
+
+    def admit(self, num_envs: int) -> None:
+        """Make room for one more stream of `num_envs` environments."""
+        with self._lock:
+            self._streams[num_envs] = self._streams.get(num_envs, 0) + 1
+            free = self._free.setdefault(num_envs, deque())
+            wanted = self._streams[num_envs] + self._slack(num_envs)
+            while self._allocated.get(num_envs, 0) < wanted:
+                free.append(UnrollBuffer(self.layout(num_envs), self._records, self._recorded))
+                self._allocated[num_envs] = self._allocated.get(num_envs, 0) + 1
+
+    def retire(self, num_envs: int) -> None:
+        """One stream of `num_envs` environments less; its share of buffers is freed as they come back."""
+        with self._lock:
+            self._streams[num_envs] -= 1
+            self._shrink(num_envs)
+
+    def _shrink(self, num_envs: int) -> None:
+        streams = self._streams[num_envs]
+        wanted = streams + self._slack(num_envs) if streams else 0
+        free = self._free[num_envs]
+        while free and self._allocated[num_envs] > wanted:
+            free.pop()
+            self._allocated[num_envs] -= 1
+
+    def acquire(self, num_envs: int) -> UnrollBuffer | None:
+        """A free buffer, or None where all are in use: then the stream waits for `release`."""
+        free = self._free[num_envs]
+        return free.popleft() if free else None
+
+    def release(self, buffer: UnrollBuffer) -> None:
+        """Give a buffer back, once nothing reads it any more."""
+        buffer.state = None
+        with self._lock:
+            self._free[buffer.num_envs].append(buffer)
+            self._shrink(buffer.num_envs)
+        self._on_release()
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all row memory allocated now."""
+        return sum(count * self._records * self.layout(envs).nbytes for envs, count in self._allocated.items())
+
+    def bound_bytes(self, max_envs: int, num_envs: int) -> int:
+        """Most bytes the rows can take with `max_envs` environments in streams of `num_envs`."""
+        buffers = math.ceil(max_envs / num_envs) + self._slack(num_envs)
+        return buffers * self._records * self.layout(num_envs).nbytes

@@ -1,0 +1,346 @@
+"""The step engine: rows in, actions out, unrolls on. All bookkeeping is per stream and per batch.
+
+It knows nothing of connections. One thread owns it (`release` of the arena's buffers apart).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seedcli.agents.base import AlgorithmSpec
+from seedcli.inference.arena import Arena, UnrollBuffer
+from seedcli.inference.policy import Policy
+from seedcli.specs import EnvSpec
+from seedcli.telemetry.metrics import Profile, Reservoir
+
+
+class Stream:
+    """E environments stepped in lock-step: an open buffer, a cursor, a range of slots.
+
+    Attributes:
+        owner: whatever the service needs to send the answer; the engine only carries it.
+        index: number of the stream within its session.
+        slots: int32 [E], rows of the agent-state table.
+        sequence: sequence number of the step that is expected next.
+        pending: a row has arrived and is not answered yet.
+    """
+
+    __slots__ = ("arrived", "buffer", "closed", "cursor", "index", "num_envs", "owner", "pending", "records",
+                 "sequence", "slots", "span", "states")  # fmt: skip
+
+    def __init__(self, owner: Any, index: int, start: int, num_envs: int, buffer: UnrollBuffer) -> None:
+        self.owner = owner
+        self.index = index
+        self.num_envs = num_envs
+        self.span = slice(start, start + num_envs)
+        self.slots: npt.NDArray[np.int32] = np.arange(start, start + num_envs, dtype=np.int32)
+        self.buffer = buffer
+        self.cursor = 0
+        self.sequence = 0
+        self.pending = False
+        self.closed = False
+        self.arrived = 0.0
+        self.records = 0
+        # Agent states before the first record of each unroll begun and not yet handed on.
+        self.states: deque[Any] = deque()
+
+
+class Answer(NamedTuple):
+    """Actions [E] int32 for a stream's pending step, with the step's sequence number."""
+
+    stream: Stream
+    sequence: int
+    actions: npt.NDArray[np.int32]
+
+
+class SlotAllocator:
+    """Contiguous ranges of slots, first fit."""
+
+    def __init__(self, slots: int) -> None:
+        self._free: list[tuple[int, int]] = [(0, slots)] if slots else []
+
+    def take(self, count: int) -> int | None:
+        """Start of a free range of `count` slots, or None."""
+        for i, (start, stop) in enumerate(self._free):
+            if stop - start >= count:
+                self._free[i : i + 1] = [(start + count, stop)] if stop - start > count else []
+                return start
+        return None
+
+    def give(self, start: int, count: int) -> None:
+        """Free a range and join it with its neighbours."""
+        ranges = sorted([*self._free, (start, start + count)])
+        joined: list[tuple[int, int]] = []
+        for a, b in ranges:
+            if joined and joined[-1][1] == a:
+                joined[-1] = (joined[-1][0], b)
+            else:
+                joined.append((a, b))
+        self._free = joined
+
+
+@dataclass
+class EngineStats:
+    """Counters of the engine; read by telemetry, written by the engine's thread.
+
+    Environment steps count transitions: the first record of an episode is none.
+    """
+
+    env_steps: int = 0
+    episodes: int = 0
+    batches: int = 0
+    batch_rows: int = 0
+    latency: Reservoir = field(default_factory=Reservoir)
+    finished: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=100_000))
+
+
+class StepEngine:
+    """Batches steps, asks the policy, completes unrolls.
+
+    Args:
+        algorithm: burn-in, length and recorded fields.
+        spec: the environment.
+        policy: what answers.
+        arena: where records lie.
+        max_envs: slots.
+        batch_size: environments a batch waits for; 0: half of those connected.
+        deadline: seconds a row waits at most for others.
+        on_unroll: takes a completed buffer (owner of it until `arena.release`).
+        on_fault: called with (stream, sentence) when a stream's data is unusable; must close the stream.
+    """
+
+    def __init__(
+        self,
+        algorithm: AlgorithmSpec,
+        spec: EnvSpec,
+        policy: Policy,
+        arena: Arena,
+        *,
+        max_envs: int,
+        batch_size: int,
+        deadline: float,
+        on_unroll: Callable[[UnrollBuffer], None],
+        on_fault: Callable[[Stream, str], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._policy = policy
+        self._arena = arena
+        self._records = algorithm.records
+        # Unrolls begin with every T-th record of a stream.
+        self._stride = algorithm.unroll_length
+        self._batch_size = batch_size
+        self._deadline = deadline
+        self._on_unroll = on_unroll
+        self._on_fault = on_fault
+        self._clock = clock
+        self._allocator = SlotAllocator(max_envs)
+        self._check_observation = np.dtype(spec.observation.dtype).kind == "f"
+        self._pending: list[Stream] = []
+        self._pending_envs = 0
+        self._blocked: list[tuple[Stream, npt.NDArray[np.int32]]] = []
+        self.connected_envs = 0
+        self._gathered: npt.NDArray[Any] = np.empty((max_envs, *spec.observation.shape), spec.observation.dtype)
+        # By slot: whether the previous record was final (a new slot starts an episode), and the episode so far.
+        self._final: npt.NDArray[np.bool_] = np.ones(max_envs, np.bool_)
+        self._return: npt.NDArray[np.float64] = np.zeros(max_envs, np.float64)
+        self._length: npt.NDArray[np.int64] = np.zeros(max_envs, np.int64)
+        self.stats = EngineStats()
+        self.profile = Profile()
+
+    def open_stream(self, owner: Any, index: int, num_envs: int) -> Stream | None:
+        """A new stream with fresh slots, or None where no room is left."""
+        start = self._allocator.take(num_envs)
+        if start is None:
+            return None
+        self._arena.admit(num_envs)
+        buffer = self._arena.acquire(num_envs)
+        assert buffer is not None, "admit makes a buffer for every stream"
+        stream = Stream(owner, index, start, num_envs, buffer)
+        self._final[stream.span] = True
+        self.connected_envs += num_envs
+        return stream
+
+    def close_stream(self, stream: Stream) -> None:
+        """Free a stream's slots and discard its partial unroll; safe to call twice."""
+        if stream.closed:
+            return
+        stream.closed = True
+        if stream.pending:
+            stream.pending = False
+            if stream in self._pending:
+                self._pending.remove(stream)
+                self._pending_envs -= stream.num_envs
+        still_blocked = [item for item in self._blocked if item[0] is not stream]
+        if len(still_blocked) != len(self._blocked):
+            # Its buffer is complete and good; only the answer has nowhere to go.
+            self._blocked = still_blocked
+            self._hand_on(stream)
+        else:
+            self._arena.release(stream.buffer)
+        self._arena.retire(stream.num_envs)
+        self._allocator.give(stream.span.start, stream.num_envs)
+        self.connected_envs -= stream.num_envs
+
+    def destination(self, stream: Stream) -> memoryview:
+        """Where the stream's next row is to be written."""
+        return stream.buffer.destinations[stream.cursor]
+
+    def arrived(self, stream: Stream) -> None:
+        """The row is in its destination."""
+        stream.pending = True
+        stream.sequence = (stream.sequence + 1) & 0xFFFFFFFF
+        stream.arrived = self._clock()
+        self._pending.append(stream)
+        self._pending_envs += stream.num_envs
+
+    def wait(self) -> float | None:
+        """Seconds until a batch is due: 0 now, None when nothing is pending."""
+        if not self._pending:
+            return None
+        target = self._batch_size or (self.connected_envs + 1) // 2
+        if self._pending_envs >= target:
+            return 0.0
+        return max(0.0, self._pending[0].arrived + self._deadline - self._clock())
+
+    def answer(self) -> list[Answer]:
+        """Close the batch, act on it, and give the answers that may go out."""
+        streams, self._pending, self._pending_envs = self._pending, [], 0
+        begun = self._clock()
+        while True:
+            batch = self._batch(streams)
+            faulty = self._faulty(streams, batch)
+            if not faulty:
+                break
+            for stream, sentence in faulty:
+                self._on_fault(stream, sentence)
+            streams = [stream for stream in streams if not stream.closed]
+            if not streams:
+                return []
+        observation, reward, final, slots = batch
+        first = self._final[slots]
+        self._capture_states(streams, slots, first)
+        gathered = self._clock()
+        decision = self._policy.act(observation, reward, first, slots)
+        acted = self._clock()
+        self._count(slots, reward, first, final)
+        answers = self._record(streams, decision.action, decision.recorded, decision.version)
+        done = self._clock()
+        self.stats.batches += 1
+        self.stats.batch_rows += len(slots)
+        self.stats.latency.add_many(done - np.array([stream.arrived for stream in streams]))
+        self.profile.add("inference", acted - gathered)
+        self.profile.add("batching", (gathered - begun) + (done - acted))
+        return answers
+
+    def _batch(self, streams: list[Stream]) -> tuple[Any, Any, Any, Any]:
+        records = [stream.buffer.records[stream.cursor] for stream in streams]
+        if len(records) == 1:
+            record = records[0]
+            return record.observation, record.reward, record.terminated | record.truncated, streams[0].slots
+        rows = sum(stream.num_envs for stream in streams)
+        observation = np.concatenate([r.observation for r in records], out=self._gathered[:rows])
+        reward = np.concatenate([r.reward for r in records])
+        final = np.concatenate([r.terminated for r in records]) | np.concatenate([r.truncated for r in records])
+        return observation, reward, final, np.concatenate([stream.slots for stream in streams])
+
+    def _faulty(self, streams: list[Stream], batch: tuple[Any, Any, Any, Any]) -> list[tuple[Stream, str]]:
+        """The streams whose data is unusable: looked for only where the batch as a whole shows a fault."""
+        observation, reward, final, _ = batch
+        if final.max() <= 1 and np.isfinite(reward).all():
+            if not self._check_observation or np.isfinite(observation).all():
+                return []
+        faulty = []
+        for stream in streams:
+            record = stream.buffer.records[stream.cursor]
+            if max(record.terminated.max(), record.truncated.max()) > 1:
+                faulty.append((stream, "an end-of-episode flag that is neither 0 nor 1"))
+            elif not np.isfinite(record.reward).all():
+                faulty.append((stream, "a reward that is not finite"))
+            elif self._check_observation and not np.isfinite(record.observation).all():
+                faulty.append((stream, "an observation that is not finite"))
+        return faulty
+
+    def _capture_states(
+        self, streams: list[Stream], slots: npt.NDArray[np.int32], first: npt.NDArray[np.bool_]
+    ) -> None:
+        """Keep the agent states before this record for streams where an unroll begins with it."""
+        bounds = np.cumsum([0] + [stream.num_envs for stream in streams])
+        starting = [
+            (stream, int(bounds[i]), int(bounds[i + 1]))
+            for i, stream in enumerate(streams)
+            if stream.records % self._stride == 0
+        ]
+        for stream, a, b in starting:
+            stream.states.append(self._policy.snapshot(slots[a:b], first[a:b]))
+
+    def _count(self, slots: Any, reward: Any, first: Any, final: Any) -> None:
+        """Environment steps and episodes, by raw rewards."""
+        ongoing = ~first
+        returns = self._return[slots] * ongoing + reward
+        lengths = self._length[slots] * ongoing + ongoing
+        self._return[slots] = returns
+        self._length[slots] = lengths
+        ended = final != 0
+        self._final[slots] = ended
+        self.stats.env_steps += int(np.count_nonzero(ongoing))
+        if ended.any():
+            self.stats.episodes += int(np.count_nonzero(ended))
+            self.stats.finished.extend(zip(returns[ended].tolist(), lengths[ended].tolist(), strict=True))
+
+    def _record(self, streams: list[Stream], action: Any, recorded: Any, version: int) -> list[Answer]:
+        answers = []
+        start = 0
+        for stream in streams:
+            stop = start + stream.num_envs
+            buffer, t = stream.buffer, stream.cursor
+            actions = action[start:stop]
+            buffer.action[t] = actions
+            for name, values in recorded.items():
+                buffer.recorded[name][t] = values[start:stop]
+            buffer.version[t] = version
+            stream.cursor = t + 1
+            stream.records += 1
+            if stream.cursor < self._records or self._turn_over(stream):
+                stream.pending = False
+                answers.append(Answer(stream, stream.sequence - 1 & 0xFFFFFFFF, actions))
+            else:
+                self._blocked.append((stream, actions))
+            start = stop
+        return answers
+
+    def _turn_over(self, stream: Stream) -> bool:
+        """Hand on the full buffer and open the next; False where the arena has none."""
+        following = self._arena.acquire(stream.num_envs)
+        if following is None:
+            return False
+        following.carry_over(stream.buffer, self._stride)
+        self._hand_on(stream)
+        stream.buffer = following
+        stream.cursor = self._records - self._stride
+        return True
+
+    def _hand_on(self, stream: Stream) -> None:
+        stream.buffer.state = stream.states.popleft()
+        self._on_unroll(stream.buffer)
+
+    def unblock(self) -> list[Answer]:
+        """Answers that were held back for want of a buffer and can go out now."""
+        if not self._blocked:
+            return []
+        answers = []
+        blocked, self._blocked = self._blocked, []
+        for stream, actions in blocked:
+            # Streams of another size draw on another pool, so one that waits says nothing of the next.
+            if self._turn_over(stream):
+                stream.pending = False
+                answers.append(Answer(stream, stream.sequence - 1 & 0xFFFFFFFF, actions))
+            else:
+                self._blocked.append((stream, actions))
+        return answers

@@ -1,0 +1,394 @@
+"""The inference service: one thread that polls the transports, admits actors, batches, infers and answers.
+
+One thread beats a pool here: under the GIL a hand-off between threads costs more than the copy of a step.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from seedcli.errors import ProtocolError, RefusedError
+from seedcli.inference.engine import Answer, StepEngine, Stream
+from seedcli.net.base import Payload, Peer, ServerTransport
+from seedcli.net.frames import Header, Kind, encode_control, pack_header
+from seedcli.net.handshake import Hello, NoAuthenticator, ServerHandshake
+from seedcli.specs import EnvSpec, split_envs
+from seedcli.telemetry.logs import log_once_per
+from seedcli.telemetry.metrics import Profile
+
+_log = logging.getLogger(__name__)
+
+HANDSHAKE_SECONDS = 120.0  # from a peer's first frame to Ready; building environments lies in between
+_TURN_SECONDS = 0.5  # housekeeping, and the longest sleep
+
+
+@dataclass
+class Session:
+    """An actor that is in.
+
+    Attributes:
+        number: the session id its frames carry.
+        actor_id: kept by the actor when it reconnects.
+        peer: where answers go.
+        streams: its streams, by index.
+        started, last_seen: monotonic seconds.
+        steps: environment records received.
+    """
+
+    number: int
+    actor_id: str
+    peer: Peer
+    streams: list[Stream] = field(default_factory=list)
+    started: float = 0.0
+    last_seen: float = 0.0
+    steps: int = 0
+
+    @property
+    def envs(self) -> int:
+        """Environments of all its streams."""
+        return sum(stream.num_envs for stream in self.streams)
+
+
+@dataclass(frozen=True)
+class FleetSettings:
+    """What actors are told and held to.
+
+    Attributes:
+        environment: the environment section of the configuration, as actors get it.
+        seed: base of the environments' seeds.
+        max_envs: environments at once.
+        heartbeat_seconds, timeout_seconds, reconnect_timeout: see `config.NetConfig`.
+    """
+
+    environment: dict[str, Any]
+    seed: int
+    max_envs: int
+    heartbeat_seconds: float
+    timeout_seconds: float
+    reconnect_timeout: float
+
+
+class InferenceService:
+    """Everything between the sockets and the step engine; all of it runs in one thread.
+
+    Args:
+        transports: listeners, already bound.
+        settings: what actors are told.
+        engine_for: gives the step engine for a specification; called on every SPEC, builds the agent on the
+            first; raises RefusedError, naming the field, for a specification other than the agent's.
+    """
+
+    def __init__(
+        self,
+        transports: Sequence[ServerTransport],
+        settings: FleetSettings,
+        engine_for: Callable[[EnvSpec, Callable[[Stream, str], None]], StepEngine],
+    ) -> None:
+        self._transports = {transport.name: transport for transport in transports}
+        self._settings = settings
+        self._engine_for = engine_for
+        self._engine: StepEngine | None = None
+        self._handshakes: dict[Peer, tuple[ServerHandshake, float]] = {}
+        self._sessions: dict[Peer, Session] = {}
+        self._by_number: dict[int, Session] = {}
+        self._by_actor: dict[str, Session] = {}
+        self._current: Stream | None = None
+        self._seeds_given = 0
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._wake_fd, select.POLLIN)
+        for transport in transports:
+            self._poll.register(transport.fileno(), select.POLLIN)
+        self._stop = threading.Event()
+        self._training_done = False
+        self._next_housekeeping = 0.0
+        self.profile = Profile()
+        self.protocol_errors = 0
+        self.sessions_opened = 0
+        self.sessions_lost = 0
+
+    # -- the loop ---------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """End the current sleep; safe from any thread."""
+        os.eventfd_write(self._wake_fd, 1)
+
+    def stop(self, *, training_done: bool) -> None:
+        """End `run`; safe from any thread.
+
+        Args:
+            training_done: tell the actors to leave; otherwise they look for a learner that continues the run.
+        """
+        self._training_done = training_done
+        self._stop.set()
+        self.wake()
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        while not self._stop.is_set():
+            self.turn(block=True)
+        self.finish()
+
+    def turn(self, *, block: bool) -> bool:
+        """Receive what waits, answer what is due; returns whether anything happened.
+
+        Args:
+            block: sleep first until there is something to do.
+        """
+        if block:
+            self._sleep()
+        clock = time.perf_counter
+        begun = clock()
+        received = 0
+        for transport in self._transports.values():
+            while (count := transport.receive(self)) > 0:
+                received += count
+                # A batch that is full goes out before more is read.
+                if self._engine is not None and self._engine.wait() == 0.0:
+                    break
+        self.profile.add("wire", clock() - begun)
+        answered = self._answer_due()
+        now = time.monotonic()
+        if now >= self._next_housekeeping:
+            self._housekeeping(now)
+        return bool(received or answered)
+
+    def _sleep(self) -> None:
+        wait = self._engine.wait() if self._engine is not None else None
+        if wait is not None and wait <= 0.0:
+            return
+        seconds = _TURN_SECONDS if wait is None else min(wait, _TURN_SECONDS)
+        begun = time.perf_counter()
+        # poll counts milliseconds: round up, so as not to spin through the last one.
+        for descriptor, _ in self._poll.poll(int(seconds * 1000) + 1):
+            if descriptor == self._wake_fd:
+                os.eventfd_read(self._wake_fd)
+        self.profile.add("waiting", time.perf_counter() - begun)
+
+    def _answer_due(self) -> int:
+        engine = self._engine
+        if engine is None:
+            return 0
+        answers = engine.unblock()
+        if engine.wait() == 0.0:
+            answers += engine.answer()
+        if answers:
+            begun = time.perf_counter()
+            for answer in answers:
+                self._send_answer(answer)
+            self.profile.add("wire", time.perf_counter() - begun)
+        return len(answers)
+
+    def _send_answer(self, answer: Answer) -> None:
+        stream, sequence, actions = answer
+        session: Session = stream.owner
+        payload = actions.tobytes()
+        header = pack_header(Kind.ACTION, len(payload), stream=stream.index, sequence=sequence, session=session.number)
+        self._transports[session.peer.transport].send(session.peer, header, payload)
+
+    # -- FrameHandler -----------------------------------------------------------------------------------------
+
+    def destination(self, peer: Peer, header: Header) -> memoryview | None:
+        """See `net.base.FrameHandler`."""
+        if header.kind != Kind.STEP:
+            return None
+        session = self._sessions.get(peer)
+        if session is None:
+            return None
+        if header.session != session.number:
+            raise ProtocolError(f"a step of session {header.session:x} on the connection of {session.number:x}")
+        if header.stream >= len(session.streams):
+            raise ProtocolError(f"a step of stream {header.stream}, where the session has {len(session.streams)}")
+        stream = session.streams[header.stream]
+        if stream.pending or header.sequence != stream.sequence:
+            raise ProtocolError(
+                f"step {header.sequence} of stream {header.stream} where step {stream.sequence} is expected"
+                + (" after the answer to the last" if stream.pending else "")
+            )
+        self._current = stream
+        assert self._engine is not None
+        return self._engine.destination(stream)
+
+    def frame(self, peer: Peer, header: Header, payload: Payload) -> None:
+        """See `net.base.FrameHandler`."""
+        if header.kind == Kind.STEP:
+            self._step(peer)
+        elif header.kind == Kind.HEARTBEAT:
+            self._heartbeat(peer, header)
+        elif header.kind == Kind.GOODBYE:
+            session = self._sessions.get(peer)
+            if session is not None:
+                _log.info("actor %s at %s left", session.actor_id, peer.address)
+                self._end_session(session)
+                self._transports[peer.transport].drop(peer)
+        else:
+            self._handshake(peer, header, payload)
+
+    def lost(self, peer: Peer, reason: str, *, malformed: bool = False) -> None:
+        """See `net.base.FrameHandler`."""
+        self._handshakes.pop(peer, None)
+        session = self._sessions.get(peer)
+        who = f"connection {peer.address}" if session is None else f"actor {session.actor_id} at {peer.address}"
+        if malformed:
+            self.protocol_errors += 1
+            log_once_per("malformed", 5.0, _log, logging.WARNING, "%s dropped: %s", who, reason)
+        elif session is not None:
+            _log.warning("%s lost: %s", who, reason)
+        else:
+            _log.debug("%s ended: %s", who, reason)
+        if session is not None:
+            self._end_session(session)
+            self.sessions_lost += 1
+
+    def _step(self, peer: Peer) -> None:
+        session = self._sessions.get(peer)
+        if session is None:
+            # A learner that restarted, or a session that timed out: the actor must introduce itself again.
+            self._transports[peer.transport].send(peer, pack_header(Kind.UNKNOWN))
+            return
+        assert self._current is not None and self._engine is not None
+        session.last_seen = time.monotonic()
+        session.steps += self._current.num_envs
+        self._engine.arrived(self._current)
+
+    def _heartbeat(self, peer: Peer, header: Header) -> None:
+        # ZeroMQ actors send heartbeats over a second socket: the session says whose they are.
+        session = self._by_number.get(header.session)
+        transport = self._transports[peer.transport]
+        if session is None:
+            transport.send(peer, pack_header(Kind.UNKNOWN, session=header.session))
+            return
+        session.last_seen = time.monotonic()
+        self._transports[session.peer.transport].send(
+            session.peer, pack_header(Kind.HEARTBEAT_ACK, session=session.number)
+        )
+
+    # -- admission --------------------------------------------------------------------------------------------
+
+    def _handshake(self, peer: Peer, header: Header, payload: Payload) -> None:
+        if peer in self._sessions:
+            raise ProtocolError(f"a handshake message (kind {header.kind}) inside a session")
+        entry = self._handshakes.get(peer)
+        if entry is None:
+            handshake = ServerHandshake(self._configure, lambda hello, spec: self._admit(peer, hello, spec),
+                                        NoAuthenticator())  # fmt: skip
+            entry = (handshake, time.monotonic() + HANDSHAKE_SECONDS)
+            self._handshakes[peer] = entry
+        transport = self._transports[peer.transport]
+        try:
+            kind, message = entry[0].receive(header, payload)
+        except RefusedError as error:
+            body = encode_control({"reason": str(error)})
+            transport.send(peer, pack_header(Kind.REFUSED, len(body)), body)
+            transport.drop(peer)
+            self._handshakes.pop(peer, None)
+            _log.warning("actor at %s refused: %s", peer.address, error)
+            return
+        body = encode_control(message)
+        transport.send(peer, pack_header(kind, len(body)), body)
+        if entry[0].complete:
+            del self._handshakes[peer]
+
+    def _configure(self, hello: Hello) -> dict[str, Any]:
+        in_use = sum(s.envs for s in self._by_number.values() if s.actor_id != hello.actor_id)
+        room = self._settings.max_envs - in_use
+        if hello.envs > room:
+            raise RefusedError(
+                f"{hello.envs} environments do not fit: the learner takes {self._settings.max_envs} and "
+                f"{in_use} are connected; lower --envs or raise inference.max_envs"
+            )
+        # Every environment of the fleet gets a seed of its own, reconnections included.
+        seed = self._settings.seed * 1_000_003 + self._seeds_given
+        self._seeds_given += hello.envs
+        return {"environment": self._settings.environment, "seed": seed % (2**31 - 2**17)}
+
+    def _admit(self, peer: Peer, hello: Hello, spec: EnvSpec) -> dict[str, Any]:
+        self._engine = self._engine_for(spec, self.fault)
+        earlier = self._by_actor.get(hello.actor_id)
+        if earlier is not None:
+            self._end_session(earlier)
+            self._transports[earlier.peer.transport].drop(earlier.peer)
+        session = Session(secrets.randbits(63) + 1, hello.actor_id, peer)
+        session.started = session.last_seen = time.monotonic()
+        for index, envs in enumerate(split_envs(hello.envs, hello.streams)):
+            stream = self._engine.open_stream(session, index, envs)
+            if stream is None:
+                for opened in session.streams:
+                    self._engine.close_stream(opened)
+                raise RefusedError(
+                    f"{hello.envs} environments do not fit in what is left of {self._settings.max_envs}: "
+                    "lower --envs or raise inference.max_envs"
+                )
+            session.streams.append(stream)
+        payload_bytes = [len(self._engine.destination(stream)) for stream in session.streams]
+        extra = self._transports[peer.transport].open_session(peer, payload_bytes)
+        self._sessions[peer] = session
+        self._by_number[session.number] = session
+        self._by_actor[session.actor_id] = session
+        self.sessions_opened += 1
+        _log.info("actor %s at %s joined with %d environments", session.actor_id, peer.address, session.envs)
+        return {
+            "session": session.number,
+            "stream_envs": [stream.num_envs for stream in session.streams],
+            "payload_bytes": payload_bytes,
+            "heartbeat_seconds": self._settings.heartbeat_seconds,
+            "timeout_seconds": self._settings.timeout_seconds,
+            "reconnect_timeout": self._settings.reconnect_timeout,
+            **extra,
+        }
+
+    # -- ends -------------------------------------------------------------------------------------------------
+
+    def _end_session(self, session: Session) -> None:
+        assert self._engine is not None
+        for stream in session.streams:
+            self._engine.close_stream(stream)
+        self._sessions.pop(session.peer, None)
+        self._by_number.pop(session.number, None)
+        if self._by_actor.get(session.actor_id) is session:
+            del self._by_actor[session.actor_id]
+
+    def fault(self, stream: Stream, sentence: str) -> None:
+        """A stream's data is unusable: end its actor's session, and say why."""
+        session: Session = stream.owner
+        self.protocol_errors += 1
+        reason = f"stream {stream.index} of actor {session.actor_id} sent {sentence}: repair the environment"
+        _log.error("%s", reason)
+        body = encode_control({"reason": reason})
+        transport = self._transports[session.peer.transport]
+        transport.send(session.peer, pack_header(Kind.REFUSED, len(body), session=session.number), body)
+        self._end_session(session)
+        transport.drop(session.peer)
+
+    def _housekeeping(self, now: float) -> None:
+        self._next_housekeeping = now + _TURN_SECONDS
+        for session in list(self._by_number.values()):
+            silent = now - session.last_seen
+            if silent > self._settings.timeout_seconds:
+                self.lost(session.peer, f"silent for {silent:.0f} s")
+                self._transports[session.peer.transport].drop(session.peer)
+        for peer, (_, deadline) in list(self._handshakes.items()):
+            if now > deadline:
+                self.lost(peer, f"no handshake within {HANDSHAKE_SECONDS:.0f} s")
+                self._transports[peer.transport].drop(peer)
+
+    def finish(self) -> None:
+        """Close the listeners, after telling every actor that training is over, if it is."""
+        for session in list(self._by_number.values()):
+            if self._training_done:
+                header = pack_header(Kind.DONE, session=session.number)
+                self._transports[session.peer.transport].send(session.peer, header)
+        for transport in self._transports.values():
+            transport.close()
+
+    def sessions(self) -> list[Session]:
+        """The sessions at this moment; a copy, safe to read from another thread."""
+        return list(self._by_number.values())

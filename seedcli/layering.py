@@ -1,0 +1,341 @@
+"""Where the values of a configuration come from: layers, weakest first, each value remembering its own.
+
+The layers are the schema's defaults, a run to resume, a preset, a file (`--config`), the environment
+(`SEED_TRAINING__BATCH_SIZE=64`), `--set training.batch_size=64`, and flags of their own such as `--steps`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from seedcli.config import Config
+from seedcli.errors import UsageError
+
+# Flags that stand for one key each.
+FLAG_KEYS = {
+    "--steps": "run.steps",
+    "--seed": "run.seed",
+    "--env": "environment.id",
+    "--envs": "actors.envs",
+    "--actors": "actors.count",
+    "--transport": "net.transport",
+    "--host": "net.host",
+    "--grpc-port": "net.grpc_port",
+    "--zmq-port": "net.zmq_port",
+}
+
+DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A configuration that knows where each value comes from.
+
+    Attributes:
+        config: the validated values.
+        sources: key such as "training.batch_size" → "default", "preset NAME", "file PATH", "run FOLDER",
+            "environment VARIABLE", "--set" or a flag such as "--steps"; every key is present.
+    """
+
+    config: Config
+    sources: Mapping[str, str]
+
+
+class Value(NamedTuple):
+    """One value of a configuration, as `presets show` prints it.
+
+    Attributes:
+        key: e.g. "training.batch_size".
+        value: bool, int, float, str, list or dict.
+        source: as in `Resolved.sources`.
+        description: meaning and unit, from the schema.
+    """
+
+    key: str
+    value: Any
+    source: str
+    description: str
+
+
+class _Entry(NamedTuple):
+    """One value of one layer."""
+
+    key: str
+    value: Any
+    source: str
+
+
+def load_config(
+    preset: str | None,
+    *,
+    config_file: Path | None = None,
+    run_folder: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+    sets: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> Resolved:
+    """Merge the layers and validate the result.
+
+    Args:
+        preset: name of a preset, or None.
+        config_file: a TOML file laid over the preset.
+        run_folder: a run whose config.toml is the lowest layer (resuming).
+        environ: environment variables; SEED_SECTION__KEY is a value, anything else is left alone.
+        sets: "section.key=value" each; the value is TOML where it can be, else text.
+        flags: a flag of `FLAG_KEYS` → its value, text being read as in `sets`; None means not given.
+
+    Raises:
+        UsageError: an unknown preset, key or flag value, an unreadable file, a value of the wrong type, out of
+            its range, or in conflict with another.
+    """
+    entries: list[_Entry] = []
+    if run_folder is not None:
+        path = run_folder / "config.toml"
+        if not path.is_file():
+            raise UsageError(f"{run_folder} holds no run to resume: it has no config.toml")
+        entries += _flatten(_read_toml(path), f"run {run_folder}")
+    if preset is not None:
+        source = f"preset {preset}"
+        entries += _flatten(_read_toml(_preset_path(preset)), source)
+    if config_file is not None:
+        entries += _flatten(_read_toml(config_file), f"file {config_file}")
+    if preset is not None:
+        # After the file, so that a saved config.toml given with --config cannot rename the preset.
+        entries.append(_Entry("run.preset", preset, f"preset {preset}"))
+    entries += _from_environment(environ)
+    entries += _from_sets(sets)
+    for flag, value in (flags or {}).items():
+        if isinstance(value, str):
+            entries.append(_from_text(FLAG_KEYS[flag], value, flag))
+        elif value is not None:
+            entries.append(_Entry(FLAG_KEYS[flag], value, flag))
+    return _resolve(entries)
+
+
+def from_toml_file(path: Path) -> Config:
+    """The configuration a file holds, on top of the defaults; reads what `to_toml` wrote.
+
+    Raises:
+        UsageError: the file is missing, is no TOML, or holds an unknown key or an unusable value.
+    """
+    return _resolve(_flatten(_read_toml(path), f"file {path}")).config
+
+
+def to_toml(resolved: Resolved) -> str:
+    """Every value as TOML, its source as a comment behind it; `from_toml_file` reads the same values back."""
+    lines: list[str] = []
+    section = ""
+    for key, value, source, _ in describe(resolved):
+        if key.split(".")[0] != section:
+            section = key.split(".")[0]
+            lines += ["", f"[{section}]"]
+        # A control character may stand in a file's name, but not in a TOML comment.
+        comment = re.sub(r"[\x00-\x1f\x7f]", "?", source)
+        lines.append(f"{key.split('.')[1]} = {format_value(value)}  # {comment}")
+    return "\n".join(lines[1:]) + "\n"
+
+
+def describe(resolved: Resolved) -> list[Value]:
+    """Every value with its source and meaning, in the schema's order."""
+    dump = resolved.config.model_dump(mode="json", by_alias=True)
+    rows = []
+    for key, field in known_keys().items():
+        section, name = key.split(".")
+        rows.append(Value(key, dump[section][name], resolved.sources[key], field.description or ""))
+    return rows
+
+
+@cache
+def known_keys() -> Mapping[str, FieldInfo]:
+    """Key such as "training.batch_size" → its field in the schema, in the schema's order."""
+    keys: dict[str, FieldInfo] = {}
+    for section, section_field in Config.model_fields.items():
+        model = section_field.annotation
+        assert isinstance(model, type) and issubclass(model, BaseModel)
+        for name, field in model.model_fields.items():
+            keys[f"{section}.{field.alias or name}"] = field
+    return keys
+
+
+# Presets ------------------------------------------------------------------------------------------------------
+
+
+def presets() -> dict[str, str]:
+    """Name → one-line description of every preset, sorted by name."""
+    return {
+        path.stem: str(_read_toml(path).get("preset", {}).get("description", ""))
+        for path in sorted(_preset_folder().glob("*.toml"))
+    }
+
+
+def preset_names() -> list[str]:
+    """Names of all presets, sorted; reads no file."""
+    return sorted(path.stem for path in _preset_folder().glob("*.toml"))
+
+
+def _preset_folder() -> Path:
+    """`seedcli/presets` in an installed package, `presets` beside the package in a checkout."""
+    package = Path(__file__).resolve().parent
+    installed = package / "presets"
+    return installed if installed.is_dir() else package.parent / "presets"
+
+
+def _preset_path(name: str) -> Path:
+    names = preset_names()
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}" if near else f"there are {', '.join(names)}"
+        raise UsageError(f"{name!r} is no preset: {hint} (seed presets list shows them all)")
+    return _preset_folder() / f"{name}.toml"
+
+
+# Layers -------------------------------------------------------------------------------------------------------
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text, so it cannot be TOML") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not valid TOML: {error}") from error
+
+
+def _flatten(data: Mapping[str, Any], source: str) -> Iterator[_Entry]:
+    for section, values in data.items():
+        if section == "preset" and isinstance(values, dict):
+            continue  # what a preset says of itself, not a value
+        if isinstance(values, dict) and (values or section in Config.model_fields):
+            yield from (_Entry(f"{section}.{name}", value, source) for name, value in values.items())
+        else:
+            yield _Entry(section, values, source)
+
+
+def _from_environment(environ: Mapping[str, str]) -> Iterator[_Entry]:
+    for variable in sorted(environ):
+        if variable.startswith("SEED_") and "__" in variable:
+            key = variable.removeprefix("SEED_").lower().replace("__", ".", 1)
+            yield _from_text(key, environ[variable], f"environment {variable}")
+
+
+def _from_sets(sets: Iterable[str]) -> Iterator[_Entry]:
+    for text in sets:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"--set {text!r} must be section.key=value, such as training.batch_size=64")
+        yield _from_text(key.strip(), value.strip(), "--set")
+
+
+def _from_text(key: str, text: str, source: str) -> _Entry:
+    """A value from text: TOML where it can be, else the text itself; always text where the key holds text."""
+    if key == "run.preset":
+        raise UsageError(f"run.preset (from {source}) only records the preset: choose one with --preset {text}")
+    value: Any = text
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        parsed = {}
+    if parsed.keys() == {"value"}:  # more keys: the text held further lines
+        value = parsed["value"]
+    field = known_keys().get(key)
+    if field is not None and field.annotation is str and not isinstance(value, str):
+        value = text
+    return _Entry(key, value, source)
+
+
+# Validation ---------------------------------------------------------------------------------------------------
+
+
+def _resolve(entries: Iterable[_Entry]) -> Resolved:
+    keys = known_keys()
+    sources = dict.fromkeys(keys, DEFAULT)
+    data: dict[str, dict[str, Any]] = {}
+    for key, value, source in entries:
+        field = keys.get(key)
+        if field is None:
+            raise UsageError(f"{key} (from {source}) is no known key: {_nearest(key)}")
+        if field.annotation is int and isinstance(value, float) and value.is_integer():
+            value = int(value)  # 1e6 is how people write a million
+        section, name = key.split(".")
+        data.setdefault(section, {})[name] = value
+        sources[key] = source
+    try:
+        # Through JSON, because strict validation of Python values takes no list for a tuple; default=str: dates.
+        config = Config.model_validate_json(json.dumps(data, default=str), strict=True)
+    except ValidationError as error:
+        raise UsageError(_sentence(error, sources)) from error
+    return Resolved(config, sources)
+
+
+def _nearest(key: str) -> str:
+    keys = list(known_keys())
+    leaf = key.rsplit(".", 1)[-1]
+    near = [known for known in keys if known.split(".")[1] == leaf] or difflib.get_close_matches(key, keys, n=1)
+    if not near:
+        leaves = {known.split(".")[1]: known for known in keys}
+        near = [leaves[name] for name in difflib.get_close_matches(leaf, leaves, n=1)]
+    if near:
+        return f"did you mean {' or '.join(near)}"
+    return "seed presets show NAME lists every key"
+
+
+_RULES = {
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be one of {expected}",
+    "finite_number": "must be a finite number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing_size": "must be a smaller whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "string_too_short": "must not be empty",
+    "tuple_type": "must be a list, such as [64, 64]",
+    "dict_type": "must be a table, such as {{ name = 1 }}",
+}
+
+
+def _sentence(error: ValidationError, sources: Mapping[str, str]) -> str:
+    """The first fault as one sentence: value, where it came from, rule."""
+    fault = error.errors()[0]
+    if fault["type"] == "value_error":
+        message = str(fault["ctx"]["error"])
+        named = [key for key in sources if re.search(rf"\b{re.escape(key)}\b =", message)]
+        return f"{message} ({', '.join(f'{key} from {sources[key]}' for key in named)})"
+    location = [str(part) for part in fault["loc"]]
+    key = ".".join(location[:2])
+    element = "".join(f"[{part}]" for part in location[2:])
+    rule = _RULES.get(fault["type"], fault["msg"][:1].lower() + fault["msg"][1:]).format(**fault.get("ctx", {}))
+    return f"{key}{element} = {format_value(fault['input'])} (from {sources.get(key, DEFAULT)}) {rule}"
+
+
+def format_value(value: Any) -> str:
+    """A value as TOML writes it, tables inline."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(format_value(item) for item in value)}]"
+    if isinstance(value, Mapping):
+        items = ", ".join(f"{format_value(str(name))} = {format_value(item)}" for name, item in value.items())
+        return f"{{ {items} }}" if items else "{}"
+    # JSON's escapes are TOML's, but TOML wants DEL escaped too.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

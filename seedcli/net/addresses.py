@@ -1,0 +1,70 @@
+"""Hosts and ports: resolving what a listener binds, checking that it is free, splitting what a user typed."""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+
+from seedcli.errors import UsageError
+
+_HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
+
+
+def split_host_port(text: str) -> tuple[str, int] | None:
+    """Split "host:port" ("[::1]:8686" for IPv6, brackets kept); None where it is not that, or the port is not 1…65535.
+
+    The brackets stay because both gRPC's and ZeroMQ's addresses want them.
+    """
+    match = _HOST_PORT.fullmatch(text)
+    if match is None or not 1 <= int(match["port"]) <= 65535:
+        return None
+    return match["host"], int(match["port"])
+
+
+def join_host_port(host: str, port: int) -> str:
+    """Join to "host:port", with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def bindable_ip(host: str, port: int, *, setting: str) -> str:
+    """The IP address to bind for `host`, after trying that `port` is free there.
+
+    Trying it here gives one clear sentence for every transport; their own messages differ and gRPC also prints
+    lines of its own.
+
+    Args:
+        host: name or IP address of an interface of this machine.
+        port: 0 for any free one.
+        setting: the setting that chooses the port, for the message, e.g. "net.zmq_port".
+
+    Raises:
+        UsageError: the host is not one of this machine's, or the port is in use or not allowed.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f'net.host = "{host}" is no address of this machine ({error}): use 127.0.0.1') from error
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As both libraries do: connections of an earlier learner that linger in TIME_WAIT do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+            probe.listen(1)
+        except OSError as error:
+            raise listen_error(host, port, error.errno or 0, setting=setting) from error
+    return str(address[0])
+
+
+def listen_error(host: str, port: int, number: int, *, setting: str) -> UsageError:
+    """The sentence for a listener that cannot be opened for the reason `number` (an errno)."""
+    if number == errno.EADDRINUSE:
+        return UsageError(
+            f"port {port} on {host} is in use: stop what holds it, or choose another with --set {setting}=… (0: any)"
+        )
+    if number == errno.EACCES:
+        return UsageError(f"port {port} on {host} is not allowed to you: choose one above 1023, --set {setting}=…")
+    return UsageError(
+        f"cannot listen on port {port} of {host} ({errno.errorcode.get(number, number)}): "
+        f"check --set net.host=… and --set {setting}=…"
+    )

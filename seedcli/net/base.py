@@ -1,0 +1,127 @@
+"""What a transport is, for the learner (server) and for the actor (client).
+
+Transports move frames and know nothing of environments, agents or sessions. The server side is driven by
+one thread: it waits until `fileno()` is readable, then calls `receive(handler)`, which hands over every
+waiting frame without blocking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from seedcli.net.frames import Header
+
+Payload = bytes | bytearray | memoryview
+
+
+class Peer(NamedTuple):
+    """One connection as the server sees it: hashable, and good for `send` until `lost` is reported.
+
+    Attributes:
+        transport: "grpc", "zmq" or "shm".
+        key: the transport's own name of the connection.
+        address: for people, e.g. "10.0.0.7:51234", as far as the transport knows it.
+    """
+
+    transport: str
+    key: Hashable
+    address: str
+
+
+class FrameHandler(Protocol):
+    """The learner's side of a server transport; all calls come from the thread that calls `receive`.
+
+    `destination` and `frame` may raise ProtocolError: the transport then drops that peer and calls `lost`.
+    """
+
+    def destination(self, peer: Peer, header: Header) -> memoryview | None:
+        """Where a STEP payload is to be written: a buffer of exactly the expected size.
+
+        A payload whose size (the header's claim or the bytes that follow) differs is a ProtocolError of that
+        peer. None: hand the payload itself to `frame` (every frame that is not a STEP).
+        """
+
+    def frame(self, peer: Peer, header: Header, payload: Payload) -> None:
+        """A whole, size-checked frame. For a STEP the payload already lies in its destination (`payload` is b"")."""
+
+    def lost(self, peer: Peer, reason: str, *, malformed: bool = False) -> None:
+        """The connection ended: closed by the peer, broken, or (`malformed`) dropped for a ProtocolError.
+
+        The peer may be one of which no frame was handed over: its first was malformed.
+        """
+
+
+class ServerTransport(Protocol):
+    """A listener. Everything but `fileno` and `close` belongs to the one service thread.
+
+    Attributes:
+        name: "grpc", "zmq" or "shm".
+        address: what an actor is given as --connect, e.g. "127.0.0.1:8686", "zmq://127.0.0.1:8687".
+    """
+
+    name: str
+    address: str
+
+    def fileno(self) -> int:
+        """A descriptor that polls readable whenever `receive` may have something to hand over."""
+
+    def receive(self, handler: FrameHandler) -> int:
+        """Hand over every waiting frame (at most some hundred), without blocking; returns how many.
+
+        Must be called again until it returns 0 before waiting on `fileno` (ZeroMQ's is edge-triggered).
+        """
+
+    def send(self, peer: Peer, header: bytes, payload: Payload = b"") -> None:
+        """Queue a frame; never blocks. A peer that is gone, or that does not read, is ignored or dropped."""
+
+    def open_session(self, peer: Peer, payload_bytes: Sequence[int]) -> dict[str, Any]:
+        """Called before READY with each stream's payload size: raises the size limit, returns what READY must add."""
+
+    def drop(self, peer: Peer) -> None:
+        """Forget a peer, after flushing what was sent to it; `lost` is not called for it any more."""
+
+    def close(self) -> None:
+        """Stop listening, flush for at most a second, free everything; safe to call twice."""
+
+
+class Frame(NamedTuple):
+    """A frame as the client receives it."""
+
+    header: Header
+    payload: Payload
+
+
+class ClientTransport(Protocol):
+    """One connection of an actor. `send`, `receive` belong to one thread; `heartbeat` is safe from another.
+
+    Attributes:
+        address: the learner's, as a user types it.
+    """
+
+    address: str
+
+    def connect(self, timeout: float) -> None:
+        """Open the connection; raises UnreachableError where nothing answers within `timeout` seconds."""
+
+    def send(self, header: bytes, payload: Payload = b"") -> None:
+        """Send a frame; raises ConnectionLost."""
+
+    def receive(self, timeout: float) -> Frame | None:
+        """The next frame, or None after `timeout` seconds; raises ConnectionLost or ProtocolError."""
+
+    def open_session(self, ready: Mapping[str, Any], payload_bytes: Sequence[int]) -> list[memoryview]:
+        """Called after READY: gives each stream the writable buffer its rows are built in.
+
+        `send_row(stream, header)` sends what stands in it.
+        """
+
+    def send_row(self, stream: int, header: bytes) -> None:
+        """Send the STEP whose payload stands in the stream's buffer; the buffer may be reused on return
+        of the matching ACTION."""
+
+    def heartbeat(self, header: bytes) -> None:
+        """Send a HEARTBEAT; safe to call from another thread, never blocks, never raises."""
+
+    def close(self) -> None:
+        """Close the connection; safe to call twice."""

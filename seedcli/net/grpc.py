@@ -1,0 +1,327 @@
+"""The gRPC transport: one bidirectional stream an actor, raw bytes through generic handlers.
+
+A message is a frame: header, then payload. The server runs grpc.aio in a thread of its own, which costs fewer
+thread hand-offs than a thread a stream; frames reach the service thread through a deque and an eventfd, answers go
+back with one wake-up of the event loop for all that are queued.
+
+The order of flags below relies on each operation on a deque or an attribute being atomic; every place says which
+check closes the gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from seedcli.errors import ProtocolError, RefusedError
+from seedcli.net.addresses import bindable_ip, join_host_port, listen_error
+from seedcli.net.base import FrameHandler, Payload, Peer
+from seedcli.net.frames import CONTROL_LIMIT, HEADER_BYTES, Header, Kind, pack_header, unpack_header
+from seedcli.net.grpc_client import KEEPALIVE, MAX_REPLY, METHOD, SERVICE, GrpcClient
+
+__all__ = ["GrpcClient", "GrpcServer"]
+
+MAX_PAYLOAD = 256 * 2**20  # bytes of one row; gRPC fixes it when it binds, before any specification is known
+_SETTING = "net.grpc_port"
+_FRAMES_A_CALL = 256
+_OUTGOING = 4096  # answers waiting per connection before the peer counts as not reading
+_SPARE = 16  # frames besides steps (handshake, heartbeats) that may wait per connection
+_FLUSH_SECONDS = 1.0
+_UNKNOWN = pack_header(Kind.UNKNOWN)
+
+
+class _Connection:
+    """An actor's stream. `inbox` is filled by the event loop and emptied by the service thread, `outbox` inversely."""
+
+    def __init__(self, peer: Peer, task: asyncio.Task[Any]) -> None:
+        self.peer = peer
+        self.task = task
+        self.inbox: deque[bytes | None] = deque()  # None: the stream has ended
+        self.outbox: deque[bytes | None] = deque()  # None: end the stream
+        self.error: str | None = None  # what the stream is ended with
+        self.wake = asyncio.Event()  # the outbox holds something, or the actor has gone
+        self.resume = asyncio.Event()  # the inbox has room again
+        self.paused = False
+        self.frames = _SPARE  # that the inbox may hold
+        self.limit = CONTROL_LIMIT  # bytes of a payload
+        self.known = False  # HELLO was handed over
+        self.ended = False  # for the service thread: whatever still comes is thrown away
+
+
+class GrpcServer:
+    """The learner's gRPC listener; see `net.base.ServerTransport`.
+
+    Args:
+        host: name or address of an interface of this machine.
+        port: 0 for any free one.
+        max_payload: bytes of the largest row that any session may have.
+
+    Raises:
+        UsageError: the port is in use, or the host is not this machine's.
+    """
+
+    name = "grpc"
+
+    def __init__(self, host: str, port: int, *, max_payload: int = MAX_PAYLOAD) -> None:
+        self._max_payload = max_payload
+        self._bind = join_host_port(bindable_ip(host, port, setting=_SETTING), port)
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._ready: deque[_Connection] = deque()  # once for each entry of an inbox
+        self._written: deque[_Connection] = deque()  # once for each entry of an outbox
+        self._wake_scheduled = False
+        self._numbers = itertools.count()
+        self._connections: dict[int, _Connection] = {}
+        self._closed = False
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        started: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, args=(started,), name="grpc", daemon=True)
+        self._thread.start()
+        bound = started.get()
+        if bound is None:
+            self._thread.join()
+            os.close(self._event)
+            raise listen_error(host, port, 0, setting=_SETTING)
+        self.address = join_host_port(host, bound)
+
+    # -- in the event loop's thread ---------------------------------------------------------------------------
+
+    def _run(self, started: queue.SimpleQueue[int | None]) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve(started))
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    async def _serve(self, started: queue.SimpleQueue[int | None]) -> None:
+        # Not at the top: only a learner needs it, and it brings protobuf along.
+        from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+        server = grpc.aio.server(
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", HEADER_BYTES + max(self._max_payload, CONTROL_LIMIT)),
+                ("grpc.max_send_message_length", HEADER_BYTES + MAX_REPLY),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.http2.max_ping_strikes", 0),
+                *KEEPALIVE,
+            ]
+        )
+        handler = grpc.stream_stream_rpc_method_handler(self._connect)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+        servicer = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        for service in ("", SERVICE):
+            await servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
+        try:
+            port = server.add_insecure_port(self._bind)
+            await server.start()
+        except RuntimeError:
+            started.put(None)
+            return
+        started.put(port)
+        await self._stop.wait()
+        await servicer.enter_graceful_shutdown()
+        await server.stop(_FLUSH_SECONDS)
+
+    async def _connect(self, requests: object, context: Any) -> None:
+        """Serve one stream: write what is in the outbox, while `_read` fills the inbox."""
+        task = asyncio.current_task()
+        assert task is not None
+        address = context.peer().partition(":")[2]
+        connection = _Connection(Peer(self.name, next(self._numbers), address), task)
+        reader = asyncio.create_task(self._read(connection, context))
+        reader.add_done_callback(lambda _: connection.wake.set())
+        try:
+            while True:
+                while connection.outbox:
+                    message = connection.outbox.popleft()
+                    if message is None:
+                        if connection.error is not None:
+                            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, connection.error)
+                        return
+                    await context.write(message)
+                if reader.done():
+                    return
+                # No gap: between the last look and this line nothing else runs, and every later append is
+                # followed by a wake-up in this thread.
+                connection.wake.clear()
+                await connection.wake.wait()
+        finally:
+            reader.cancel()
+            self._hand_over(connection, None)
+
+    async def _read(self, connection: _Connection, context: Any) -> None:
+        try:
+            while (message := await context.read()) is not grpc.aio.EOF:
+                self._hand_over(connection, message)
+                while len(connection.inbox) >= connection.frames:
+                    connection.resume.clear()
+                    connection.paused = True
+                    # No gap: the service thread takes a frame out first and looks at `paused` then.
+                    if len(connection.inbox) >= connection.frames:
+                        await connection.resume.wait()
+        except grpc.RpcError:
+            return  # e.g. a message over the limit: the stream has ended
+
+    def _hand_over(self, connection: _Connection, message: bytes | None) -> None:
+        connection.inbox.append(message)
+        self._ready.append(connection)
+        os.eventfd_write(self._event, 1)
+
+    def _wake_writers(self) -> None:
+        # Before the loop: an append after it has been emptied schedules anew.
+        self._wake_scheduled = False
+        while self._written:
+            self._written.popleft().wake.set()
+
+    def _end_within(self, connection: _Connection, seconds: float) -> None:
+        self._loop.call_later(seconds, connection.task.cancel)
+
+    # -- in the service thread --------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """See `net.base.ServerTransport.fileno`."""
+        return self._event
+
+    def receive(self, handler: FrameHandler) -> int:
+        """See `net.base.ServerTransport.receive`."""
+        try:
+            os.eventfd_read(self._event)
+        except BlockingIOError:
+            pass
+        count = 0
+        while self._ready:
+            if count >= _FRAMES_A_CALL:
+                os.eventfd_write(self._event, 1)
+                break
+            count += 1
+            connection = self._ready.popleft()
+            message = connection.inbox.popleft()
+            if connection.paused:
+                connection.paused = False
+                self._call(connection.resume.set)
+            if connection.ended:
+                continue
+            if message is None:
+                self._forget(connection)
+                if connection.known:
+                    handler.lost(connection.peer, connection.error or "the connection was closed")
+                continue
+            try:
+                self._take(connection, message, handler)
+            except ProtocolError as error:
+                self._abort(connection, str(error))
+                handler.lost(connection.peer, str(error), malformed=True)
+        return count
+
+    def _take(self, connection: _Connection, message: bytes, handler: FrameHandler) -> None:
+        header = unpack_header(message[:HEADER_BYTES])
+        size = len(message) - HEADER_BYTES
+        limit = connection.limit if header.kind == Kind.STEP else CONTROL_LIMIT
+        if size != header.payload_bytes or size > limit:
+            raise ProtocolError(
+                f"a payload of {size} bytes where the header says {header.payload_bytes} and {limit} are the limit"
+            )
+        if not connection.known:
+            if header.kind != Kind.HELLO:
+                # Of an earlier learner's session: the actor must introduce itself again.
+                self._queue(connection, _UNKNOWN)
+                return
+            connection.known = True
+            self._connections[connection.peer.key] = connection  # type: ignore[index]
+        if header.kind == Kind.STEP and self._row(connection, header, message, handler):
+            return
+        handler.frame(connection.peer, header, message[HEADER_BYTES:])
+
+    @staticmethod
+    def _row(connection: _Connection, header: Header, message: bytes, handler: FrameHandler) -> bool:
+        destination = handler.destination(connection.peer, header)
+        if destination is None:
+            return False
+        if destination.nbytes != header.payload_bytes:
+            raise ProtocolError(f"a step of {header.payload_bytes} bytes where {destination.nbytes} are expected")
+        destination[:] = memoryview(message)[HEADER_BYTES:]
+        handler.frame(connection.peer, header, b"")
+        return True
+
+    def _call(self, callback: Any, *arguments: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            pass  # the loop has ended, and every stream with it
+
+    def _queue(self, connection: _Connection, message: bytes | None) -> None:
+        connection.outbox.append(message)
+        self._written.append(connection)
+        # No gap: `_wake_writers` takes the flag back before it looks at what was written.
+        if not self._wake_scheduled:
+            self._wake_scheduled = True
+            self._call(self._wake_writers)
+
+    def _forget(self, connection: _Connection) -> None:
+        connection.ended = True
+        self._connections.pop(connection.peer.key, None)  # type: ignore[call-overload]
+
+    def _abort(self, connection: _Connection, reason: str) -> None:
+        """End a stream with an error."""
+        connection.error = reason
+        self._forget(connection)
+        self._queue(connection, None)
+        self._call(self._end_within, connection, _FLUSH_SECONDS)
+
+    def send(self, peer: Peer, header: bytes, payload: Payload = b"") -> None:
+        """See `net.base.ServerTransport.send`."""
+        connection = self._connections.get(peer.key)  # type: ignore[call-overload]
+        if connection is None:
+            return
+        if len(connection.outbox) >= _OUTGOING:
+            # It does not read: its end comes back through the inbox and is reported there.
+            connection.error = "it does not read what it is sent"
+            self._connections.pop(connection.peer.key, None)
+            self._call(connection.task.cancel)
+            return
+        self._queue(connection, b"".join((header, payload)))
+
+    def open_session(self, peer: Peer, payload_bytes: Sequence[int]) -> dict[str, Any]:
+        """See `net.base.ServerTransport.open_session`; raises RefusedError for rows over the limit."""
+        connection = self._connections.get(peer.key)  # type: ignore[call-overload]
+        if connection is None:
+            raise ProtocolError("a session for a connection that has ended")
+        largest = max(payload_bytes)
+        if largest > self._max_payload:
+            raise RefusedError(f"rows of {largest} bytes where {self._max_payload} are the limit: lower --envs")
+        connection.limit = max(largest, CONTROL_LIMIT)
+        connection.frames = len(payload_bytes) + _SPARE
+        return {}
+
+    def drop(self, peer: Peer) -> None:
+        """See `net.base.ServerTransport.drop`."""
+        connection = self._connections.get(peer.key)  # type: ignore[call-overload]
+        if connection is None:
+            return
+        self._forget(connection)
+        self._queue(connection, None)
+        self._call(self._end_within, connection, _FLUSH_SECONDS)
+
+    def close(self) -> None:
+        """See `net.base.ServerTransport.close`."""
+        if self._closed:
+            return
+        self._closed = True
+        for connection in list(self._connections.values()):
+            self.drop(connection.peer)
+        self._call(self._stop.set)
+        self._thread.join(timeout=5 * _FLUSH_SECONDS)
+        if not self._thread.is_alive():
+            os.close(self._event)

@@ -1,0 +1,311 @@
+"""How an actor is let in: Hello → Challenge → Proof → Configure → Spec → Ready, or Refused with a reason.
+
+The protocol version travels in every frame's header (`net.frames`). The learner's side does no I/O: frames go in,
+answers come out. Challenge and Proof are where authentication stands.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+import seedcli
+from seedcli.errors import ConnectionLost, ProtocolError, RefusedError, UnreachableError
+from seedcli.net.base import ClientTransport, Payload
+from seedcli.net.frames import Header, Kind, decode_control, encode_control, pack_header
+from seedcli.specs import EnvSpec
+
+MAX_ENVS = 65_536  # environments of one actor
+_MAX_ID = 64  # characters
+_MAX_VERSION = 32
+_MAX_NAME = 256
+_MAX_RANK = 8
+_MAX_OBSERVATIONS = 2**31  # bytes of all observations of one actor
+_MAX_ACTIONS = 2**20
+_MAX_ROW = 2**32 - 1  # what a header's payload field can say
+
+
+class Authenticator(Protocol):
+    """Decides whether a peer may come in."""
+
+    def challenge(self) -> dict[str, Any]:
+        """What Challenge says: {"nonce": hex, "proof_required": bool}, a fresh nonce each time."""
+
+    def verify(self, challenge: Mapping[str, Any], proof: Mapping[str, Any]) -> bool:
+        """Whether `proof`, the peer's answer, answers `challenge`."""
+
+
+class NoAuthenticator:
+    """Lets everyone in: for listeners that only this machine reaches."""
+
+    def challenge(self) -> dict[str, Any]:
+        """See `Authenticator.challenge`."""
+        return {"nonce": secrets.token_hex(16), "proof_required": False}
+
+    def verify(self, challenge: Mapping[str, Any], proof: Mapping[str, Any]) -> bool:
+        """See `Authenticator.verify`."""
+        return True
+
+
+@dataclass(frozen=True)
+class Hello:
+    """How an actor introduces itself.
+
+    Attributes:
+        actor_id: its name, 1 to 64 printable characters, kept when it reconnects.
+        envs: number of environments, 1 to 65,536.
+        streams: groups they are split into, 1 to `envs`.
+        version: version of seedcli, for people.
+    """
+
+    actor_id: str
+    envs: int
+    streams: int
+    version: str
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What the learner grants.
+
+    Attributes:
+        session: id that every later frame carries, at least 1.
+        stream_envs: environments of each stream.
+        payload_bytes: size of each stream's row.
+        heartbeat_seconds: between heartbeats.
+        timeout_seconds: of silence after which the other side is taken for dead.
+        reconnect_timeout: seconds to look for a lost learner.
+        extra: whatever else READY held: the transport's part, for `ClientTransport.open_session`.
+    """
+
+    session: int
+    stream_envs: tuple[int, ...]
+    payload_bytes: tuple[int, ...]
+    heartbeat_seconds: float
+    timeout_seconds: float
+    reconnect_timeout: float
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _text(message: Mapping[str, Any], key: str, limit: int) -> str:
+    value = message.get(key)
+    if not isinstance(value, str) or not 1 <= len(value) <= limit or not value.isprintable():
+        raise ProtocolError(f"{key} must be a text of 1 to {limit} printable characters")
+    return value
+
+
+def _integer(message: Mapping[str, Any], key: str, low: int, high: int) -> int:
+    value = message.get(key)
+    # bool is an int in Python, but true is no number of environments.
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ProtocolError(f"{key} must be an integer from {low} to {high}")
+    return value
+
+
+def _integers(message: Mapping[str, Any], key: str, low: int, high: int) -> tuple[int, ...]:
+    values = message.get(key)
+    if not isinstance(values, list) or not values:
+        raise ProtocolError(f"{key} must be a list of integers")
+    return tuple(_integer({key: value}, key, low, high) for value in values)
+
+
+def _seconds(message: Mapping[str, Any], key: str) -> float:
+    value = message.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+        raise ProtocolError(f"{key} must be a number of seconds, 0 or more")
+    return float(value)
+
+
+def _only(message: Mapping[str, Any], keys: frozenset[str]) -> None:
+    unknown = sorted(set(message) - keys)
+    if unknown:
+        raise ProtocolError(f"a handshake message with the unknown field {unknown[0]!r:.80}")
+
+
+def parse_hello(message: Mapping[str, Any]) -> Hello:
+    """Check every field of a HELLO; raises ProtocolError."""
+    _only(message, frozenset(("actor_id", "envs", "streams", "version")))
+    envs = _integer(message, "envs", 1, MAX_ENVS)
+    return Hello(
+        actor_id=_text(message, "actor_id", _MAX_ID),
+        envs=envs,
+        streams=_integer(message, "streams", 1, envs),
+        version=_text(message, "version", _MAX_VERSION),
+    )
+
+
+def parse_spec(message: Mapping[str, Any], envs: int) -> EnvSpec:
+    """Check every field of a SPEC of an actor with `envs` environments; raises ProtocolError."""
+    _only(message, frozenset(("name", "observation", "num_actions", "frames_per_step")))
+    _text(message, "name", _MAX_NAME)
+    _integer(message, "num_actions", 1, _MAX_ACTIONS)
+    _integer(message, "frames_per_step", 1, 1_000_000)
+    observation = message.get("observation")
+    if not isinstance(observation, dict):
+        raise ProtocolError("observation must be an object")
+    _only(observation, frozenset(("shape", "dtype", "categories")))
+    _integer(observation, "categories", 0, 2**31 - 1)
+    shape = observation.get("shape")
+    if not isinstance(shape, list) or len(shape) > _MAX_RANK:
+        raise ProtocolError(f"shape must be a list of at most {_MAX_RANK} integers")
+    sizes = [_integer({"shape": n}, "shape", 1, _MAX_OBSERVATIONS) for n in shape]
+    try:
+        spec = EnvSpec.from_dict(message)
+    except ValueError as error:
+        raise ProtocolError(f"not an environment specification: {error}") from error
+    # With Python's integers: a NumPy product that overflowed would pass any limit.
+    nbytes = math.prod(sizes) * np.dtype(spec.observation.dtype).itemsize
+    if nbytes * envs > _MAX_OBSERVATIONS:
+        raise ProtocolError(f"{envs} observations of {nbytes} bytes are more than the limit of {_MAX_OBSERVATIONS}")
+    return spec
+
+
+def parse_ready(message: Mapping[str, Any]) -> Ready:
+    """Check every field of a READY; raises ProtocolError."""
+    known = ("session", "stream_envs", "payload_bytes", "heartbeat_seconds", "timeout_seconds", "reconnect_timeout")
+    ready = Ready(
+        session=_integer(message, "session", 1, 2**64 - 1),
+        stream_envs=_integers(message, "stream_envs", 1, MAX_ENVS),
+        payload_bytes=_integers(message, "payload_bytes", 1, _MAX_ROW),
+        heartbeat_seconds=_seconds(message, "heartbeat_seconds"),
+        timeout_seconds=_seconds(message, "timeout_seconds"),
+        reconnect_timeout=_seconds(message, "reconnect_timeout"),
+        extra={key: value for key, value in message.items() if key not in known},
+    )
+    if len(ready.stream_envs) != len(ready.payload_bytes):
+        raise ProtocolError("stream_envs and payload_bytes must name the same streams")
+    return ready
+
+
+class ServerHandshake:
+    """The learner's side of one handshake: a state machine without I/O.
+
+    Args:
+        configure: gives what CONFIGURE says to an actor; may raise RefusedError.
+        admit: gives what READY says (the fields of `Ready`, and what the transport adds); may raise RefusedError.
+        authenticator: makes the challenge and checks the proof.
+
+    Attributes:
+        complete: READY was given out.
+        hello: the actor's introduction, once it came.
+    """
+
+    def __init__(
+        self,
+        configure: Callable[[Hello], dict[str, Any]],
+        admit: Callable[[Hello, EnvSpec], dict[str, Any]],
+        authenticator: Authenticator,
+    ) -> None:
+        self._configure = configure
+        self._admit = admit
+        self._authenticator = authenticator
+        self._expected = Kind.HELLO
+        self._challenge: dict[str, Any] = {}
+        self.complete = False
+        self.hello: Hello | None = None
+
+    def receive(self, header: Header, payload: Payload) -> tuple[Kind, dict[str, Any]]:
+        """Take the actor's next frame; returns the kind and message to answer with.
+
+        Raises:
+            ProtocolError: a frame out of order, or one whose fields are not what they must be.
+            RefusedError: the actor may not come in; the caller sends REFUSED with {"reason": …}.
+        """
+        if self.complete or header.kind != self._expected:
+            expected = "nothing more" if self.complete else self._expected.name
+            raise ProtocolError(f"a frame of kind {header.kind} in the handshake where {expected} is expected")
+        message = decode_control(payload)
+        if self._expected == Kind.HELLO:
+            self.hello = parse_hello(message)
+            self._challenge = self._authenticator.challenge()
+            self._expected = Kind.PROOF
+            return Kind.CHALLENGE, self._challenge
+        assert self.hello is not None
+        if self._expected == Kind.PROOF:
+            if not self._authenticator.verify(self._challenge, message):
+                raise RefusedError("the token is not this learner's: give the actor the learner's token")
+            self._expected = Kind.SPEC
+            return Kind.CONFIGURE, self._configure(self.hello)
+        ready = self._admit(self.hello, parse_spec(message, self.hello.envs))
+        self.complete = True
+        return Kind.READY, ready
+
+
+class ClientHandshake:
+    """The actor's side of the handshake, over a connected transport.
+
+    Args:
+        transport: connected.
+        actor_id, envs, streams: see `Hello`.
+        timeout: seconds each of `configure` and `announce` may take.
+    """
+
+    def __init__(self, transport: ClientTransport, *, actor_id: str, envs: int, streams: int, timeout: float) -> None:
+        self._transport = transport
+        self._hello = Hello(actor_id, envs, streams, seedcli.__version__)
+        self._timeout = timeout
+
+    def configure(self) -> dict[str, Any]:
+        """Introduce the actor; returns what the learner says to build: CONFIGURE's message.
+
+        Raises:
+            UnreachableError: no answer in time.
+            RefusedError: the learner said no, or asks for a proof that this actor cannot give.
+            ProtocolError: the peer is no learner, or of another version.
+            ConnectionLost: the connection ended.
+        """
+        deadline = time.monotonic() + self._timeout
+        hello = self._hello
+        self._send(
+            Kind.HELLO,
+            {"actor_id": hello.actor_id, "envs": hello.envs, "streams": hello.streams, "version": hello.version},
+        )
+        challenge = self._expect(Kind.CHALLENGE, deadline)
+        if challenge.get("proof_required") is not False:
+            raise RefusedError(
+                f"the learner at {self._transport.address} asks for a token, which this version cannot prove: "
+                "install the learner's version of seedcli"
+            )
+        self._send(Kind.PROOF, {})
+        return self._expect(Kind.CONFIGURE, deadline)
+
+    def announce(self, spec: EnvSpec) -> Ready:
+        """Say what was built; returns what the learner grants. Raises as `configure` does."""
+        deadline = time.monotonic() + self._timeout
+        self._send(Kind.SPEC, spec.to_dict())
+        return parse_ready(self._expect(Kind.READY, deadline))
+
+    def _send(self, kind: Kind, message: dict[str, Any]) -> None:
+        payload = encode_control(message)
+        self._transport.send(pack_header(kind, len(payload)), payload)
+
+    def _expect(self, kind: Kind, deadline: float) -> dict[str, Any]:
+        while True:
+            frame = self._transport.receive(max(0.0, deadline - time.monotonic()))
+            if frame is None:
+                if time.monotonic() < deadline:
+                    continue  # a transport may wake up early
+                raise UnreachableError(
+                    f"no learner answered at {self._transport.address} within {self._timeout:g} s "
+                    f"({kind.name.capitalize()} is missing): check the address, and that the learner runs"
+                )
+            received = frame.header.kind
+            if received == Kind.HEARTBEAT_ACK:
+                continue
+            if received == Kind.REFUSED:
+                reason = decode_control(frame.payload).get("reason")
+                raise RefusedError(reason if isinstance(reason, str) and reason else "the learner gave no reason")
+            if received in (Kind.UNKNOWN, Kind.DONE):
+                raise ConnectionLost(f"the learner at {self._transport.address} ended the handshake")
+            if received != kind:
+                raise ProtocolError(
+                    f"{self._transport.address} answered with a frame of kind {received} where {kind.name} is "
+                    "expected: is it a seed learner of this version?"
+                )
+            return decode_control(frame.payload)

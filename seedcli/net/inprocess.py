@@ -1,0 +1,131 @@
+"""Both ends of a connection in one thread: what `seed train --deterministic` uses. No bytes leave the process,
+but every frame takes the same path through the handler as on a socket."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from seedcli.errors import ConnectionLost, ProtocolError
+from seedcli.net.base import Frame, FrameHandler, Payload, Peer
+from seedcli.net.frames import Kind, unpack_header
+
+
+class InProcessServer:
+    """A server transport whose clients live in the same thread; see `net.base.ServerTransport`."""
+
+    name = "inprocess"
+
+    def __init__(self) -> None:
+        self.address = "inprocess"
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._incoming: deque[tuple[Peer, bytes, Payload]] = deque()
+        self._clients: dict[Peer, InProcessClient] = {}
+
+    def client(self) -> InProcessClient:
+        """A new client of this server, connected."""
+        peer = Peer(self.name, len(self._clients), f"inprocess-{len(self._clients)}")
+        client = InProcessClient(self, peer)
+        self._clients[peer] = client
+        return client
+
+    def deliver(self, peer: Peer, header: bytes, payload: Payload) -> None:
+        """Take a frame from a client."""
+        if peer in self._clients:
+            self._incoming.append((peer, header, payload))
+
+    def fileno(self) -> int:
+        """An event that never fires: nothing waits in serial mode."""
+        return self._event
+
+    def receive(self, handler: FrameHandler) -> int:
+        """See `net.base.ServerTransport.receive`."""
+        count = len(self._incoming)
+        for _ in range(count):
+            peer, data, payload = self._incoming.popleft()
+            if peer not in self._clients:
+                continue
+            try:
+                header = unpack_header(data)
+                destination = handler.destination(peer, header)
+                if destination is None:
+                    handler.frame(peer, header, payload)
+                    continue
+                if len(payload) != len(destination):
+                    raise ProtocolError(f"a row of {len(payload)} bytes where {len(destination)} are expected")
+                destination[:] = payload
+                handler.frame(peer, header, b"")
+            except ProtocolError as error:
+                self.drop(peer)
+                handler.lost(peer, str(error), malformed=True)
+        return count
+
+    def send(self, peer: Peer, header: bytes, payload: Payload = b"") -> None:
+        """See `net.base.ServerTransport.send`."""
+        client = self._clients.get(peer)
+        if client is not None:
+            client.inbox.append(Frame(unpack_header(header), payload))
+
+    def open_session(self, peer: Peer, payload_bytes: Sequence[int]) -> dict[str, Any]:
+        """See `net.base.ServerTransport.open_session`."""
+        return {}
+
+    def drop(self, peer: Peer) -> None:
+        """See `net.base.ServerTransport.drop`."""
+        self._clients.pop(peer, None)
+
+    def close(self) -> None:
+        """See `net.base.ServerTransport.close`."""
+        self._clients.clear()
+        if self._event >= 0:
+            os.close(self._event)
+            self._event = -1
+
+
+class InProcessClient:
+    """The client; see `net.base.ClientTransport`. `receive` never waits: serial mode runs the server in between."""
+
+    def __init__(self, server: InProcessServer, peer: Peer) -> None:
+        self.address = server.address
+        self._server = server
+        self._peer = peer
+        self._buffers: list[memoryview] = []
+        self.inbox: deque[Frame] = deque()
+        self._pump: Any = None
+
+    def pump_with(self, turn: Any) -> None:
+        """While this client waits for a frame (in the handshake), call `turn()`, which runs the server."""
+        self._pump = turn
+
+    def connect(self, timeout: float) -> None:
+        """See `net.base.ClientTransport.connect`."""
+
+    def send(self, header: bytes, payload: Payload = b"") -> None:
+        """See `net.base.ClientTransport.send`."""
+        self._server.deliver(self._peer, header, payload)
+
+    def receive(self, timeout: float) -> Frame | None:
+        """See `net.base.ClientTransport.receive`; a timeout of 0 does not run the server."""
+        if not self.inbox and timeout and self._pump is not None:
+            self._pump()
+        return self.inbox.popleft() if self.inbox else None
+
+    def open_session(self, ready: Mapping[str, Any], payload_bytes: Sequence[int]) -> list[memoryview]:
+        """See `net.base.ClientTransport.open_session`."""
+        self._buffers = [memoryview(bytearray(n)) for n in payload_bytes]
+        return self._buffers
+
+    def send_row(self, stream: int, header: bytes) -> None:
+        """See `net.base.ClientTransport.send_row`."""
+        if unpack_header(header).kind != Kind.STEP:
+            raise ConnectionLost("send_row is for steps")
+        self._server.deliver(self._peer, header, self._buffers[stream])
+
+    def heartbeat(self, header: bytes) -> None:
+        """Nothing: neither end can die alone."""
+
+    def close(self) -> None:
+        """See `net.base.ClientTransport.close`."""
+        self._server.drop(self._peer)

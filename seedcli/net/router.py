@@ -1,0 +1,340 @@
+"""A learner's ZeroMQ ROUTER: what the transports `zmq` and `shm` have in common.
+
+ZeroMQ reconnects behind one's back and tells a ROUTER nothing about connections that end. The socket's monitor
+does, by descriptor; the identity that came over it is then tried, which is exact however descriptors are reused.
+A ROUTER cannot close one connection: a peer that was dropped is remembered, its frames are thrown away and
+answered with UNKNOWN.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from seedcli.errors import ProtocolError, RefusedError
+from seedcli.net.base import FrameHandler, Payload, Peer
+from seedcli.net.frames import CONTROL_LIMIT, Header, Kind, pack_header, unpack_header
+
+_FRAMES_A_CALL = 256
+_INCOMING = 64  # messages waiting per connection before TCP's own flow control holds the actor back
+_OUTGOING = 4096  # small messages waiting per connection before the peer counts as not reading
+_DROPPED = 1024  # identities remembered after their connection was ended
+_SUSPICION_SECONDS = 1.0
+_NOWAIT = zmq.NOBLOCK
+_MORE = zmq.SNDMORE | zmq.NOBLOCK
+_NOTHING = bytearray()
+_UNKNOWN = pack_header(Kind.UNKNOWN)
+_PROBE = pack_header(Kind.HEARTBEAT_ACK)
+
+
+def skip(socket: zmq.Socket[bytes]) -> None:
+    """Throw away the parts left of the message being received."""
+    while socket.getsockopt(zmq.RCVMORE):
+        socket.recv_into(_NOTHING)
+
+
+def keep_alive(socket: zmq.Socket[bytes]) -> None:
+    """Have the kernel find out that the other machine is gone."""
+    for option, value in (
+        (zmq.TCP_KEEPALIVE, 1),
+        (zmq.TCP_KEEPALIVE_IDLE, 30),
+        (zmq.TCP_KEEPALIVE_INTVL, 10),
+        (zmq.TCP_KEEPALIVE_CNT, 3),
+    ):
+        socket.setsockopt(option, value)
+
+
+def watch(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+    """A socket that gives the monitor's `events` of `socket`."""
+    address = f"inproc://monitor-{id(socket)}"
+    socket.monitor(address, events)
+    monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
+    # Unbounded: at a bound, ZeroMQ's own thread would wait for the reader.
+    monitor.setsockopt(zmq.RCVHWM, 0)
+    monitor.connect(address)
+    return monitor
+
+
+class _Connection:
+    """A peer that has said HELLO."""
+
+    __slots__ = ("descriptor", "limit", "peer")
+
+    def __init__(self, peer: Peer, descriptor: int) -> None:
+        self.peer = peer
+        self.descriptor = descriptor  # of its socket, as the monitor names it
+        self.limit = CONTROL_LIMIT  # bytes of a payload
+
+
+class RouterServer:
+    """What the ZeroMQ and the shared-memory server have in common; see `net.base.ServerTransport`.
+
+    Args:
+        name: of the transport.
+        url: ZeroMQ's own, to bind.
+        max_payload: bytes of the largest row that any session may have.
+
+    Raises:
+        zmq.ZMQError: the address cannot be bound.
+    """
+
+    def __init__(self, name: str, url: str, *, max_payload: int) -> None:
+        self.name = name
+        self.address = url
+        self._max_payload = max_payload
+        self._connections: dict[bytes, _Connection] = {}
+        self._by_descriptor: dict[int, bytes] = {}
+        self._dropped: OrderedDict[bytes, None] = OrderedDict()
+        self._suspects: dict[bytes, float] = {}
+        self._stuck: list[bytes] = []
+        self._poked = False
+        self._closed = False
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        for option, value in (
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.ROUTER_HANDOVER, 1),
+            (zmq.RCVHWM, _INCOMING),
+            (zmq.SNDHWM, _OUTGOING),
+            (zmq.LINGER, 1000),
+            (zmq.MAXMSGSIZE, max(max_payload, CONTROL_LIMIT)),
+            (zmq.IPV6, int(url.startswith("tcp://["))),
+            (zmq.BACKLOG, 1024),
+        ):
+            self._socket.setsockopt(option, value)
+        keep_alive(self._socket)
+        self._monitor = watch(self._socket, zmq.EVENT_DISCONNECTED)
+        try:
+            self._socket.bind(url)
+        except zmq.ZMQError:
+            self._socket.disable_monitor()
+            self._context.destroy(linger=0)
+            raise
+        self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll = select.epoll()
+        for descriptor in (self._socket.getsockopt(zmq.FD), self._monitor.getsockopt(zmq.FD), self._event):
+            self._epoll.register(int(descriptor), select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """See `net.base.ServerTransport.fileno`."""
+        return self._epoll.fileno()
+
+    def receive(self, handler: FrameHandler) -> int:
+        """See `net.base.ServerTransport.receive`."""
+        if self._poked:
+            self._poked = False
+            os.eventfd_read(self._event)
+        count = 0
+        receive = self._socket.recv
+        while count < _FRAMES_A_CALL:
+            try:
+                identity = receive(_NOWAIT)
+            except zmq.Again:
+                break
+            count += 1
+            connection = self._connections.get(identity)
+            if connection is None:
+                self._stranger(identity, handler)
+                continue
+            try:
+                self._take(connection, unpack_header(receive(_NOWAIT)), handler)
+            except ProtocolError as error:
+                self._end(identity, str(error), handler, malformed=True)
+        else:
+            self._poke()
+            return count
+        # Only now that every waiting frame is handed over: what a peer sent last comes before its end.
+        return count + self._find_lost(handler)
+
+    def _take(self, connection: _Connection, header: Header, handler: FrameHandler) -> None:
+        socket = self._socket
+        if not socket.getsockopt(zmq.RCVMORE):
+            raise ProtocolError("a frame without a payload part")
+        if header.kind == Kind.STEP:
+            if header.payload_bytes > connection.limit:
+                raise ProtocolError(f"a step of {header.payload_bytes} bytes where {connection.limit} are the limit")
+            destination = handler.destination(connection.peer, header)
+            if destination is not None:
+                if header.payload_bytes != destination.nbytes:
+                    raise ProtocolError(
+                        f"a step of {header.payload_bytes} bytes where {destination.nbytes} are expected"
+                    )
+                self._receive_row(connection, header, destination)
+                handler.frame(connection.peer, header, b"")
+                return
+        elif header.payload_bytes > CONTROL_LIMIT:
+            raise ProtocolError(f"a payload of {header.payload_bytes} bytes where {CONTROL_LIMIT} are the limit")
+        payload = socket.recv(_NOWAIT)
+        if len(payload) != header.payload_bytes or socket.getsockopt(zmq.RCVMORE):
+            raise ProtocolError(f"a payload of {len(payload)} bytes where the header says {header.payload_bytes}")
+        handler.frame(connection.peer, header, payload)
+
+    def _receive_row(self, connection: _Connection, header: Header, destination: memoryview) -> None:
+        """Fill `destination`, whose size the header claims, with the row that follows."""
+        # Reports the size of the part even where that is more than fits; nothing is written beyond the buffer.
+        count = self._socket.recv_into(destination, flags=_NOWAIT)
+        if count != header.payload_bytes or self._socket.getsockopt(zmq.RCVMORE):
+            raise ProtocolError(f"a row of {count} bytes where the header says {header.payload_bytes}")
+
+    def _stranger(self, identity: bytes, handler: FrameHandler) -> None:
+        """A frame of an identity without a connection: a heartbeat, a HELLO, or nothing we know."""
+        socket = self._socket
+        if identity in self._dropped:
+            skip(socket)
+            self._post(identity, _UNKNOWN)
+            return
+        first = socket.recv(_NOWAIT, copy=False)
+        owner = b"C" + identity[1:] if identity[:1] == b"H" else identity
+        try:
+            header = unpack_header(first.bytes)
+            if owner is not identity:
+                self._heartbeat(owner, header, handler)
+                return
+            if header.kind != Kind.HELLO:
+                # Of an earlier learner's session, or of one that has ended: the actor must introduce itself again.
+                skip(socket)
+                self._post(identity, _UNKNOWN)
+                return
+            connection = _Connection(self._peer(identity, first), int(first.get(zmq.SRCFD)))
+            self._connections[identity] = connection
+            self._by_descriptor[connection.descriptor] = identity
+            self._take(connection, header, handler)
+        except ProtocolError as error:
+            if identity not in self._connections:
+                self._connections[identity] = _Connection(self._peer(identity, first), -1)
+            self._end(identity, str(error), handler, malformed=True)
+
+    def _heartbeat(self, owner: bytes, header: Header, handler: FrameHandler) -> None:
+        if header.kind != Kind.HEARTBEAT or header.payload_bytes:
+            raise ProtocolError(f"a frame of kind {header.kind} on a connection for heartbeats")
+        skip(self._socket)
+        connection = self._connections.get(owner)
+        if connection is None:
+            self._post(owner, _UNKNOWN)
+            return
+        try:
+            handler.frame(connection.peer, header, b"")
+        except ProtocolError as error:
+            self._end(owner, str(error), handler, malformed=True)
+
+    def _peer(self, identity: bytes, frame: zmq.Frame) -> Peer:
+        address = str(frame.get("Peer-Address"))
+        if not self.endpoint.startswith("tcp://"):
+            address = f"process {address.rpartition(':')[2]}"  # ipc: ":user:group:process"
+        return Peer(self.name, identity, address)
+
+    def _find_lost(self, handler: FrameHandler) -> int:
+        lost = 0
+        stuck, self._stuck = self._stuck, []
+        for identity in stuck:
+            if identity in self._connections:
+                self._end(identity, "it does not read what it is sent", handler)
+                lost += 1
+        # A connection's end is in the monitor a moment before the ROUTER knows of it: suspects are tried
+        # again at the next calls, which the ROUTER's own descriptor brings about.
+        now = time.monotonic()
+        for identity, deadline in list(self._suspects.items()):
+            if identity not in self._connections or now > deadline:
+                del self._suspects[identity]
+            elif not self._post(identity, _PROBE):
+                self._end(identity, "the connection was closed", handler)
+                lost += 1
+        while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            event = parse_monitor_message(self._monitor.recv_multipart(_NOWAIT))
+            suspect = self._by_descriptor.get(event["value"])
+            if suspect is not None:
+                self._suspects[suspect] = now + _SUSPICION_SECONDS
+            lost += 1  # something happened: call again
+        if self._suspects:
+            self._rearm()
+        return lost
+
+    def _end(self, identity: bytes, reason: str, handler: FrameHandler, *, malformed: bool = False) -> None:
+        skip(self._socket)
+        connection = self._connections[identity]
+        self._forget(identity)
+        if malformed:
+            self._post(identity, _UNKNOWN)
+        handler.lost(connection.peer, reason, malformed=malformed)
+
+    def _forget(self, identity: bytes) -> None:
+        connection = self._connections.pop(identity)
+        if self._by_descriptor.get(connection.descriptor) == identity:
+            del self._by_descriptor[connection.descriptor]
+        self._suspects.pop(identity, None)
+        self._dropped[identity] = None
+        if len(self._dropped) > _DROPPED:
+            self._dropped.popitem(last=False)
+
+    def _poke(self) -> None:
+        if not self._poked:
+            self._poked = True
+            os.eventfd_write(self._event, 1)
+
+    def _rearm(self) -> None:
+        """Call after sending, which uses up the socket's signals: a frame that came since must still wake the poll."""
+        if not self._poked and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._poke()
+
+    def _post(self, identity: bytes, header: bytes, payload: Payload = b"") -> bool:
+        """Send a frame; False where no such peer is connected."""
+        send = self._socket.send
+        try:
+            send(identity, _MORE)
+            send(header, _MORE)
+            send(payload, _NOWAIT)
+        except zmq.Again:
+            self._stuck.append(identity)
+            self._poke()
+        except zmq.ZMQError as error:
+            if error.errno != errno.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def send(self, peer: Peer, header: bytes, payload: Payload = b"") -> None:
+        """See `net.base.ServerTransport.send`."""
+        if peer.key not in self._connections:
+            return
+        assert isinstance(peer.key, bytes)
+        self._post(peer.key, header, payload)
+        self._rearm()
+
+    def open_session(self, peer: Peer, payload_bytes: Sequence[int]) -> dict[str, Any]:
+        """See `net.base.ServerTransport.open_session`; raises RefusedError where there is no room for the rows."""
+        connection = self._connections.get(peer.key)  # type: ignore[call-overload]
+        if connection is None:
+            raise ProtocolError("a session for a connection that has ended")
+        largest = max(payload_bytes)
+        if largest > self._max_payload:
+            raise RefusedError(f"rows of {largest} bytes where {self._max_payload} are the limit: lower --envs")
+        connection.limit = max(largest, CONTROL_LIMIT)
+        return {}
+
+    def drop(self, peer: Peer) -> None:
+        """See `net.base.ServerTransport.drop`."""
+        if isinstance(peer.key, bytes) and peer.key in self._connections:
+            self._forget(peer.key)
+
+    def close(self) -> None:
+        """See `net.base.ServerTransport.close`."""
+        if self._closed:
+            return
+        self._closed = True
+        for identity in list(self._connections):
+            self._forget(identity)
+        self._epoll.close()
+        os.close(self._event)
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=1000)
+        self._context.term()

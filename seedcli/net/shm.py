@@ -1,0 +1,173 @@
+"""The transport of one machine: rows in shared memory, ZeroMQ over ipc to say that they are there.
+
+Each session has one mapping, made by the learner as a 0600 file in /dev/shm, with a part for each stream. The actor
+builds its rows there; a STEP is a header with an empty payload, whose `payload_bytes` counts what stands in the
+mapping, and the learner copies from there into the arena: the one copy. The actor unlinks the file as soon as it
+has mapped it, so that nothing is left behind whoever is killed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import zmq
+
+from seedcli.errors import ConnectionLost, ProtocolError, RefusedError, UsageError
+from seedcli.net.base import Peer
+from seedcli.net.frames import CONTROL_LIMIT, Header
+from seedcli.net.router import RouterServer
+from seedcli.net.zmq import ZmqClient
+
+_PAGE = mmap.PAGESIZE
+_FOLDER = "/dev/shm"
+_KEY = "shared_memory"  # READY's field: the path of the file
+_PATH_LIMIT = 107  # bytes; the kernel's for a socket's path
+
+
+def _offsets(payload_bytes: Sequence[int]) -> tuple[list[int], int]:
+    """Where each stream's row lies in the mapping, on pages of its own; and the size of the whole."""
+    offsets, end = [], 0
+    for nbytes in payload_bytes:
+        offsets.append(end)
+        end += -(-nbytes // _PAGE) * _PAGE
+    return offsets, end
+
+
+class _Mapping:
+    """A shared mapping and its streams' rows."""
+
+    def __init__(self, descriptor: int, path: str, payload_bytes: Sequence[int]) -> None:
+        offsets, size = _offsets(payload_bytes)
+        self._map = mmap.mmap(descriptor, size)
+        self._path = path
+        whole = memoryview(self._map)
+        self.rows = [whole[start : start + n] for start, n in zip(offsets, payload_bytes, strict=True)]
+
+    def unlink(self) -> None:
+        """Remove the file's name; the memory lives on as long as it is mapped."""
+        if self._path:
+            try:
+                os.unlink(self._path)
+            except FileNotFoundError:
+                pass  # the other side was first
+            self._path = ""
+
+
+class ShmServer(RouterServer):
+    """The learner's shared-memory listener.
+
+    Args:
+        path: of the ipc socket to create; only this user should be able to reach it.
+
+    Raises:
+        UsageError: no socket can be made there.
+    """
+
+    def __init__(self, path: str) -> None:
+        path = os.path.abspath(path)
+        if len(os.fsencode(path)) > _PATH_LIMIT:
+            raise UsageError(
+                f'the socket path "{path}" is longer than {_PATH_LIMIT} bytes: set TMPDIR to a shorter one'
+            )
+        self._mappings: dict[Hashable, _Mapping] = {}
+        self._path = path
+        try:
+            super().__init__("shm", f"ipc://{path}", max_payload=CONTROL_LIMIT)
+        except zmq.ZMQError as error:
+            raise UsageError(f'cannot make a socket at "{path}" ({error.strerror}): check the folder') from error
+        os.chmod(path, 0o600)
+        self.address = f"shm://{path}"
+
+    def open_session(self, peer: Peer, payload_bytes: Sequence[int]) -> dict[str, Any]:
+        """See `net.base.ServerTransport.open_session`: makes the mapping, returns its path.
+
+        Raises:
+            RefusedError: there is not enough shared memory.
+        """
+        connection = self._connections.get(peer.key)  # type: ignore[call-overload]
+        if connection is None:
+            raise ProtocolError("a session for a connection that has ended")
+        size = _offsets(payload_bytes)[1]
+        folder = _FOLDER if os.path.isdir(_FOLDER) else None
+        path = ""
+        try:
+            descriptor, path = tempfile.mkstemp(prefix="seed-", dir=folder)  # 0600
+            try:
+                # Takes the pages now: a full file system is an error here, and SIGBUS at a later write.
+                os.posix_fallocate(descriptor, 0, size)
+                mapping = _Mapping(descriptor, path, payload_bytes)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            if path:
+                os.unlink(path)
+            raise RefusedError(
+                f"{size} bytes of shared memory for this actor cannot be had in {folder or tempfile.gettempdir()} "
+                f"({error.strerror}): free some, or use --transport zmq"
+            ) from error
+        self._mappings[connection.peer.key] = mapping
+        connection.limit = max(payload_bytes)
+        return {_KEY: path}
+
+    def _receive_row(self, connection: Any, header: Header, destination: memoryview) -> None:
+        mapping = self._mappings.get(connection.peer.key)
+        if mapping is None or header.stream >= len(mapping.rows):
+            raise ProtocolError(f"a step of stream {header.stream}, which has no shared memory")
+        row = mapping.rows[header.stream]
+        count = self._socket.recv_into(bytearray(1), flags=zmq.NOBLOCK)
+        if count or self._socket.getsockopt(zmq.RCVMORE) or row.nbytes != header.payload_bytes:
+            raise ProtocolError(f"a step with {count} bytes of its own, where its row is in shared memory")
+        mapping.unlink()
+        destination[:] = row
+
+    def _forget(self, identity: bytes) -> None:
+        super()._forget(identity)
+        mapping = self._mappings.pop(identity, None)
+        if mapping is not None:
+            mapping.unlink()
+
+    def close(self) -> None:
+        """See `net.base.ServerTransport.close`."""
+        super().close()
+        try:
+            os.unlink(self._path)
+        except FileNotFoundError:
+            pass
+
+
+class ShmClient(ZmqClient):
+    """An actor's connection through shared memory; see `net.base.ClientTransport`.
+
+    Args:
+        path: of the learner's ipc socket.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"ipc://{path}", address=f"shm://{path}")
+
+    def open_session(self, ready: Mapping[str, Any], payload_bytes: Sequence[int]) -> list[memoryview]:
+        """See `net.base.ClientTransport.open_session`: the buffers are the mapping that the learner reads."""
+        path = ready.get(_KEY)
+        if not isinstance(path, str):
+            raise ProtocolError("the learner named no shared memory: is it of this version?")
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise ConnectionLost(f"the shared memory of this session is gone ({error.strerror})") from error
+        try:
+            if os.fstat(descriptor).st_size != _offsets(payload_bytes)[1]:
+                raise ProtocolError("the shared memory of this session has another size than its rows")
+            mapping = _Mapping(descriptor, path, payload_bytes)
+        finally:
+            os.close(descriptor)
+        mapping.unlink()
+        self._buffers = mapping.rows
+        return self._buffers
+
+    def send_row(self, stream: int, header: bytes) -> None:
+        """See `net.base.ClientTransport.send_row`: the row is there already, only its header travels."""
+        self.send(header)

@@ -1,0 +1,193 @@
+"""The ZeroMQ transport: a ROUTER at the learner, a DEALER at each actor.
+
+A frame is a message of two parts, header and payload; ROUTER puts the connection's identity in front. A step's
+payload is received straight into the arena (`recv_into`): one copy.
+
+An actor has two sockets, because a ZeroMQ socket belongs to one thread: one for steps and answers, whose identity
+is b"C" and 15 random bytes, and one that only sends heartbeats, b"H" and the same bytes. The learner reports a
+heartbeat as coming from the first, so its acknowledgement travels there too.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from seedcli.errors import ConnectionLost, ProtocolError, UnreachableError, UsageError
+from seedcli.net.addresses import bindable_ip, join_host_port, listen_error
+from seedcli.net.base import Frame, Payload
+from seedcli.net.frames import unpack_header
+from seedcli.net.router import RouterServer, keep_alive, skip, watch
+from seedcli.specs import aligned_empty
+
+MAX_PAYLOAD = 256 * 2**20  # bytes of one row; ZeroMQ fixes it when it binds, before any specification is known
+_MAX_REPLY = 2**20  # bytes of one answer: 65,536 actions and then some
+_SETTING = "net.zmq_port"
+
+
+class ZmqServer(RouterServer):
+    """The learner's ZeroMQ listener on TCP.
+
+    Args:
+        host: name or address of an interface of this machine.
+        port: 0 for any free one.
+        max_payload: bytes of the largest row that any session may have.
+
+    Raises:
+        UsageError: the port is in use, or the host is not this machine's.
+    """
+
+    def __init__(self, host: str, port: int, *, max_payload: int = MAX_PAYLOAD) -> None:
+        address = join_host_port(bindable_ip(host, port, setting=_SETTING), port)
+        try:
+            super().__init__("zmq", f"tcp://{address}", max_payload=max_payload)
+        except zmq.ZMQError as error:
+            raise listen_error(host, port, error.errno or 0, setting=_SETTING) from error
+        self.address = f"zmq://{join_host_port(host, int(self.endpoint.rpartition(':')[2]))}"
+
+
+class ZmqClient:
+    """An actor's ZeroMQ connection; see `net.base.ClientTransport`.
+
+    Args:
+        url: ZeroMQ's own, "tcp://host:port" or "ipc://path".
+        address: the learner's as the user typed it; default: made from `url`.
+    """
+
+    def __init__(self, url: str, *, address: str | None = None) -> None:
+        self.address = address or url.replace("tcp://", "zmq://", 1)
+        self._url = url
+        self._lost: str | None = None
+        self._buffers: list[memoryview] = []
+        self._context = zmq.Context()
+        self._name = os.urandom(15)
+        self._socket = self._dealer(b"C" + self._name, incoming=0)
+        self._monitor = watch(self._socket, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        # Only `close` contends for it, and only once: a heartbeat never waits for a frame.
+        self._heartbeat_lock = threading.Lock()
+        self._heartbeat: zmq.Socket[bytes] | None = None
+        self._closed = False
+
+    def _dealer(self, identity: bytes, *, incoming: int) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        for option, value in (
+            (zmq.SNDHWM, 0),  # an actor never has more than its streams' steps on the way
+            (zmq.RCVHWM, incoming),
+            (zmq.MAXMSGSIZE, _MAX_REPLY),
+            (zmq.IPV6, int(self._url.startswith("tcp://["))),
+            (zmq.RECONNECT_IVL, 100),
+            (zmq.LINGER, 0),
+        ):
+            socket.setsockopt(option, value)
+        socket.setsockopt(zmq.IDENTITY, identity)
+        keep_alive(socket)
+        return socket
+
+    def connect(self, timeout: float) -> None:
+        """See `net.base.ClientTransport.connect`: waits until a ZeroMQ peer has shaken hands."""
+        try:
+            self._socket.connect(self._url)
+        except zmq.ZMQError as error:
+            raise UsageError(f'"{self.address}" is no address to connect to ({error.strerror}): check it') from error
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            if self._monitor.poll(int(left * 1000) + 1) and self._event() == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                return
+        raise UnreachableError(
+            f"no learner answered at {self.address} within {timeout:g} s: check the address, and that the learner runs"
+        )
+
+    def _event(self) -> int:
+        return int(parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"])
+
+    def _watch(self) -> None:
+        while self._lost is None and int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            if self._event() == zmq.EVENT_DISCONNECTED:
+                self._lost = f"the connection to the learner at {self.address} was closed"
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ConnectionLost(f"the connection to the learner at {self.address} is closed")
+        self._watch()
+        if self._lost is not None:
+            raise ConnectionLost(self._lost)
+
+    def send(self, header: bytes, payload: Payload = b"") -> None:
+        """See `net.base.ClientTransport.send`."""
+        self._check()
+        self._socket.send(header, zmq.SNDMORE | zmq.NOBLOCK)
+        self._socket.send(payload, zmq.NOBLOCK)
+
+    def receive(self, timeout: float) -> Frame | None:
+        """See `net.base.ClientTransport.receive`."""
+        deadline = time.monotonic() + timeout
+        sockets = [(self._socket, zmq.POLLIN), (self._monitor, zmq.POLLIN)]
+        while True:
+            if self._closed:
+                raise ConnectionLost(f"the connection to the learner at {self.address} is closed")
+            wait = 0 if self._lost is not None else max(0.0, deadline - time.monotonic())
+            # poll counts milliseconds: round up, so as not to spin through the last one.
+            ready = dict(zmq.zmq_poll(sockets, int(wait * 1000) + 1 if wait else 0))
+            # What the learner sent before it left comes first.
+            if self._socket in ready:
+                return self._frame()
+            if self._lost is not None:
+                raise ConnectionLost(self._lost)
+            self._watch()
+            if self._lost is None and time.monotonic() >= deadline:
+                return None
+
+    def _frame(self) -> Frame:
+        first = self._socket.recv(zmq.NOBLOCK)
+        try:
+            header = unpack_header(first)
+            if not self._socket.getsockopt(zmq.RCVMORE):
+                raise ProtocolError("the learner sent a frame without a payload part")
+            payload = self._socket.recv(zmq.NOBLOCK)
+            if len(payload) != header.payload_bytes or self._socket.getsockopt(zmq.RCVMORE):
+                raise ProtocolError("the learner sent a frame of another size than its header says")
+        finally:
+            skip(self._socket)
+        return Frame(header, payload)
+
+    def open_session(self, ready: Mapping[str, Any], payload_bytes: Sequence[int]) -> list[memoryview]:
+        """See `net.base.ClientTransport.open_session`."""
+        self._buffers = [aligned_empty(nbytes).data for nbytes in payload_bytes]
+        return self._buffers
+
+    def send_row(self, stream: int, header: bytes) -> None:
+        """See `net.base.ClientTransport.send_row`."""
+        self._check()
+        self._socket.send(header, zmq.SNDMORE | zmq.NOBLOCK)
+        self._socket.send(self._buffers[stream], zmq.NOBLOCK)
+
+    def heartbeat(self, header: bytes) -> None:
+        """See `net.base.ClientTransport.heartbeat`."""
+        with self._heartbeat_lock:
+            if self._closed:
+                return
+            if self._heartbeat is None:
+                self._heartbeat = self._dealer(b"H" + self._name, incoming=1)
+                self._heartbeat.connect(self._url)
+            self._heartbeat.send(header, zmq.SNDMORE | zmq.NOBLOCK)
+            self._heartbeat.send(b"", zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """See `net.base.ClientTransport.close`; waits up to half a second for what was sent last."""
+        with self._heartbeat_lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._heartbeat is not None:
+                self._heartbeat.close(linger=0)
+        self._watch()
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=0 if self._lost is not None else 500)
+        self._context.term()

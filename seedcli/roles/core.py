@@ -1,0 +1,163 @@
+"""What a learner is made of once it knows the environment: agent, policy, arena, engine, trainer, checkpoints."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from seedcli.agents import create_agent
+from seedcli.config import Config
+from seedcli.inference.arena import Arena
+from seedcli.inference.engine import StepEngine, Stream
+from seedcli.inference.policy import AgentPolicy
+from seedcli.specs import EnvSpec
+from seedcli.training.batches import Piece, PreparedBatch, UnrollQueue, assemble
+from seedcli.training.checkpoint import Checkpoint, Checkpointer, restore
+from seedcli.training.trainer import Trainer, UpdateResult
+
+_log = logging.getLogger(__name__)
+
+# Batch sizes inference is padded to on a GPU, as fractions of inference.max_envs: few traces, little waste.
+_GPU_PADDING = (16, 4, 2, 1)
+
+
+def padding(config: Config) -> tuple[int, ...]:
+    """The batch sizes inference is padded to: as configured, else four on a GPU, none on a CPU."""
+    if config.inference.pad_to:
+        return config.inference.pad_to
+    if tf.config.list_physical_devices("GPU"):
+        return tuple(sorted({max(1, config.inference.max_envs // part) for part in _GPU_PADDING}))
+    return ()
+
+
+class LearnerCore:
+    """The parts a learner builds for one environment specification, wired.
+
+    Args:
+        config: the whole configuration.
+        config_text: the same as TOML, kept with every checkpoint.
+        checkpoints: folder for checkpoints.
+        spec: the environment.
+        on_release: called when an arena buffer comes back.
+        on_fault: see `StepEngine`.
+        deadline: seconds an inference batch waits; None: as configured.
+
+    Attributes:
+        env_steps and the other counters: through `counters()`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        config_text: str,
+        checkpoints: Path,
+        spec: EnvSpec,
+        *,
+        on_release: Callable[[], None],
+        on_fault: Callable[[Stream, str], None],
+        deadline: float | None = None,
+    ) -> None:
+        self.config = config
+        self.spec = spec
+        self.agent = create_agent(config.agent, config.training, spec, config.run.seed)
+        algorithm = self.agent.algorithm
+        self.policy = AgentPolicy(
+            self.agent, spec, max_slots=config.inference.max_envs, seed=config.run.seed, pad_to=padding(config)
+        )
+        self.queue = UnrollQueue()
+        self.arena = Arena(
+            spec,
+            algorithm.records,
+            algorithm.recorded,
+            batch_size=config.training.batch_size,
+            queue_batches=config.training.queue_batches,
+            on_release=on_release,
+        )
+        self.engine = StepEngine(
+            algorithm,
+            spec,
+            self.policy,
+            self.arena,
+            max_envs=config.inference.max_envs,
+            batch_size=config.inference.batch_size,
+            deadline=config.inference.deadline_ms / 1000 if deadline is None else deadline,
+            on_unroll=self.queue.put,
+            on_fault=on_fault,
+        )
+        self.trainer = Trainer(self.agent, config.training, config.run.steps)
+        self.checkpointer = Checkpointer(
+            checkpoints,
+            config_text,
+            spec,
+            {"agent": self.agent.variables(), "optimizer": self.trainer.variables()},
+            keep=config.training.keep_checkpoints,
+            keep_every_hours=config.training.keep_every_hours,
+        )
+        self._log_memory()
+
+    def _log_memory(self) -> None:
+        envs = max(1, self.config.actors.envs // self.config.actors.streams)
+        bound = self.arena.bound_bytes(self.config.inference.max_envs, envs)
+        weights = sum(int(np.prod(variable.shape)) for variable in self.agent.network.trainable_variables)
+        batch = self.config.training.batch_size * self.agent.algorithm.records * self.spec.observation.nbytes
+        _log.info(
+            "agent for %s: %s parameters; unrolls take at most %.0f MB with all %d environments, "
+            "a training batch %.1f MB",
+            self.spec.name,
+            f"{weights:,}",
+            bound / 1e6,
+            self.config.inference.max_envs,
+            batch / 1e6,
+        )
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint: weights, optimizer, counters, random state."""
+        restore(checkpoint, {"agent": self.agent.variables(), "optimizer": self.trainer.variables()})
+        counters = checkpoint.counters
+        self.engine.stats.env_steps = int(counters["env_steps"])
+        self.engine.stats.episodes = int(counters["episodes"])
+        self.trainer.updates = int(counters["learner_updates"])
+        self.trainer.trained_steps = int(counters["trained_steps"])
+        self.trainer.dropped = int(counters["dropped_updates"])
+        self.policy.batches = int(counters["inference_batches"])
+        self.policy.publish(self.trainer.updates)
+
+    def counters(self) -> dict[str, Any]:
+        """What a checkpoint keeps besides variables."""
+        return {
+            "env_steps": self.engine.stats.env_steps,
+            "env_frames": self.engine.stats.env_steps * self.spec.frames_per_step,
+            "episodes": self.engine.stats.episodes,
+            "learner_updates": self.trainer.updates,
+            "trained_steps": self.trainer.trained_steps,
+            "dropped_updates": self.trainer.dropped,
+            "inference_batches": self.policy.batches,
+        }
+
+    def next_batch(self, *, wait: bool) -> PreparedBatch | None:
+        """Assemble the next training batch; None: the queue is closed, or (not waiting) too short."""
+        pieces = self.queue.take(self.config.training.batch_size, wait=wait)
+        return None if pieces is None else self.assemble(pieces)
+
+    def assemble(self, pieces: list[Piece]) -> PreparedBatch:
+        """Copy pieces into a batch; see `training.batches.assemble`."""
+        return assemble(pieces, self.arena)
+
+    def train(self, batch: PreparedBatch) -> UpdateResult:
+        """One update, published to inference."""
+        result = self.trainer.update(batch, self.engine.stats.env_steps)
+        if result.applied:
+            self.policy.publish(self.trainer.updates)
+        else:
+            _log.error("update dropped: %s is not finite; %d dropped so far", result.fault, self.trainer.dropped)
+        return result
+
+    @property
+    def finished(self) -> bool:
+        """Whether the steps asked for have been taken."""
+        return self.engine.stats.env_steps >= self.config.run.steps

@@ -1,0 +1,271 @@
+"""`seed eval`: play a trained agent, from a checkpoint folder alone."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+
+from seedcli.agents import create_agent
+from seedcli.config import Config
+from seedcli.envs import create_env
+from seedcli.envs.base import VectorEnv
+from seedcli.errors import EXIT_DONE, CheckpointError, UsageError
+from seedcli.inference.policy import AgentPolicy
+from seedcli.layering import from_toml_file
+from seedcli.roles.runfolder import LOCK
+from seedcli.roles.video import VideoWriter
+from seedcli.specs import RowLayout, aligned_empty
+from seedcli.training.checkpoint import Checkpoint, find_checkpoint, list_checkpoints, open_checkpoint, restore
+
+_WATCH_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What came of playing a checkpoint.
+
+    Attributes:
+        checkpoint: its folder.
+        env_steps: environment steps it was trained for.
+        returns: raw return of each episode, in the order of environments and episodes.
+        lengths: environment steps of each episode.
+    """
+
+    checkpoint: str
+    env_steps: int
+    returns: list[float]
+    lengths: list[int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The form of `--json`."""
+        return {
+            "checkpoint": self.checkpoint,
+            "env_steps": self.env_steps,
+            "episodes": len(self.returns),
+            "return_mean": float(np.mean(self.returns)),
+            "return_std": float(np.std(self.returns)),
+            "returns": self.returns,
+            "length_mean": float(np.mean(self.lengths)),
+        }
+
+
+class Player:
+    """An agent of a checkpoint, playing.
+
+    Args:
+        checkpoint: what is played.
+        sample: sample actions as in training instead of taking the greedy one.
+        seed: of action sampling.
+        envs: environments at once.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, *, sample: bool, seed: int, envs: int) -> None:
+        self.config: Config = from_toml_file(checkpoint.config_path)
+        self._checkpoint = checkpoint
+        self._agent = create_agent(self.config.agent, self.config.training, checkpoint.spec, seed)
+        restore(checkpoint, {"agent": self._agent.variables()})
+        self._policy = AgentPolicy(self._agent, checkpoint.spec, max_slots=envs, seed=seed, greedy=not sample)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Play another checkpoint of the same run."""
+        restore(checkpoint, {"agent": self._agent.variables()})
+        self._policy.publish(checkpoint.counters["learner_updates"])
+        self._checkpoint = checkpoint
+
+    def build(self, envs: int, *, render: bool = False) -> VectorEnv:
+        """The environments the checkpoint was trained on.
+
+        Raises:
+            CheckpointError: they are not what the agent was built for.
+        """
+        env = create_env(self.config.environment, envs, render=render)
+        difference = self._checkpoint.spec.difference(env.spec)
+        if difference is not None:
+            env.close()
+            raise CheckpointError(
+                f"the checkpoint {self._checkpoint.path} does not fit the environment here: {difference}; "
+                "install the versions it was trained with"
+            )
+        return env
+
+    def play(self, env: VectorEnv, episodes: int, seed: int, video: VideoWriter | None = None) -> Evaluation:
+        """Play `episodes` episodes, shared out over the environments beforehand.
+
+        Taking the first that end would favour short episodes.
+        """
+        envs = env.num_envs
+        layout = RowLayout(env.spec, envs)
+        out = layout.views(aligned_empty(layout.nbytes))
+        slots = np.arange(envs, dtype=np.int32)
+        quota = np.array([episodes // envs + (i < episodes % envs) for i in range(envs)])
+        played: list[list[tuple[float, int]]] = [[] for _ in range(envs)]
+        finished = np.zeros(envs, np.int64)
+        total: npt.NDArray[np.float64] = np.zeros(envs)
+        length = np.zeros(envs, np.int64)
+        first = np.ones(envs, np.bool_)
+        env.reset(seed, out)
+        while True:
+            if video is not None:
+                video.add(env.render())
+            total = np.where(first, 0.0, total) + out.reward
+            length = np.where(first, 0, length + 1)
+            ended = (out.terminated | out.truncated) != 0
+            for i in np.flatnonzero(ended & (finished < quota)):
+                played[i].append((float(total[i]), int(length[i])))
+                finished[i] += 1
+            if (finished >= quota).all():
+                break
+            decision = self._policy.act(out.observation, out.reward, first, slots)
+            first = ended
+            env.step(decision.action, out)
+        flat = [episode for one in played for episode in one]
+        return Evaluation(
+            checkpoint=str(self._checkpoint.path),
+            env_steps=self._checkpoint.env_steps,
+            returns=[episode[0] for episode in flat],
+            lengths=[episode[1] for episode in flat],
+        )
+
+
+def _print(evaluation: Evaluation, config: Config, sample: bool) -> None:
+    console = Console()
+    table = Table(title=f"{config.environment.family}/{config.environment.id}, {'sampled' if sample else 'greedy'}")
+    for name in ("env steps", "episodes", "return mean", "std", "min", "max", "length mean"):
+        table.add_column(name, justify="right")
+    returns = np.array(evaluation.returns)
+    table.add_row(
+        f"{evaluation.env_steps:,}",
+        f"{len(returns)}",
+        f"{returns.mean():.2f}",
+        f"{returns.std():.2f}",
+        f"{returns.min():g}",
+        f"{returns.max():g}",
+        f"{np.mean(evaluation.lengths):,.1f}",
+    )
+    console.print(table)
+    console.print(f"checkpoint {evaluation.checkpoint}", soft_wrap=True)
+
+
+def _report(evaluation: Evaluation, config: Config, *, sample: bool, json_output: bool) -> None:
+    if json_output:
+        print(json.dumps(evaluation.to_dict()), flush=True)
+    else:
+        _print(evaluation, config, sample)
+
+
+def _film(player: Player, path: Path, seed: int) -> None:
+    env = player.build(1, render=True)
+    try:
+        with VideoWriter(path, player.config.environment) as video:
+            evaluation = player.play(env, 1, seed, video)
+        print(
+            f"{path}: one episode, return {evaluation.returns[0]:g}, {evaluation.lengths[0]:,} steps", file=sys.stderr
+        )
+    finally:
+        env.close()
+
+
+def run_eval(
+    path: Path,
+    *,
+    episodes: int,
+    sample: bool,
+    seed: int,
+    json_output: bool,
+    video: Path | None,
+    watch: bool,
+    envs: int,
+) -> int:
+    """Play a checkpoint, or with `watch` each new checkpoint of a running training.
+
+    Args:
+        path: a run folder (its newest good checkpoint) or a checkpoint folder.
+        episodes: episodes played.
+        sample: sample actions instead of taking the greedy one.
+        seed: of environments and sampling.
+        json_output: one JSON object a checkpoint on stdout instead of a table.
+        video: an MP4 file for one more episode.
+        watch: follow the run until its learner ends.
+        envs: environments at once; at most `episodes` are used.
+
+    Returns:
+        The exit status.
+    """
+    if episodes < 1 or envs < 1:
+        raise UsageError(f"--episodes {episodes} and --envs {envs} must be at least 1")
+    if video is not None:
+        VideoWriter.check(video)
+    envs = min(envs, episodes)
+    if watch:
+        _watch(path, episodes=episodes, sample=sample, seed=seed, json_output=json_output, envs=envs)
+        return EXIT_DONE
+    player = Player(find_checkpoint(path), sample=sample, seed=seed, envs=envs)
+    env = player.build(envs)
+    try:
+        _report(player.play(env, episodes, seed), player.config, sample=sample, json_output=json_output)
+    finally:
+        env.close()
+    if video is not None:
+        _film(player, video, seed)
+    return EXIT_DONE
+
+
+def _running(run: Path) -> bool:
+    """Whether a learner holds the run folder."""
+    try:
+        descriptor = os.open(run / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _watch(run: Path, *, episodes: int, sample: bool, seed: int, json_output: bool, envs: int) -> None:
+    if not run.is_dir() or (run / "COMPLETE").exists():
+        raise UsageError(f"--watch follows a run, and {run} is not a run folder: give the folder of a running training")
+    player: Player | None = None
+    env: VectorEnv | None = None
+    seen = -1
+    try:
+        while True:
+            # Asked before looking: a checkpoint written as the learner ends is not missed.
+            running = _running(run)
+            found = [p for p in list_checkpoints(run / "checkpoints") if int(p.name) > seen]
+            for path in found:
+                try:
+                    checkpoint = open_checkpoint(path)
+                except CheckpointError as error:
+                    print(f"seed: {error}", file=sys.stderr)
+                    continue
+                finally:
+                    seen = int(path.name)
+                if player is None:
+                    player = Player(checkpoint, sample=sample, seed=seed, envs=envs)
+                    env = player.build(envs)
+                else:
+                    player.load(checkpoint)
+                assert env is not None
+                _report(player.play(env, episodes, seed), player.config, sample=sample, json_output=json_output)
+            if not running and not found:
+                return
+            if not found:
+                time.sleep(_WATCH_SECONDS)
+    finally:
+        if env is not None:
+            env.close()

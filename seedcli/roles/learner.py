@@ -1,0 +1,338 @@
+"""The learner: inference, prefetch and training threads, and a main thread that reports and ends the run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from seedcli.config import Config
+from seedcli.errors import EXIT_DONE, RefusedError, SeedError, UsageError
+from seedcli.inference.engine import StepEngine, Stream
+from seedcli.inference.service import FleetSettings, InferenceService
+from seedcli.layering import Resolved, to_toml
+from seedcli.net.base import ServerTransport
+from seedcli.roles.core import LearnerCore
+from seedcli.roles.reporting import Reporter
+from seedcli.roles.runfolder import RunFolder
+from seedcli.specs import EnvSpec
+from seedcli.telemetry.live import View, make_view
+from seedcli.telemetry.logs import setup_logging
+from seedcli.telemetry.metrics import Profile
+from seedcli.training.batches import PreparedBatch
+from seedcli.training.checkpoint import Checkpoint, find_checkpoint, list_checkpoints
+from seedcli.training.trainer import UpdateResult
+
+_log = logging.getLogger(__name__)
+
+_STOP_SECONDS = 60.0  # what a thread gets to end: longer than any update takes
+
+
+def fleet_settings(config: Config) -> FleetSettings:
+    """What actors are told, from the configuration."""
+    return FleetSettings(
+        environment=config.environment.model_dump(mode="json"),
+        seed=config.run.seed,
+        max_envs=config.inference.max_envs,
+        heartbeat_seconds=config.net.heartbeat_seconds,
+        timeout_seconds=config.net.timeout_seconds,
+        reconnect_timeout=config.net.reconnect_timeout,
+    )
+
+
+def open_transports(config: Config) -> list[ServerTransport]:
+    """Bind the TCP listeners a configuration asks for.
+
+    Raises:
+        UsageError: both are off, or a port is in use.
+    """
+    transports: list[ServerTransport] = []
+    try:
+        if config.net.grpc_port >= 0:
+            from seedcli.net.grpc import GrpcServer
+
+            transports.append(GrpcServer(config.net.host, config.net.grpc_port))
+        if config.net.zmq_port >= 0:
+            from seedcli.net.zmq import ZmqServer
+
+            transports.append(ZmqServer(config.net.host, config.net.zmq_port))
+    except SeedError:
+        for transport in transports:
+            transport.close()
+        raise
+    if not transports:
+        raise UsageError("net.grpc_port and net.zmq_port are both -1 (off): turn one of them on")
+    return transports
+
+
+class Signals:
+    """SIGTERM and SIGINT: the first asks for a clean stop, the second ends the process at once."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self.raised = threading.Event()
+        self._previous = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.status is not None:
+            os._exit(128 + number)
+        self.status = 128 + number
+        self.raised.set()
+
+    def restore(self) -> None:
+        """Put the earlier handlers back."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+
+class Learner:
+    """One learner process.
+
+    Args:
+        resolved: the configuration with its sources.
+        folder: the run folder, locked.
+        transports: bound listeners; closed by the learner.
+        checkpoint: where to continue, or None.
+        deadline: seconds an inference batch waits; None: as configured.
+
+    Attributes:
+        core: built on the first actor's specification, or from the checkpoint's.
+    """
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        folder: RunFolder,
+        transports: Sequence[ServerTransport],
+        checkpoint: Checkpoint | None,
+        *,
+        deadline: float | None = None,
+    ) -> None:
+        self._deadline = deadline
+        self.config = resolved.config
+        self._config_text = to_toml(resolved)
+        self._folder = folder
+        self.core: LearnerCore | None = None
+        self.service = InferenceService(transports, fleet_settings(self.config), self.engine_for)
+        self.results: deque[UpdateResult] = deque(maxlen=100_000)
+        self.training_profile = Profile()
+        self.prefetch_profile = Profile()
+        self.done = threading.Event()
+        self.failure: BaseException | None = None
+        self._built = threading.Event()
+        self._stopping = threading.Event()
+        self._batches: queue.Queue[PreparedBatch | None] = queue.Queue(maxsize=1)
+        self._threads: list[threading.Thread] = []
+        if checkpoint is not None:
+            self._build(checkpoint.spec, self.service.fault)
+            assert self.core is not None
+            self.core.resume(checkpoint)
+
+    def _build(self, spec: EnvSpec, on_fault: Callable[[Stream, str], None]) -> LearnerCore:
+        self.core = LearnerCore(
+            self.config,
+            self._config_text,
+            self._folder.checkpoints,
+            spec,
+            on_release=self.service.wake,
+            on_fault=on_fault,
+            deadline=self._deadline,
+        )
+        self._built.set()
+        return self.core
+
+    def engine_for(self, spec: EnvSpec, on_fault: Callable[[Stream, str], None]) -> StepEngine:
+        """The engine for an actor's environments; the first specification builds the agent.
+
+        Raises:
+            RefusedError: the specification differs from the agent's, by name of the field.
+        """
+        core = self.core or self._build(spec, on_fault)
+        difference = core.spec.difference(spec)
+        if difference is not None:
+            raise RefusedError(
+                f"the actor's environment does not fit the agent: {difference}; use the same versions on both sides"
+            )
+        return core.engine
+
+    # -- threads ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the inference, prefetch and training threads."""
+        for name, target in (("inference", self.service.run), ("prefetch", self._prefetch), ("training", self._train)):
+            thread = threading.Thread(target=self._guard, args=(target,), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _guard(self, target: Callable[[], None]) -> None:
+        try:
+            target()
+        except BaseException as error:  # handed to the main thread, which ends the run with it
+            if self.failure is None:
+                self.failure = error
+            self.done.set()
+
+    def _prefetch(self) -> None:
+        self._built.wait()
+        if self._stopping.is_set():
+            return
+        assert self.core is not None
+        while not self._stopping.is_set():
+            begun = time.perf_counter()
+            pieces = self.core.queue.take(self.config.training.batch_size)
+            taken = time.perf_counter()
+            self.prefetch_profile.add("waiting", taken - begun)
+            if pieces is None:
+                break
+            batch = self.core.assemble(pieces)
+            assembled = time.perf_counter()
+            self.prefetch_profile.add("batching", assembled - taken)
+            self._batches.put(batch)
+            self.prefetch_profile.add("waiting", time.perf_counter() - assembled)
+
+    def _train(self) -> None:
+        self._built.wait()
+        if self._stopping.is_set():
+            return
+        assert self.core is not None
+        core = self.core
+        saved = time.monotonic()
+        while not core.finished:
+            begun = time.perf_counter()
+            batch = self._batches.get()
+            taken = time.perf_counter()
+            self.training_profile.add("waiting", taken - begun)
+            if batch is None or self._stopping.is_set():
+                return
+            self.results.append(core.train(batch))
+            self.training_profile.add("training", time.perf_counter() - taken)
+            if time.monotonic() - saved >= self.config.training.checkpoint_seconds:
+                saved = time.monotonic()
+                core.checkpointer.save(core.counters())
+                self.training_profile.add("checkpoint", time.monotonic() - saved)
+        self.done.set()
+
+    def stop(self, *, training_done: bool) -> None:
+        """Stop the threads in order; actors are told that training is done, where it is."""
+        self._stopping.set()
+        self._built.set()
+        if self.core is not None:
+            self.core.queue.close()
+        threads = {thread.name: thread for thread in self._threads}
+        # Prefetch may wait for room, training for a batch: the first is given room, the second an end.
+        self._end(threads.get("prefetch"), lambda: self._batches.get_nowait())
+        self._end(threads.get("training"), lambda: self._batches.put_nowait(None))
+        self.service.stop(training_done=training_done)
+        self._end(threads.get("inference"), lambda: None)
+        if not threads:
+            self.service.finish()
+
+    @staticmethod
+    def _end(thread: threading.Thread | None, nudge: Callable[[], object]) -> None:
+        deadline = time.monotonic() + _STOP_SECONDS
+        while thread is not None and thread.is_alive():
+            with contextlib.suppress(queue.Empty, queue.Full):
+                nudge()
+            thread.join(timeout=0.02)
+            if time.monotonic() > deadline:
+                raise SeedError(f"the {thread.name} thread did not end within {_STOP_SECONDS:.0f} s: kill the process")
+
+    def save(self) -> None:
+        """Write a checkpoint of where the run stands and wait for it; nothing before the agent is built."""
+        if self.core is not None and self.core.trainer.updates:
+            self.core.checkpointer.save(self.core.counters(), wait=True)
+
+
+def resume_point(folder: RunFolder) -> Checkpoint | None:
+    """The checkpoint a resumed run continues from; None for a new run, or one that made none yet."""
+    if not folder.resume or not list_checkpoints(folder.checkpoints):
+        return None
+    return find_checkpoint(folder.path)
+
+
+def run_until_done(learner: Learner, reporter: Reporter, signals: Signals, tick: Callable[[], None]) -> None:
+    """The main thread of a run: report, look after what `tick` looks after, return when the run is over.
+
+    Raises:
+        Whatever ended a thread of the learner, or what `tick` raises.
+    """
+    interval = learner.config.telemetry.interval_seconds
+    next_report = time.monotonic() + interval
+    while not learner.done.is_set() and not signals.raised.is_set():
+        learner.done.wait(0.1)
+        tick()
+        reporter.refresh()
+        if time.monotonic() >= next_report:
+            next_report += interval
+            reporter.report()
+    if learner.failure is not None:
+        raise learner.failure
+
+
+def supervise(
+    resolved: Resolved,
+    folder: RunFolder,
+    transports: Sequence[ServerTransport],
+    view: View,
+    *,
+    announce: Callable[[Learner, View], None] = lambda learner, view: None,
+    tick: Callable[[], None] = lambda: None,
+    closing: Callable[[], dict[str, dict[str, float]]] = dict,
+) -> int:
+    """Run a learner to its end, whatever the end is: report, stop, checkpoint, summarise.
+
+    Args:
+        resolved, folder, transports: see `Learner`.
+        view: where progress is shown; started and stopped here.
+        announce: called once the learner serves.
+        tick: called ten times a second from the main thread.
+        closing: called after actors were told to leave; gives their profiles for the table at the end.
+
+    Returns:
+        The exit status.
+    """
+    signals = Signals()
+    checkpoint = resume_point(folder)
+    folder.write_config(resolved)
+    learner = Learner(resolved, folder, transports, checkpoint)
+    reporter = Reporter(learner, folder, view, resumed_at=checkpoint.env_steps if checkpoint else None)
+    try:
+        reporter.start()
+        learner.start()
+        announce(learner, view)
+        if checkpoint is not None:
+            view.log(f"continuing from {checkpoint.path} at {checkpoint.env_steps:,} environment steps")
+        try:
+            run_until_done(learner, reporter, signals, tick)
+        finally:
+            if signals.status is not None:
+                view.log("stopping: writing a checkpoint (once more to stop at once)")
+            learner.stop(training_done=learner.failure is None and signals.status is None)
+            learner.save()
+            profiles = closing()
+        reporter.finish(profiles)
+    finally:
+        reporter.close()
+        signals.restore()
+    return EXIT_DONE if signals.status is None else signals.status
+
+
+def run_learner(resolved: Resolved, folder: RunFolder, *, live: bool) -> int:
+    """`seed learner`: serve actors that connect, train, end when run.steps are taken."""
+    view = make_view(live)
+    setup_logging(folder.log_path, view, debug=False)
+    transports = open_transports(resolved.config)
+
+    def announce(learner: Learner, view: View) -> None:
+        view.log("waiting for actors; start one with:")
+        for transport in transports:
+            view.log(f"  seed actor --connect {transport.address} --envs {resolved.config.actors.envs}")
+
+    return supervise(resolved, folder, transports, view, announce=announce)

@@ -1,0 +1,193 @@
+"""`seed train`: a learner in this process and its actors as child processes, on this machine."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from seedcli.config import Config
+from seedcli.errors import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_USAGE, SeedError, UsageError
+from seedcli.layering import Resolved
+from seedcli.net.base import ServerTransport
+from seedcli.roles.learner import supervise
+from seedcli.roles.runfolder import RunFolder
+from seedcli.telemetry.live import View, make_view
+from seedcli.telemetry.logs import setup_logging
+
+_log = logging.getLogger(__name__)
+
+_RESTARTS = 20  # of one actor, each after a longer pause
+_QUICK_SECONDS = 15.0  # an actor that lives shorter than this counts against the restarts
+_EXIT_SECONDS = 10.0  # what actors get to leave by themselves
+
+
+@dataclass
+class _Child:
+    index: int
+    process: subprocess.Popen[str]
+    started: float
+    log: Path
+    restarts: int = 0
+    restart_at: float = 0.0
+
+
+class ActorProcesses:
+    """The actors of a local run: started, started again when they die, ended with the run.
+
+    Args:
+        config: how many, with how many environments.
+        address: the learner's address.
+        logs: folder for their standard error.
+    """
+
+    def __init__(self, config: Config, address: str, logs: Path) -> None:
+        self._config = config
+        self._address = address
+        self._logs = logs
+        self._children: list[_Child] = []
+
+    def start(self) -> None:
+        """Start all of them."""
+        self._logs.mkdir(parents=True, exist_ok=True)
+        for index in range(self._config.actors.count):
+            log = self._logs / f"actor-{index}.log"
+            self._children.append(_Child(index, self._spawn(index, log), time.monotonic(), log))
+
+    def _spawn(self, index: int, log: Path) -> subprocess.Popen[str]:
+        actors = self._config.actors
+        command = [sys.executable, "-m", "seedcli", "actor", "--connect", self._address]
+        command += ["--envs", str(actors.envs), "--streams", str(actors.streams)]
+        command += ["--actor-id", f"local-{index}", "--parent", str(os.getpid()), "--json"]
+        command += ["--threads", str(max(1, (os.cpu_count() or 1) // actors.count))]
+        error: IO[str]
+        with log.open("a") as error:
+            # A session of its own: Ctrl-C reaches the learner alone, which then ends its actors in order.
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=error,
+                text=True,
+                start_new_session=True,
+            )
+
+    def tick(self) -> None:
+        """Start again what died.
+
+        Raises:
+            SeedError: an actor cannot run (its own sentence), or dies again and again.
+        """
+        now = time.monotonic()
+        for child in self._children:
+            status = child.process.poll()
+            if status is None:
+                continue
+            if not child.restart_at:
+                self._plan_restart(child, status, now)
+            elif now >= child.restart_at:
+                child.process = self._spawn(child.index, child.log)
+                child.started, child.restart_at = now, 0.0
+
+    def _plan_restart(self, child: _Child, status: int, now: float) -> None:
+        sentence = self._last_line(child.log)
+        if status in (EXIT_USAGE, EXIT_REFUSED):
+            raise UsageError(sentence) if status == EXIT_USAGE else SeedError(sentence)
+        quick = now - child.started < _QUICK_SECONDS
+        child.restarts = child.restarts + 1 if quick else 0
+        if status == EXIT_FAILED and child.restarts > 2 or child.restarts > _RESTARTS:
+            raise SeedError(f"actor {child.index} ends again and again (status {status}); see {child.log}: {sentence}")
+        pause = min(10.0, 0.2 * 2**child.restarts)
+        child.restart_at = now + pause
+        _log.warning("actor %d ended with status %d; starting it again in %.1f s", child.index, status, pause)
+
+    @staticmethod
+    def _last_line(log: Path) -> str:
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1].removeprefix("seed: ") if lines else "it said nothing"
+
+    def end(self) -> dict[str, dict[str, float]]:
+        """Wait for the actors to leave, make those that do not; returns where their time went."""
+        deadline = time.monotonic() + _EXIT_SECONDS
+        profiles: dict[str, dict[str, float]] = {}
+        for child in self._children:
+            if child.process.poll() is None and time.monotonic() < deadline:
+                try:
+                    child.process.wait(timeout=1.0)
+                except subprocess.TimeoutExpired:
+                    child.process.terminate()
+        for child in self._children:
+            try:
+                out, _ = child.process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                out, _ = child.process.communicate()
+            try:
+                profiles[f"actor {child.index}"] = json.loads(out)["profile"]
+            except (ValueError, KeyError, TypeError):
+                continue
+        return profiles
+
+
+def _local_transport(config: Config, folder: Path) -> ServerTransport:
+    """The listener of a local run: nothing that another machine could reach."""
+    if config.net.transport == "shm":
+        from seedcli.net.shm import ShmServer
+
+        return ShmServer(str(folder / "actors"))
+    if config.net.transport == "zmq":
+        from seedcli.net.zmq import ZmqServer
+
+        return ZmqServer("127.0.0.1", 0)
+    from seedcli.net.grpc import GrpcServer
+
+    return GrpcServer("127.0.0.1", 0)
+
+
+def run_train(resolved: Resolved, folder: RunFolder, *, deterministic: bool, live: bool) -> int:
+    """`seed train`: train on this machine until run.steps are taken.
+
+    Returns:
+        0 when they are, 143 or 130 after a signal, with a checkpoint in either case.
+    """
+    view = make_view(live and not deterministic)
+    setup_logging(folder.log_path, view, debug=False)
+    if deterministic:
+        from seedcli.roles.serial import run_serial
+
+        return run_serial(resolved, folder, view)
+    config = resolved.config
+    # Socket paths are limited to about 100 bytes, so the socket does not live in the run folder.
+    sockets = Path(tempfile.mkdtemp(prefix="seed-"))
+    actors: ActorProcesses | None = None
+    try:
+        transport = _local_transport(config, sockets)
+        actors = ActorProcesses(config, transport.address, folder.path / "logs")
+
+        def announce(learner: object, view: View) -> None:
+            view.log(f"starting {config.actors.count} actor(s) of {config.actors.envs} environments each")
+            assert actors is not None
+            actors.start()
+
+        status = supervise(
+            resolved,
+            folder,
+            [transport],
+            view,
+            announce=announce,
+            tick=actors.tick,
+            closing=actors.end,
+        )
+        return EXIT_DONE if status == EXIT_DONE else status
+    finally:
+        if actors is not None:
+            actors.end()
+        shutil.rmtree(sockets, ignore_errors=True)

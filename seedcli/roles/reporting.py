@@ -1,0 +1,220 @@
+"""The reporter: reads the learner's counters now and then, and tells the metrics file and the view."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+from rich.console import Console
+
+from seedcli.inference.service import Session
+from seedcli.roles.runfolder import RunFolder
+from seedcli.telemetry.live import ActorRow, View, print_profile, print_summary
+from seedcli.telemetry.metrics import MetricsWriter, Snapshot
+from seedcli.training.trainer import UpdateResult
+
+if TYPE_CHECKING:
+    from seedcli.roles.learner import Learner
+
+
+def _mean(values: list[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+class Reporter:
+    """Belongs to the main thread.
+
+    Args:
+        learner: whose counters are read.
+        folder: where the metrics go.
+        view: what a person sees.
+        resumed_at: environment steps of the checkpoint a resumed run continues from; None for a new run.
+        wall_clock: False in deterministic mode: figures that depend on the clock are left out of the metrics.
+    """
+
+    def __init__(
+        self, learner: Learner, folder: RunFolder, view: View, *, resumed_at: int | None, wall_clock: bool = True
+    ) -> None:
+        config = learner.config
+        self._learner = learner
+        self._folder = folder
+        self._view = view
+        self._wall_clock = wall_clock
+        self._total = config.run.steps
+        self._writer = MetricsWriter(
+            folder.metrics_path, folder.tensorboard if config.telemetry.tensorboard else None, folder.resume
+        )
+        if folder.resume:
+            self._writer.truncate_after(resumed_at or 0)
+        self._last_100: deque[float] = deque(maxlen=100)
+        self._actor_steps: dict[int, int] = {}
+        self._fleet_time = time.monotonic()
+        self._process = psutil.Process()
+        self._begun = self._last_time = time.monotonic()
+        self._last = self._counters()
+        self.snapshot: Snapshot | None = None
+        self._rows: list[ActorRow] = []
+
+    def _counters(self) -> dict[str, int]:
+        core = self._learner.core
+        if core is None:
+            return {"env_steps": 0, "learner_updates": 0, "batches": 0, "batch_rows": 0}
+        stats = core.engine.stats
+        return {
+            "env_steps": stats.env_steps,
+            "learner_updates": core.trainer.updates,
+            "batches": stats.batches,
+            "batch_rows": stats.batch_rows,
+        }
+
+    def start(self) -> None:
+        """Show the view."""
+        config = self._learner.config
+        self._view.start(
+            {
+                "preset": config.run.preset or "custom",
+                "folder": str(self._folder.path),
+                "environment": f"{config.environment.family}/{config.environment.id}",
+                "algorithm": f"{config.agent.algorithm}, {config.agent.network}",
+                "seed": str(config.run.seed),
+            }
+        )
+
+    def refresh(self) -> None:
+        """Show again what was last shown, with the clock going on; cheap."""
+        self._view.update(self.snapshot, self._rows, self._total)
+
+    def report(self) -> Snapshot:
+        """Take a snapshot, write its line, show it."""
+        snapshot = self._take()
+        self.snapshot = snapshot
+        self._writer.write(snapshot if self._wall_clock else snapshot.without_wall_clock())
+        self._rows = self._fleet()
+        self._view.update(snapshot, self._rows, self._total)
+        return snapshot
+
+    def _take(self) -> Snapshot:
+        now = time.monotonic()
+        elapsed = max(now - self._last_time, 1e-9)
+        counters = self._counters()
+        grown = {name: counters[name] - self._last[name] for name in counters}
+        self._last, self._last_time = counters, now
+        sessions = self._learner.service.sessions()
+        fields: dict[str, Any] = {
+            "time": time.time(),
+            "env_steps": counters["env_steps"],
+            "env_steps_per_second": grown["env_steps"] / elapsed,
+            "updates_per_second": grown["learner_updates"] / elapsed,
+            "actors": len(sessions),
+            "envs": sum(session.envs for session in sessions),
+            "protocol_errors": self._learner.service.protocol_errors,
+            "learner_memory_mb": self._process.memory_info().rss / 2**20,
+        }
+        core = self._learner.core
+        if core is not None:
+            fields |= self._engine_fields(grown)
+            fields |= self._training_fields()
+            fields["env_frames"] = counters["env_steps"] * core.spec.frames_per_step
+            fields["env_frames_per_second"] = fields["env_steps_per_second"] * core.spec.frames_per_step
+        return Snapshot(**fields)
+
+    def _engine_fields(self, grown: dict[str, int]) -> dict[str, Any]:
+        core = self._learner.core
+        assert core is not None
+        stats = core.engine.stats
+        finished = [stats.finished.popleft() for _ in range(len(stats.finished))]
+        returns = [episode[0] for episode in finished]
+        self._last_100.extend(returns)
+        percentiles = stats.latency.percentiles(50, 99)
+        stats.latency.reset()
+        return {
+            "episodes": stats.episodes,
+            "episode_return": _mean(returns),
+            "episode_return_100": _mean(list(self._last_100)),
+            "episode_length": _mean([float(episode[1]) for episode in finished]),
+            "inference_batch_size": grown["batch_rows"] / grown["batches"] if grown["batches"] else None,
+            "inference_latency_ms": (
+                {"p50": 1000 * percentiles[0], "p99": 1000 * percentiles[1]} if percentiles is not None else None
+            ),
+        }
+
+    def _training_fields(self) -> dict[str, Any]:
+        core = self._learner.core
+        assert core is not None
+        queue = self._learner.results
+        results: list[UpdateResult] = [queue.popleft() for _ in range(len(queue))]
+        fields: dict[str, Any] = {
+            "trained_steps": core.trainer.trained_steps,
+            "learner_updates": core.trainer.updates,
+            "dropped_updates": core.trainer.dropped,
+        }
+        applied = [result for result in results if result.applied]
+        if applied:
+            fields |= {
+                "loss": applied[-1].loss,
+                "grad_norm": applied[-1].grad_norm,
+                "learning_rate": applied[-1].learning_rate,
+                "policy_lag": _mean([result.policy_lag for result in applied]),
+                "policy_lag_max": max(result.policy_lag_max for result in applied),
+                "extra": {
+                    name: float(np.mean([result.metrics[name] for result in applied])) for name in applied[-1].metrics
+                },
+            }
+        return fields
+
+    def _fleet(self) -> list[ActorRow]:
+        now = time.monotonic()
+        rows = []
+        steps_before, self._actor_steps = self._actor_steps, {}
+        span, self._fleet_time = max(now - self._fleet_time, 1e-9), now
+        for session in self._learner.service.sessions():
+            self._actor_steps[session.number] = session.steps
+            rows.append(self._row(session, now, (session.steps - steps_before.get(session.number, 0)) / span))
+        return rows
+
+    @staticmethod
+    def _row(session: Session, now: float, rate: float) -> ActorRow:
+        silent = now - session.last_seen
+        return ActorRow(
+            actor_id=session.actor_id,
+            address=session.peer.address,
+            transport=session.peer.transport,
+            envs=session.envs,
+            steps_per_second=rate,
+            last_seen_seconds=silent,
+            state="silent" if silent > 5 else "stepping",
+        )
+
+    def finish(self, profiles: dict[str, dict[str, float]]) -> None:
+        """The last line of metrics, then the table of where the time went and the summary."""
+        if self._wall_clock:
+            self.report()
+        self._view.stop()
+        learner = self._learner
+        wall = time.monotonic() - self._begun
+        shown: dict[str, dict[str, float]] = {}
+        if learner.core is not None:
+            inference = learner.service.profile.seconds()
+            for name, seconds in learner.core.engine.profile.seconds().items():
+                inference[name] = inference.get(name, 0.0) + seconds
+            shown["inference thread"] = inference
+            shown["prefetch thread"] = learner.prefetch_profile.seconds()
+            shown["training thread"] = learner.training_profile.seconds()
+        shown |= profiles
+        console = Console(stderr=True)
+        print_profile(console, shown, wall)
+        print_summary(
+            console,
+            env_steps=self._counters()["env_steps"],
+            seconds=wall,
+            episode_return_100=_mean(list(self._last_100)),
+            folder=self._folder.path,
+        )
+
+    def close(self) -> None:
+        """Close the files and the view; safe to call twice."""
+        self._view.stop()
+        self._writer.close()

@@ -1,0 +1,99 @@
+"""Deterministic mode: the same parts in one thread and lock-step. One seed gives the same metrics to the bit."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import tensorflow as tf
+
+from seedcli.errors import EXIT_DONE
+from seedcli.layering import Resolved
+from seedcli.net.inprocess import InProcessServer
+from seedcli.roles.actor import ActorSession, Environments
+from seedcli.roles.learner import Learner, Signals, resume_point
+from seedcli.roles.reporting import Reporter
+from seedcli.roles.runfolder import RunFolder
+from seedcli.telemetry.live import View
+from seedcli.telemetry.metrics import Profile
+
+_log = logging.getLogger(__name__)
+
+UPDATES_PER_LINE = 20  # a metrics line so often, because the clock must not decide
+
+
+def _open_actors(learner: Learner, server: InProcessServer, profile: Profile) -> list[ActorSession]:
+    actors = learner.config.actors
+    sessions = []
+    for index in range(actors.count):
+        client = server.client()
+        client.pump_with(lambda: learner.service.turn(block=False))
+        session = ActorSession(
+            client,
+            # One worker thread: native vector environments return in an order that threads could change.
+            Environments(threads=1),
+            actor_id=f"serial-{index}",
+            envs=actors.envs,
+            streams=min(actors.streams, actors.envs),
+            profile=profile,
+        )
+        session.open()
+        sessions.append(session)
+    return sessions
+
+
+def run_serial(resolved: Resolved, folder: RunFolder, view: View) -> int:
+    """Train in one thread; see `roles.local.run_train`.
+
+    After a resume the environments start new episodes, so that a resumed run is reproducible too, but is not the
+    continuation of the uninterrupted one to the bit.
+    """
+    tf.config.experimental.enable_op_determinism()
+    signals = Signals()
+    checkpoint = resume_point(folder)
+    folder.write_config(resolved)
+    server = InProcessServer()
+    # A batch closes as soon as every stream that can has sent its step: the deadline's clock must not decide.
+    learner = Learner(resolved, folder, [server], checkpoint, deadline=0.0)
+    reporter = Reporter(
+        learner, folder, view, resumed_at=checkpoint.env_steps if checkpoint else None, wall_clock=False
+    )
+    environment_profile = Profile()
+    sessions: list[ActorSession] = []
+    try:
+        reporter.start()
+        sessions = _open_actors(learner, server, environment_profile)
+        _loop(learner, sessions, signals, reporter)
+        learner.save()
+        learner.stop(training_done=signals.status is None)
+        reporter.finish({"actors": environment_profile.seconds()})
+    finally:
+        for session in sessions:
+            session.close(goodbye=False)
+        reporter.close()
+        signals.restore()
+    return EXIT_DONE if signals.status is None else signals.status
+
+
+def _loop(learner: Learner, sessions: list[ActorSession], signals: Signals, reporter: Reporter) -> None:
+    core = learner.core
+    assert core is not None
+    saved = time.monotonic()
+    while not core.finished and not signals.raised.is_set():
+        moved = learner.service.turn(block=False)
+        for session in sessions:
+            while session.turn(0.0):
+                moved = True
+        batch = core.next_batch(wait=False)
+        if batch is not None:
+            begun = time.perf_counter()
+            learner.results.append(core.train(batch))
+            learner.training_profile.add("training", time.perf_counter() - begun)
+            if core.trainer.updates % UPDATES_PER_LINE == 0:
+                reporter.report()
+            if time.monotonic() - saved >= learner.config.training.checkpoint_seconds:
+                saved = time.monotonic()
+                core.checkpointer.save(core.counters())
+        elif not moved:
+            raise RuntimeError("serial mode stands still: no step, no answer and no batch are left to do")
+    reporter.report()

@@ -1,0 +1,82 @@
+"""Videos of episodes, through imageio and the ffmpeg it ships."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from seedcli.config import EnvironmentConfig
+from seedcli.errors import UsageError
+
+_ATARI_FRAMES_PER_SECOND = 60
+_MIN_HEIGHT = 240  # pixels; smaller pictures are enlarged by a whole factor
+_GYMNASIUM_FRAMES_PER_SECOND = 30
+
+
+def _frames_per_second(config: EnvironmentConfig) -> float:
+    if config.family == "atari":
+        return _ATARI_FRAMES_PER_SECOND / config.frame_skip
+    import gymnasium
+
+    module, _, name = config.id.rpartition(":")
+    del module
+    return float(gymnasium.spec(name).kwargs.get("render_fps", 0)) or _registered_rate(config)
+
+
+def _registered_rate(config: EnvironmentConfig) -> float:
+    import gymnasium
+
+    env = gymnasium.make(config.id, **config.kwargs)
+    try:
+        return float(env.metadata.get("render_fps", _GYMNASIUM_FRAMES_PER_SECOND))
+    finally:
+        env.close()
+
+
+class VideoWriter:
+    """Writes RGB pictures to an MP4 file at the environment's own speed; a context manager.
+
+    Args:
+        path: the file; an existing one is replaced.
+        config: the environment, which says how fast a second passes.
+    """
+
+    def __init__(self, path: Path, config: EnvironmentConfig) -> None:
+        self._path = path
+        self._rate = _frames_per_second(config)
+        self._writer: Any = None
+
+    @staticmethod
+    def check(path: Path) -> None:
+        """Refuse, before anything is played, a file that cannot be written; raises UsageError."""
+        if path.suffix.lower() != ".mp4":
+            raise UsageError(f"--video {path} must name an .mp4 file")
+        if not path.resolve().parent.is_dir():
+            raise UsageError(f"--video {path}: the folder {path.resolve().parent} does not exist; create it first")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def add(self, picture: npt.NDArray[np.uint8]) -> None:
+        """Append a picture [height, width, 3]."""
+        import imageio
+
+        factor = max(1, -(-_MIN_HEIGHT // picture.shape[0]))
+        picture = picture.repeat(factor, axis=0).repeat(factor, axis=1)
+        # H.264 wants even sides.
+        picture = picture[: picture.shape[0] // 2 * 2, : picture.shape[1] // 2 * 2]
+        if self._writer is None:
+            self._writer = imageio.get_writer(
+                self._path, fps=self._rate, codec="libx264", quality=8, macro_block_size=2
+            )
+        self._writer.append_data(picture)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._writer is not None:
+            self._writer.close()

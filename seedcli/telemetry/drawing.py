@@ -1,0 +1,369 @@
+"""How the live view looks: pure functions and one renderable, from figures to characters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from seedcli.telemetry.metrics import Snapshot
+
+NOTHING = "-"  # shown for a figure that is not known
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_ASCII_BLOCKS = " .:-=+*#@"
+_FRAME = "bright_black"
+
+
+@dataclass(frozen=True)
+class ActorRow:
+    """One actor as the fleet table shows it.
+
+    Attributes:
+        actor_id: the id it introduced itself with.
+        address: where it connects from.
+        transport: "grpc", "zmq" or "shm".
+        envs: its environments.
+        steps_per_second: environment steps it delivers; None where not yet known.
+        last_seen_seconds: seconds since anything arrived from it.
+        state: a word, e.g. "playing", "waiting", "lost".
+    """
+
+    actor_id: str
+    address: str
+    transport: str
+    envs: int
+    steps_per_second: float | None
+    last_seen_seconds: float
+    state: str
+
+
+@dataclass
+class ViewState:
+    """Everything one picture is drawn from.
+
+    Attributes:
+        header: what the run is, by name; "preset" stands first, "folder" on a line of its own.
+        elapsed: seconds since the view started.
+        snapshot: the newest figures, None before the first.
+        fleet: the actors.
+        total_steps: environment steps at which training ends.
+        seconds_left: None where not known.
+        returns: mean returns over the run, oldest first.
+    """
+
+    header: Mapping[str, str] = field(default_factory=dict)
+    elapsed: float = 0.0
+    snapshot: Snapshot | None = None
+    fleet: Sequence[ActorRow] = ()
+    total_steps: int = 0
+    seconds_left: float | None = None
+    returns: Sequence[float] = ()
+
+
+def duration(seconds: float | None) -> str:
+    """`0:31`, `1:02:03`, `2d 03:04`; `-` for None."""
+    if seconds is None:
+        return NOTHING
+    whole = max(0, round(seconds))
+    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days}d {hours:02d}:{minutes:02d}"
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def count(value: float | None) -> str:
+    """A whole number with thousands separated; rates below 100 keep one decimal."""
+    if value is None or not np.isfinite(value):
+        return NOTHING
+    return f"{value:,.1f}" if isinstance(value, float) and abs(value) < 100 else f"{value:,.0f}"
+
+
+def number(value: float | None) -> str:
+    """A figure of unknown magnitude in at most nine characters."""
+    if value is None or not np.isfinite(value):
+        return NOTHING
+    size = abs(value)
+    if size >= 1e7 or 0 < size < 1e-3:
+        return f"{value:.2e}"
+    for bound, decimals in ((1000, 0), (100, 1), (10, 2), (1, 3)):
+        if size >= bound:
+            return f"{value:,.{decimals}f}"
+    return f"{value:.4f}"
+
+
+def tenth(value: float | None) -> str:
+    """A figure with one decimal, e.g. a return, a lag or milliseconds."""
+    return NOTHING if value is None or not np.isfinite(value) else f"{value:,.1f}"
+
+
+def percent(snapshot: Snapshot | None, total_steps: int) -> int:
+    """Whole percent of the run that is done."""
+    return min(100, 100 * snapshot.env_steps // total_steps) if snapshot and total_steps > 0 else 0
+
+
+def latency(snapshot: Snapshot, quantile: str) -> float | None:
+    """Inference latency in milliseconds at "p50" or "p99", None where not known."""
+    return (snapshot.inference_latency_ms or {}).get(quantile)
+
+
+def chart(values: Sequence[float], width: int, height: int, ascii_only: bool = False) -> list[str]:
+    """A filled curve of `height` lines, at most `width` wide; a long series is averaged into columns."""
+    data = np.array([value for value in values if np.isfinite(value)], np.float64)
+    if not len(data) or width < 1 or height < 1:
+        return [""] * max(height, 0)
+    if len(data) > width:
+        edges = np.linspace(0, len(data), width + 1).astype(int)
+        data = np.add.reduceat(data, edges[:-1]) / np.diff(edges)
+    low, high = data.min(), data.max()
+    # The lowest value still shows one eighth of a line, so that the curve is seen to be there.
+    share = (data - low) / (high - low) if high > low else np.zeros(len(data))
+    eighths = np.rint(1 + share * (8 * height - 1)).astype(int)
+    blocks = _ASCII_BLOCKS if ascii_only else _BLOCKS
+    return ["".join(blocks[min(8, max(0, level - 8 * line))] for level in eighths) for line in reversed(range(height))]
+
+
+Rows = list[tuple[str, str, str]]  # label, figure, style of the figure
+
+
+def figures(snapshot: Snapshot) -> dict[str, Rows]:
+    """The rows of the three panels, most important first."""
+    s = snapshot
+    bad = "bold red"
+    learning: Rows = [
+        ("return (100)", tenth(s.episode_return_100), "bold green"),
+        ("episode length", tenth(s.episode_length), "bold"),
+        ("loss", number(s.loss), "bold"),
+        ("entropy", number(s.extra.get("entropy")), "bold"),
+        ("learning rate", number(s.learning_rate), "bold"),
+        ("gradient norm", number(s.grad_norm), "bold"),
+    ]
+    learning += [
+        (name.replace("_", " "), number(value), "bold") for name, value in s.extra.items() if name != "entropy"
+    ]
+    return {
+        "speed": [
+            ("steps/s", count(s.env_steps_per_second), "bold cyan"),
+            ("frames/s", count(s.env_frames_per_second), "bold"),
+            ("updates/s", tenth(s.updates_per_second), "bold"),
+            ("trained steps", count(s.trained_steps), "bold"),
+            ("updates", count(s.learner_updates), "bold"),
+            ("episodes", count(s.episodes), "bold"),
+            ("frames", count(s.env_frames), "bold"),
+            ("memory MiB", count(None if s.learner_memory_mb is None else round(s.learner_memory_mb)), "bold"),
+        ],
+        "learning": learning,
+        "inference": [
+            ("batch size", tenth(s.inference_batch_size), "bold"),
+            ("latency p50 ms", tenth(latency(s, "p50")), "bold"),
+            ("latency p99 ms", tenth(latency(s, "p99")), "bold"),
+            ("policy lag", tenth(s.policy_lag), "bold"),
+            ("largest lag", tenth(s.policy_lag_max), "bold"),
+            ("dropped updates", count(s.dropped_updates), bad if s.dropped_updates else "bold"),
+            ("protocol errors", count(s.protocol_errors), bad if s.protocol_errors else "bold"),
+        ],
+    }
+
+
+def _line(left: Text, right: Text) -> Table:
+    """One line with something at each end; the left gives way where both do not fit."""
+    grid = Table.grid(expand=True, padding=(0, 1, 0, 0), pad_edge=False)
+    grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_row(left, right)
+    return grid
+
+
+def _panel(body: RenderableType, title: str, height: int | None = None) -> Panel:
+    return Panel(
+        body,
+        title=Text(title, style="bold"),
+        title_align="left",
+        box=box.ROUNDED,
+        border_style=_FRAME,
+        padding=(0, 1),
+        height=height,
+    )
+
+
+def _rows(rows: Rows, height: int) -> Table:
+    grid = Table.grid(expand=True, pad_edge=False)
+    grid.add_column(style="none", no_wrap=True, overflow="ellipsis", ratio=1)
+    grid.add_column(justify="right", no_wrap=True, overflow="ellipsis")
+    for label, figure, style in rows[:height]:
+        grid.add_row(label, Text(figure, style=style))
+    return grid
+
+
+class _Curve:
+    """The curve of returns with its range on the left, filling what room there is."""
+
+    def __init__(self, returns: Sequence[float], height: int) -> None:
+        self._returns, self._height = returns, height
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not self._returns:
+            yield Text("no episode has ended yet", style="dim")
+            return
+        high, low = tenth(max(self._returns)), tenth(min(self._returns))
+        margin = max(len(high), len(low))
+        lines = chart(self._returns, options.max_width - margin - 1, self._height, options.ascii_only)
+        marks = [high, *[""] * (self._height - 2), low] if self._height > 1 else [high]
+        for mark, line in zip(marks, lines, strict=True):
+            yield Text.assemble((f"{mark:>{margin}} ", "none"), (line, "green"), no_wrap=True, overflow="crop")
+
+
+def _fleet(fleet: Sequence[ActorRow], lines: int, wide: bool) -> Table:
+    """The actors, one a line; where there are more than fit, the last line says how many are not shown."""
+    table = Table(box=None, expand=True, pad_edge=False, padding=(0, 2, 0, 0), header_style="none")
+    table.add_column("actor", no_wrap=True, overflow="ellipsis", ratio=3)
+    table.add_column("address", no_wrap=True, overflow="ellipsis", ratio=3)
+    table.add_column("transport" if wide else "via", no_wrap=True)
+    table.add_column("envs", justify="right", no_wrap=True)
+    table.add_column("steps/s", justify="right", no_wrap=True)
+    table.add_column("last seen" if wide else "seen", justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True, overflow="ellipsis", ratio=1 if wide else None)
+    shown = fleet if len(fleet) <= lines else fleet[: lines - 1]
+    for row in shown:
+        seen = f"{row.last_seen_seconds:.1f} s" if row.last_seen_seconds < 60 else duration(row.last_seen_seconds)
+        style = "yellow" if row.last_seen_seconds > 5 else "none"
+        table.add_row(
+            row.actor_id,
+            row.address,
+            row.transport,
+            count(row.envs),
+            Text(count(row.steps_per_second), style="cyan"),
+            Text(seen, style=style),
+            Text(row.state, style="red" if row.state == "lost" else style),
+        )
+    if len(shown) < len(fleet):
+        rest = fleet[len(shown) :]
+        steps = sum(row.steps_per_second or 0.0 for row in rest)
+        table.add_row(f"and {len(rest)} more", "", "", count(sum(row.envs for row in rest)), count(steps), "", "")
+    return table
+
+
+class Picture:
+    """A `ViewState` drawn to fit the terminal, whatever its size; leaves lines for the log where it can."""
+
+    def __init__(self, state: ViewState) -> None:
+        self._state = state
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width, height = options.max_width, options.size.height - 1
+        if width < 1 or height < 1:
+            return
+        full = width >= 72 and height >= 14
+        body = self._full(width, height) if full else self._compact(width)
+        lines = console.render_lines(body, options.update(width=width, height=None), pad=False)
+        for line in lines[:height]:
+            yield from line
+            yield Segment.line()
+
+    def _progress(self, width: int, compact: bool) -> RenderableType:
+        state, s = self._state, self._state.snapshot
+        done = s.env_steps if s else 0
+        left = f"{duration(state.seconds_left)} left"
+        if compact:
+            text = Text(f"{percent(s, state.total_steps)}%  {left}")
+        else:
+            steps = f"{count(done)} / {count(state.total_steps)} steps"
+            text = Text.assemble((steps, "bold"), f"  {percent(s, state.total_steps)}%  {left}")
+        bar = ProgressBar(
+            total=max(1, state.total_steps),
+            completed=done,
+            width=max(1, width - text.cell_len - 2),
+            style=_FRAME,
+            complete_style="cyan",
+            finished_style="green",
+        )
+        grid = Table.grid(expand=True, padding=(0, 1, 0, 0), pad_edge=False)
+        grid.add_column(ratio=1)
+        grid.add_column(justify="right", no_wrap=True)
+        grid.add_row(bar, text)
+        return grid
+
+    def _title(self) -> RenderableType:
+        header = self._state.header
+        title = Text.assemble((header.get("preset", ""), "bold cyan"))
+        for name, value in header.items():
+            if name in ("environment", "algorithm"):  # values that explain themselves
+                title.append(f"  {value}")
+            elif name not in ("preset", "folder"):
+                title.append(f"  {name} {value}")
+        return _line(title, Text(duration(self._state.elapsed), style="bold"))
+
+    def _waiting(self) -> Text:
+        return Text("waiting for the first figures" if self._state.fleet else "waiting for actors", style="yellow")
+
+    def _full(self, width: int, height: int) -> Group:
+        state = self._state
+        parts: list[RenderableType] = [self._title()]
+        if "folder" in state.header:
+            parts.append(Text(state.header["folder"], no_wrap=True, overflow="ellipsis"))
+        parts.append(self._progress(width, compact=False))
+        used = len(parts)
+        if state.snapshot is None:
+            return Group(*parts, self._waiting())
+        rows = 8 if height >= 34 else 6
+        side_by_side = width >= 132
+        panels = Table.grid(expand=True, pad_edge=False)
+        cells: list[RenderableType] = []
+        for title, lines in figures(state.snapshot).items():
+            panels.add_column(width=30 if side_by_side else None, ratio=None if side_by_side else 1)
+            cells.append(_panel(_rows(lines, rows), title, rows + 2))
+        if side_by_side:
+            panels.add_column(ratio=1)
+            cells.append(_panel(_Curve(state.returns, rows), "return", rows + 2))
+        panels.add_row(*cells)
+        parts.append(panels)
+        used += rows + 2
+        # What is left is shared between the curve, the fleet and at least two lines of log above.
+        room = height - used - (2 if height >= 20 else 0)
+        fleet_lines = max(1, len(state.fleet)) + 3
+        if not side_by_side and room >= 3 + min(4, fleet_lines):
+            curve = max(1, min(10, room - 2 - min(fleet_lines, 8)))
+            parts.append(_panel(_Curve(state.returns, curve), "return", curve + 2))
+            room -= curve + 2
+        if room >= 4:
+            envs = count(sum(row.envs for row in state.fleet))
+            title = f"fleet: {count(len(state.fleet))} actor{'s' if len(state.fleet) != 1 else ''}, {envs} environments"
+            empty = Text("no actor is connected", style="yellow")
+            body = _fleet(state.fleet, room - 3, wide=width >= 100) if state.fleet else empty
+            parts.append(_panel(body, title))
+        return Group(*parts)
+
+    def _compact(self, width: int) -> Group:
+        s = self._state.snapshot
+        parts: list[RenderableType] = [self._title(), self._progress(width, compact=True)]
+        if s is None:
+            return Group(*parts, self._waiting())
+        pairs = [
+            ("steps", count(s.env_steps)),
+            ("steps/s", count(s.env_steps_per_second)),
+            ("return", tenth(s.episode_return_100)),
+            ("length", tenth(s.episode_length)),
+            ("loss", number(s.loss)),
+            ("updates/s", tenth(s.updates_per_second)),
+            ("batch", tenth(s.inference_batch_size)),
+            ("lag", tenth(s.policy_lag)),
+            ("p50 ms", tenth(latency(s, "p50"))),
+            ("p99 ms", tenth(latency(s, "p99"))),
+            ("actors", count(s.actors)),
+            ("envs", count(s.envs)),
+        ]
+        columns = max(1, min(4, width // 19))
+        grid = Table.grid(expand=True, pad_edge=False, padding=(0, 2, 0, 0))
+        for _ in range(columns):
+            grid.add_column(no_wrap=True, overflow="ellipsis")
+            grid.add_column(justify="right", no_wrap=True, ratio=1, style="bold")
+        for start in range(0, len(pairs), columns):
+            grid.add_row(*(text for pair in pairs[start : start + columns] for text in pair))
+        return Group(*parts, grid)

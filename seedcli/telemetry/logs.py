@@ -1,0 +1,176 @@
+"""Log lines: to `learner.log`, and to stderr or above the live view; and TensorFlow's chatter kept out of both."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import re
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class LogSink(Protocol):
+    """Where log lines for people go: a view."""
+
+    def log(self, message: str) -> None:
+        """Show one message."""
+
+
+class _SinkHandler(logging.Handler):
+    """Hands records to a view, which puts the time in front itself."""
+
+    def __init__(self, sink: LogSink) -> None:
+        super().__init__()
+        self._sink = sink
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._sink.log(self.format(record))
+        except Exception:
+            self.handleError(record)
+
+
+class _PeopleFormatter(logging.Formatter):
+    """The message, with the level in front from warnings on."""
+
+    def __init__(self, clock: bool) -> None:
+        super().__init__("%(asctime)s %(message)s" if clock else "%(message)s", datefmt="%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (the base class's name)
+        if record.levelno >= logging.WARNING:
+            record.message = f"{record.levelname.lower()}: {record.message}"
+        return super().formatMessage(record)
+
+
+def setup_logging(log_path: Path | None, view: LogSink | None, debug: bool = False) -> None:
+    """Send the records of every library to a file and to people; replaces what an earlier call set up.
+
+    `seedcli`'s own records are shown from INFO on (DEBUG with `debug`), those of others from WARNING on.
+
+    Args:
+        log_path: appended to, with UTC times; None: no file.
+        view: gets each message; None: stderr, with local times.
+        debug: show debugging messages, and tracebacks of logged exceptions on stderr.
+    """
+    root = logging.getLogger()
+    for handler in [h for h in root.handlers if getattr(h, "seedcli", False)]:
+        root.removeHandler(handler)
+        handler.close()
+    handlers: list[logging.Handler] = []
+    people: logging.Handler = logging.StreamHandler(sys.stderr) if view is None else _SinkHandler(view)
+    people.setFormatter(_PeopleFormatter(clock=view is None))
+    handlers.append(people)
+    if log_path is not None:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        file = logging.FileHandler(log_path, encoding="utf-8")
+        formatter = logging.Formatter(
+            "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
+        )
+        formatter.converter = time.gmtime
+        file.setFormatter(formatter)
+        handlers.append(file)
+    for handler in handlers:
+        handler.seedcli = True  # type: ignore[attr-defined]  # marks it for the next call
+        root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    logging.getLogger("seedcli").setLevel(logging.DEBUG if debug else logging.INFO)
+
+
+_MAX_KEYS = 1024  # a bound on what misbehaving peers can make the limiter remember
+_limiter_lock = threading.Lock()
+_limiter: dict[str, tuple[float, int]] = {}  # key → (time of the last line, lines held back since)
+
+
+def log_once_per(key: str, seconds: float, logger: logging.Logger, level: int, message: str, *args: object) -> bool:
+    """Log at most one line of a kind every `seconds`; the next line says how many were held back.
+
+    Args:
+        key: what counts as one kind.
+        seconds: the shortest time between two lines of the kind.
+        logger: where to.
+        level: e.g. logging.WARNING.
+        message: with `%` placeholders for `args`.
+
+    Returns:
+        Whether the line was logged.
+    """
+    now = time.monotonic()
+    with _limiter_lock:
+        last, held = _limiter.get(key, (-float("inf"), 0))
+        if now - last < seconds:
+            _limiter[key] = (last, held + 1)
+            return False
+        _limiter.pop(key, None)  # re-inserted at the end, so that the first key is the oldest
+        while len(_limiter) >= _MAX_KEYS:
+            del _limiter[next(iter(_limiter))]
+        _limiter[key] = (now, 0)
+    if held:
+        message, args = message + " (%d more like it were not shown)", (*args, held)
+    logger.log(level, message, *args)
+    return True
+
+
+# What TensorFlow's C++ code writes to descriptor 2 before its log levels apply: abseil's warning about just
+# that, lines in glog's format, and the one continuation line of its note on CPU instructions.
+_CHATTER = re.compile(
+    rb"WARNING: All log messages before absl::InitializeLog\(\)"
+    rb"|[IWE]\d{4} \d\d:\d\d:\d+\.\d+ "
+    rb"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] "
+    rb"|To enable the following instructions: "
+)
+
+
+@contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """Hold back descriptor 2 of the whole process, then write out what was no chatter of TensorFlow's.
+
+    Log levels do not reach the lines TensorFlow writes while its libraries load, so the descriptor itself
+    is pointed at a temporary file meanwhile. If the block raises, everything that was held back is written.
+    """
+    sys.stderr.flush()
+    saved = os.dup(2)
+    try:
+        with tempfile.TemporaryFile() as held:
+            os.dup2(held.fileno(), 2)
+            failed = True
+            try:
+                yield
+                failed = False
+            finally:
+                sys.stderr.flush()
+                os.dup2(saved, 2)
+                held.seek(0)
+                for line in held:
+                    if failed or not _CHATTER.match(line):
+                        os.write(2, line)
+    finally:
+        os.close(saved)
+
+
+def quiet_tensorflow() -> None:
+    """Ask TensorFlow's C++ code for errors only; works before its first import. What the user set stands."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def import_tensorflow() -> Any:
+    """Import TensorFlow and find its devices without the lines it writes meanwhile; returns the module.
+
+    Its Python warnings go to our log instead of stderr. Nothing is silenced where the user has set
+    TF_CPP_MIN_LOG_LEVEL to 0.
+    """
+    quiet_tensorflow()
+    if os.environ["TF_CPP_MIN_LOG_LEVEL"] == "0":
+        return importlib.import_module("tensorflow")
+    with quiet_stderr():
+        tensorflow = importlib.import_module("tensorflow")
+        # Finding devices writes too (a CUDA build on a machine without a driver); it fixes no setting.
+        tensorflow.config.list_physical_devices()
+    logging.getLogger("tensorflow").handlers.clear()
+    return tensorflow

@@ -1,0 +1,339 @@
+"""What is measured: accumulators for the hot path, one line of metrics, and the files the lines are written to."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from seedcli.errors import UsageError
+
+# What a thread's time is spent on, in the order a step passes through them; other names may be used too.
+PARTS = ("environment", "wire", "batching", "inference", "training", "waiting")
+
+
+class Profile:
+    """Seconds by name, accumulated by the one thread that owns it; any thread may read it.
+
+    A loop either times its pieces itself and calls `add`, or calls `lap` after each piece, which charges
+    everything since the previous lap to a name, so that no time goes missing.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._mark = time.perf_counter()
+
+    def add(self, name: str, seconds: float) -> None:
+        """Charge `seconds` to `name`; only the owning thread may call it."""
+        self._seconds[name] += seconds
+
+    def start(self) -> None:
+        """Begin the first lap now, leaving what came before uncharged."""
+        self._mark = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """Charge the time since the last `lap` or `start` to `name`; only the owning thread may call it."""
+        now = time.perf_counter()
+        self._seconds[name] += now - self._mark
+        self._mark = now
+
+    def seconds(self) -> dict[str, float]:
+        """A copy of the seconds by name; safe from any thread."""
+        return dict(self._seconds)  # one C call, which a thread switch cannot interrupt
+
+
+def merge_profiles(profiles: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Sum seconds by name, e.g. over the actors of a fleet."""
+    total: defaultdict[str, float] = defaultdict(float)
+    for profile in profiles:
+        for name, seconds in profile.items():
+            total[name] += seconds
+    return dict(total)
+
+
+class Reservoir:
+    """The newest values of something, in a fixed ring; written by one thread, read by any.
+
+    A reader that races with the writer may see a value of the previous turn of the ring, never one that was
+    not written.
+
+    Attributes:
+        size: values kept.
+    """
+
+    def __init__(self, size: int = 4096) -> None:
+        if size < 1:
+            raise ValueError(f"a reservoir of {size} values holds nothing; size must be at least 1")
+        self.size = size
+        self._ring = np.zeros(size, np.float64)
+        self._written = 0
+
+    def __len__(self) -> int:
+        return min(self._written, self.size)
+
+    def add(self, value: float) -> None:
+        """Add one value."""
+        self._ring[self._written % self.size] = value
+        self._written += 1
+
+    def add_many(self, values: npt.NDArray[Any]) -> None:
+        """Add values [n]; of more than `size` only the last `size` are kept."""
+        values = values[-self.size :]
+        start = self._written % self.size
+        head = min(len(values), self.size - start)
+        self._ring[start : start + head] = values[:head]
+        self._ring[: len(values) - head] = values[head:]
+        self._written += len(values)
+
+    def percentiles(self, *q: float) -> tuple[float, ...] | None:
+        """The percentiles `q` (0 to 100, linearly interpolated) of what is kept, or None where nothing is."""
+        count = len(self)
+        return tuple(float(x) for x in np.percentile(self._ring[:count], q)) if count else None
+
+    def mean(self) -> float | None:
+        """The mean of what is kept, or None where nothing is."""
+        count = len(self)
+        return float(self._ring[:count].mean()) if count else None
+
+    def reset(self) -> None:
+        """Forget every value."""
+        self._written = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """One line of metrics. "Since the last line" holds for means and rates unless another span is named.
+
+    Attributes:
+        time: Unix seconds.
+        env_steps: environment steps taken by all actors since training began (resumed runs count on).
+        env_frames: simulator frames those steps stand for.
+        env_steps_per_second: rate of `env_steps`.
+        env_frames_per_second: rate of `env_frames`.
+        trained_steps: environment steps that training has consumed.
+        learner_updates: updates applied to the network.
+        updates_per_second: rate of `learner_updates`.
+        episodes: episodes finished since training began.
+        episode_return: mean raw (unclipped) return of the episodes finished; None where none was.
+        episode_return_100: mean raw return of the last 100 episodes; None before the first.
+        episode_length: mean length in environment steps of the episodes finished; None where none was.
+        policy_lag: mean updates between acting on a record and training on it.
+        policy_lag_max: the largest such lag.
+        inference_batch_size: mean environments of an inference batch.
+        inference_latency_ms: milliseconds from a message's arrival to its answer, {"p50": …, "p99": …}.
+        loss: loss of the last update.
+        learning_rate: learning rate of the last update.
+        grad_norm: global gradient norm of the last update, before clipping.
+        dropped_updates: updates dropped because a loss or gradient was not finite, since training began.
+        actors: actors connected.
+        envs: their environments.
+        protocol_errors: connections ended for breaking the protocol, since training began.
+        learner_memory_mb: resident memory of the learner process, MiB.
+        extra: the algorithm's own metrics (policy_loss, entropy, …); a name of its own each.
+    """
+
+    env_steps: int
+    time: float | None = None
+    env_frames: int = 0
+    env_steps_per_second: float | None = None
+    env_frames_per_second: float | None = None
+    trained_steps: int = 0
+    learner_updates: int = 0
+    updates_per_second: float | None = None
+    episodes: int = 0
+    episode_return: float | None = None
+    episode_return_100: float | None = None
+    episode_length: float | None = None
+    policy_lag: float | None = None
+    policy_lag_max: float | None = None
+    inference_batch_size: float | None = None
+    inference_latency_ms: Mapping[str, float] | None = None
+    loss: float | None = None
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    dropped_updates: int = 0
+    actors: int = 0
+    envs: int = 0
+    protocol_errors: int = 0
+    learner_memory_mb: float | None = None
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        clash = sorted(self.extra.keys() & {f.name for f in dataclasses.fields(self)})
+        if clash:
+            raise ValueError(f"the algorithm's metric {clash[0]!r} has the name of a general one; rename it")
+
+    def without_wall_clock(self) -> Snapshot:
+        """A copy with None in every field that depends on the clock or the machine (deterministic mode)."""
+        return dataclasses.replace(
+            self,
+            time=None,
+            env_steps_per_second=None,
+            env_frames_per_second=None,
+            updates_per_second=None,
+            inference_latency_ms=None,
+            learner_memory_mb=None,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields in a fixed order, `time` first and `extra` flattened to the end, ready for JSON.
+
+        Numbers that are not finite become None; NumPy scalars become Python's.
+        """
+        names = ["time", *(f.name for f in dataclasses.fields(self) if f.name not in ("time", "extra"))]
+        line = {name: _plain(getattr(self, name)) for name in names}
+        line.update((name, _plain(self.extra[name])) for name in sorted(self.extra))
+        return line
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class MetricsWriter:
+    """Appends lines to `metrics.jsonl` and, where asked, scalars to a TensorBoard event file.
+
+    Belongs to one thread. A line is handed to the operating system whole and at once, so that a killed
+    learner loses no finished line. Raises OSError where the disk refuses.
+    """
+
+    def __init__(self, metrics_path: Path, tensorboard_dir: Path | None, resume: bool) -> None:
+        """Open the files.
+
+        Args:
+            metrics_path: the JSON-lines file.
+            tensorboard_dir: folder of the event file; None: no TensorBoard.
+            resume: append to the lines that are there (a torn last line is cut off) instead of starting anew.
+        """
+        metrics_path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = metrics_path
+        self._file: BinaryIO = open(metrics_path, "ab" if resume else "wb", buffering=0)  # noqa: SIM115
+        if resume:
+            content = metrics_path.read_bytes()
+            self._file.truncate(content.rfind(b"\n") + 1)
+        self._events = _EventFile(tensorboard_dir) if tensorboard_dir is not None else None
+
+    def truncate_after(self, env_steps: int) -> None:
+        """Cut every line beyond `env_steps`, where a resumed run continues, so that lines do not overlap.
+
+        TensorBoard is told to forget its points beyond it too.
+        """
+        end = 0
+        for line in self._path.read_bytes().splitlines(keepends=True):
+            if json.loads(line)["env_steps"] > env_steps:
+                break
+            end += len(line)
+        self._file.truncate(end)
+        if self._events is not None:
+            self._events.restart(env_steps + 1)
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Append a line, and its scalars."""
+        line = snapshot.to_dict()
+        self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        if self._events is not None:
+            self._events.scalars(snapshot.env_steps, snapshot.time, _scalars(line, snapshot.extra))
+
+    def close(self) -> None:
+        """Close the files; safe to call twice."""
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+
+
+_GROUPS = {
+    "episode": ("episodes", "episode_return", "episode_return_100", "episode_length"),
+    "speed": ("env_steps_per_second", "env_frames_per_second", "updates_per_second"),
+    "progress": ("env_frames", "trained_steps", "learner_updates"),
+    "learner": ("loss", "learning_rate", "grad_norm", "dropped_updates", "learner_memory_mb"),
+    "inference": ("policy_lag", "policy_lag_max", "inference_batch_size"),
+    "fleet": ("actors", "envs", "protocol_errors"),
+}
+
+
+def _scalars(line: Mapping[str, Any], extra: Iterable[str]) -> dict[str, float]:
+    scalars = {f"{group}/{name}": line[name] for group, names in _GROUPS.items() for name in names}
+    scalars.update((f"agent/{name}", line[name]) for name in extra)
+    for quantile, value in (line["inference_latency_ms"] or {}).items():
+        scalars[f"inference/latency_ms_{quantile}"] = value
+    return {tag: value for tag, value in scalars.items() if value is not None}
+
+
+class _EventFile:
+    """A TensorBoard event file.
+
+    TensorBoard's own `EventFileWriter` would import TensorFlow and keep a thread; one event of thirty
+    scalars every few seconds needs neither (it takes a fraction of a millisecond).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._session, self._summary = Event, SessionLog, Summary
+        folder.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads a folder's files in the order of their names, so the name begins with the time;
+        # nanoseconds keep two files of one second apart.
+        name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{socket.gethostname()}.{os.getpid()}"
+        name += f".{time.time_ns() % 10**9:09d}"
+        self._records = RecordWriter(open(folder / name, "wb"))  # noqa: SIM115
+        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def restart(self, step: int) -> None:
+        """Make TensorBoard drop the points of earlier files from `step` on."""
+        log = self._session(status=self._session.START)
+        self._write(self._event(wall_time=time.time(), step=step, session_log=log))
+
+    def scalars(self, step: int, wall_time: float | None, values: Mapping[str, float]) -> None:
+        """Write values by tag at a step."""
+        summary = self._summary(
+            value=[self._summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        )
+        self._write(self._event(wall_time=time.time() if wall_time is None else wall_time, step=step, summary=summary))
+
+    def _write(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
+        self._records.flush()
+
+    def close(self) -> None:
+        if not self._records.closed:
+            self._records.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl`, oldest first; a torn last line is left out.
+
+    Raises:
+        UsageError: the file cannot be read, or a line before the last is not a JSON object.
+    """
+    try:
+        raw = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UsageError(f"cannot read metrics from {path}: {error.strerror}; name the folder of a run") from error
+    lines: list[dict[str, Any]] = []
+    for number, text in enumerate(raw, start=1):
+        try:
+            line = json.loads(text)
+        except ValueError:
+            line = None
+        if isinstance(line, dict):
+            lines.append(line)
+        elif number < len(raw):
+            raise UsageError(f"{path} line {number} is not a JSON object, so the file is damaged; remove that line")
+    return lines

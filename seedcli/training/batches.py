@@ -1,0 +1,135 @@
+"""From finished unrolls to training batches: a FIFO of buffers, cut into columns, assembled one batch ahead."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from seedcli.agents.base import UnrollBatch
+from seedcli.inference.arena import Arena, UnrollBuffer
+
+
+class Piece(NamedTuple):
+    """Columns [start, stop) of a buffer."""
+
+    buffer: UnrollBuffer
+    start: int
+    stop: int
+
+
+class UnrollQueue:
+    """Finished unrolls, first in, first out; each column is taken once.
+
+    `put` is called by the inference thread, `take` by one consumer.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: deque[UnrollBuffer] = deque()
+        self._offset = 0
+        self._columns = 0
+        self._closed = False
+        self._ready = threading.Condition()
+
+    def put(self, buffer: UnrollBuffer) -> None:
+        """Add a finished buffer."""
+        with self._ready:
+            self._buffers.append(buffer)
+            self._columns += buffer.num_envs
+            self._ready.notify()
+
+    def close(self) -> None:
+        """Wake whoever waits: `take` returns None from now on."""
+        with self._ready:
+            self._closed = True
+            self._ready.notify_all()
+
+    def take(self, columns: int, *, wait: bool = True) -> list[Piece] | None:
+        """The next `columns` columns as pieces of buffers.
+
+        Args:
+            columns: B.
+            wait: block until there are enough.
+
+        Returns:
+            Pieces that add up to `columns`, or None: closed, or not enough and `wait` is false. A piece that
+            ends its buffer is the last one to read it.
+        """
+        with self._ready:
+            while self._columns < columns and not self._closed:
+                if not wait:
+                    return None
+                self._ready.wait()
+            if self._closed:
+                return None
+            pieces = []
+            missing = columns
+            while missing:
+                buffer = self._buffers[0]
+                stop = min(buffer.num_envs, self._offset + missing)
+                pieces.append(Piece(buffer, self._offset, stop))
+                missing -= stop - self._offset
+                self._offset = stop
+                if stop == buffer.num_envs:
+                    self._buffers.popleft()
+                    self._offset = 0
+            self._columns -= columns
+            return pieces
+
+
+class PreparedBatch(NamedTuple):
+    """A batch on its way to the trainer.
+
+    Attributes:
+        unrolls: the arrays, on the training device.
+        versions: int64 [K+T+1, B], the policy version behind each record.
+    """
+
+    unrolls: UnrollBatch
+    versions: npt.NDArray[np.int64]
+
+
+def _join(parts: list[npt.NDArray[Any]], axis: int) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(parts[0]) if len(parts) == 1 else np.concatenate(parts, axis=axis)
+
+
+def assemble(pieces: list[Piece], arena: Arena) -> PreparedBatch:
+    """Copy pieces into one contiguous time-major batch and give finished buffers back to the arena.
+
+    A single piece that covers its buffer is copied too: the buffer is needed for the next unroll long before
+    the training step ends.
+    """
+
+    def gather(read: Any) -> npt.NDArray[Any]:
+        parts = [read(piece.buffer)[:, piece.start : piece.stop] for piece in pieces]
+        return np.concatenate(parts, axis=1)
+
+    states = [
+        tf.nest.map_structure(lambda x, p=piece: np.asarray(x)[p.start : p.stop], piece.buffer.state)
+        for piece in pieces
+    ]
+    columns = sum(piece.stop - piece.start for piece in pieces)
+    state = tf.nest.map_structure(lambda *parts: tf.convert_to_tensor(_join(list(parts), 0)), *states)
+    unrolls = UnrollBatch(
+        observation=tf.convert_to_tensor(gather(lambda b: b.steps.observation)),
+        reward=tf.convert_to_tensor(gather(lambda b: b.steps.reward)),
+        terminated=tf.convert_to_tensor(gather(lambda b: b.steps.terminated.view(np.bool_))),
+        truncated=tf.convert_to_tensor(gather(lambda b: b.steps.truncated.view(np.bool_))),
+        action=tf.convert_to_tensor(gather(lambda b: b.action)),
+        recorded={
+            name: tf.convert_to_tensor(gather(lambda b, n=name: b.recorded[n])) for name in pieces[0].buffer.recorded
+        },
+        state=state,
+        weights=tf.ones(columns, tf.float32),
+    )
+    versions = np.concatenate(
+        [np.broadcast_to(p.buffer.version[:, None], (len(p.buffer.version), p.stop - p.start)) for p in pieces], axis=1
+    )
+    for piece in pieces:
+        if piece.stop == piece.buffer.num_envs:
+            arena.release(piece.buffer)
+    return PreparedBatch(unrolls, versions)

@@ -1,0 +1,110 @@
+"""What the agents' tests share: small environments, an acting loop, and batches of random unrolls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from seedcli.agents.base import ActInputs, UnrollBatch
+from seedcli.agents.networks import PolicyValueNetwork
+from seedcli.config import AgentConfig, TrainingConfig
+from seedcli.specs import ArraySpec, EnvSpec
+
+IMAGE = EnvSpec("test/image", ArraySpec((36, 37, 1), "uint8"), 4)
+COLOUR = EnvSpec("test/colour", ArraySpec((36, 37, 3), "uint8"), 4)
+FLAT_IMAGE = EnvSpec("test/flat", ArraySpec((36, 37), "uint8"), 4)
+VECTOR = EnvSpec("test/vector", ArraySpec((5,), "float32"), 3)
+DISCRETE = EnvSpec("test/discrete", ArraySpec((), "int64", categories=6), 3)
+
+Records = dict[str, npt.NDArray[Any]]
+
+
+def agent_config(**values: Any) -> AgentConfig:
+    """A configuration with some values changed."""
+    return AgentConfig.model_validate({"hidden": (16,), **values})
+
+
+def training_config(**values: Any) -> TrainingConfig:
+    """A configuration with some values changed."""
+    return TrainingConfig.model_validate(values)
+
+
+def random_records(spec: EnvSpec, length: int, columns: int, seed: int = 0, ends: float = 0.25) -> Records:
+    """Records [length, columns, ...] with many ends of episodes, no two of them in a row, as autoreset gives them."""
+    rng = np.random.default_rng(seed)
+    shape = (length, columns, *spec.observation.shape)
+    observation: npt.NDArray[Any]
+    if spec.observation.categories:
+        observation = rng.integers(0, spec.observation.categories, shape)
+    elif spec.observation.dtype == "uint8":
+        observation = rng.integers(0, 256, shape)
+    else:
+        observation = rng.normal(size=shape)
+    final = rng.random((length, columns)) < ends
+    for t in range(1, length):
+        final[t] &= ~final[t - 1]
+    terminated = final & (rng.random((length, columns)) < 0.5)
+    first = np.zeros_like(final)
+    first[1:] = final[:-1]
+    return {
+        "observation": observation.astype(spec.observation.dtype),
+        "reward": np.where(first, 0.0, 2.0 * rng.normal(size=(length, columns))).astype(np.float32),
+        "terminated": terminated,
+        "truncated": final & ~terminated,
+        "first": first,
+        "action": rng.integers(0, spec.num_actions, (length, columns)).astype(np.int32),
+        "logits": rng.normal(size=(length, columns, spec.num_actions)).astype(np.float32),
+    }
+
+
+def unroll_batch(records: Records, state: Any) -> UnrollBatch:
+    """Records as a training batch."""
+    return UnrollBatch(
+        observation=tf.constant(records["observation"]),
+        reward=tf.constant(records["reward"]),
+        terminated=tf.constant(records["terminated"]),
+        truncated=tf.constant(records["truncated"]),
+        action=tf.constant(records["action"]),
+        recorded={"logits": tf.constant(records["logits"])},
+        state=state,
+        weights=tf.ones(records["reward"].shape[1]),
+    )
+
+
+def act_inputs(spec: EnvSpec, rows: int, seed: tuple[int, int] = (1, 2)) -> ActInputs:
+    """One inference batch of random observations."""
+    records = random_records(spec, 1, rows)
+    return ActInputs(
+        observation=tf.constant(records["observation"][0]),
+        reward=tf.constant(records["reward"][0]),
+        first=tf.zeros([rows], tf.bool),
+        exploration=tf.zeros([rows]),
+        seed=tf.constant(seed, tf.int32),
+    )
+
+
+def reset(network: PolicyValueNetwork, state: Any, first: npt.NDArray[np.bool_]) -> Any:
+    """The state with the rows of `first` as at the start of an episode."""
+    initial = network.initial_state(len(first))
+
+    def choose(new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
+        return tf.where(tf.reshape(first, [-1] + [1] * (len(old.shape) - 1)), new, old)
+
+    return tf.nest.map_structure(choose, initial, state)
+
+
+def play(network: PolicyValueNetwork, records: Records) -> tuple[Any, list[Any], Any]:
+    """Act step by step: outputs [L, B, ...], the state before each record (after any reset), and the last state."""
+    state = network.initial_state(records["reward"].shape[1])
+    step = tf.function(network.step)
+    outputs, states = [], []
+    for t in range(len(records["reward"])):
+        state = reset(network, state, records["first"][t])
+        states.append(state)
+        output, state = step(tf.constant(records["observation"][t]), tf.constant(records["reward"][t]), state)
+        state = network.remember(state, tf.constant(records["action"][t]))
+        outputs.append(output)
+    return tf.nest.map_structure(lambda *x: np.stack(x), *outputs), states, state

@@ -1,0 +1,118 @@
+"""Parts for tests of the step engine: a policy that can be checked by hand, and streams whose rows say who they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seedcli.agents.base import AlgorithmSpec
+from seedcli.inference.arena import Arena, UnrollBuffer
+from seedcli.inference.engine import Answer, StepEngine, Stream
+from seedcli.inference.policy import Decision
+from seedcli.specs import ArraySpec, EnvSpec
+
+SPEC = EnvSpec("test/env", ArraySpec((3,), "float32"), num_actions=1000)
+
+
+def algorithm(burn_in: int, length: int) -> AlgorithmSpec:
+    """An algorithm that records one float with each action."""
+    return AlgorithmSpec("test", burn_in, length, "queue", {"mark": ArraySpec((), "float32")})
+
+
+class CountingPolicy:
+    """Acts with the sum of the observation, counts the records of an episode in its state, one version a batch."""
+
+    def __init__(self, slots: int) -> None:
+        self.state = np.zeros(slots, np.int64)
+        self.version = 0
+        self.batches: list[int] = []
+
+    def act(self, observation: Any, reward: Any, first: Any, slots: Any) -> Decision:
+        self.state[slots] = np.where(first, 0, self.state[slots]) + 1
+        self.version += 1
+        self.batches.append(len(slots))
+        action = observation.sum(axis=1).astype(np.int32) % 1000
+        return Decision(action, {"mark": action.astype(np.float32) / 2}, self.version)
+
+    def snapshot(self, slots: Any, first: Any) -> Any:
+        return {"count": np.where(first, 0, self.state[slots])}
+
+
+class Player:
+    """A stream of environments, each record (environment, episode, step), episodes of the lengths given."""
+
+    def __init__(self, engine: StepEngine, stream: Stream, name: int, lengths: npt.NDArray[np.int64]) -> None:
+        self.engine = engine
+        self.stream = stream
+        self.name = name
+        self.lengths = lengths
+        self.episode = np.zeros(stream.num_envs, np.int64)
+        self.step = np.zeros(stream.num_envs, np.int64)
+        self.sent: list[dict[str, npt.NDArray[Any]]] = []
+
+    def send(self) -> None:
+        """Write the next row where the engine says, and keep what was written."""
+        envs = self.stream.num_envs
+        layout = self.stream.buffer.layout
+        views = layout.views(np.frombuffer(self.engine.destination(self.stream), np.uint8))
+        ids = self.name * 100 + np.arange(envs)
+        final = self.step + 1 >= self.lengths[np.arange(envs), self.episode % self.lengths.shape[1]]
+        views.observation[:] = np.stack([ids, self.episode, self.step], axis=1)
+        views.reward[:] = np.where(self.step == 0, 0.0, 1.0 + self.episode)
+        views.terminated[:] = final & (self.episode % 2 == 0)
+        views.truncated[:] = final & (self.episode % 2 == 1)
+        self.sent.append(
+            {
+                "observation": views.observation.copy(),
+                "reward": views.reward.copy(),
+                "terminated": views.terminated.copy(),
+                "truncated": views.truncated.copy(),
+            }
+        )
+        self.episode = self.episode + final
+        self.step = np.where(final, 0, self.step + 1)
+        self.engine.arrived(self.stream)
+
+
+def make_engine(
+    *,
+    burn_in: int = 0,
+    length: int = 4,
+    max_envs: int = 64,
+    training_batch: int = 4,
+    batch_size: int = 0,
+    deadline: float = 0.0,
+    on_fault: Callable[[Stream, str], None] | None = None,
+    clock: Callable[[], float] | None = None,
+) -> tuple[StepEngine, Arena, CountingPolicy, list[UnrollBuffer]]:
+    """An engine with its parts, and the list its finished unrolls go to."""
+    algo = algorithm(burn_in, length)
+    arena = Arena(SPEC, algo.records, algo.recorded, batch_size=training_batch, queue_batches=1)
+    policy = CountingPolicy(max_envs)
+    unrolls: list[UnrollBuffer] = []
+    kwargs: dict[str, Any] = {} if clock is None else {"clock": clock}
+
+    def fault(stream: Stream, sentence: str) -> None:
+        engine.close_stream(stream)
+
+    engine = StepEngine(
+        algo,
+        SPEC,
+        policy,
+        arena,
+        max_envs=max_envs,
+        batch_size=batch_size,
+        deadline=deadline,
+        on_unroll=unrolls.append,
+        on_fault=on_fault or fault,
+        **kwargs,
+    )
+    return engine, arena, policy, unrolls
+
+
+def answered(answers: list[Answer]) -> set[int]:
+    """Which streams were answered, by index."""
+    return {answer.stream.index for answer in answers}

@@ -1,0 +1,196 @@
+"""The step engine: records land in one place each, states stand where unrolls begin, no one waits for the dead."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seedcli.inference.engine import SlotAllocator
+from seedcli.specs import split_envs
+from tests.inference.helpers import Player, make_engine
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    burn_in=st.integers(0, 3),
+    length=st.integers(1, 6),
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    order=st.randoms(use_true_random=False),
+    lengths_seed=st.integers(0, 1000),
+)
+def test_every_record_lands_in_its_place(burn_in, length, sizes, order, lengths_seed):
+    """Unrolls of stride T cover a stream's records without a gap, whatever order messages come in."""
+    engine, arena, policy, unrolls = make_engine(burn_in=burn_in, length=length)
+    rng = np.random.default_rng(lengths_seed)
+    players = []
+    for name, envs in enumerate(sizes):
+        stream = engine.open_stream(None, name, envs)
+        assert stream is not None
+        players.append(Player(engine, stream, name, rng.integers(2, 7, (envs, 5))))
+    seen: dict[int, list[dict]] = {name: [] for name in range(len(sizes))}
+
+    def collect() -> None:
+        while unrolls:
+            buffer = unrolls.pop(0)
+            name = int(buffer.steps.observation[0, 0, 0]) // 100
+            seen[name].append(
+                {
+                    "observation": buffer.steps.observation.copy(),
+                    "reward": buffer.steps.reward.copy(),
+                    "terminated": buffer.steps.terminated.copy(),
+                    "truncated": buffer.steps.truncated.copy(),
+                    "action": buffer.action.copy(),
+                    "mark": buffer.recorded["mark"].copy(),
+                    "version": buffer.version.copy(),
+                    "state": buffer.state["count"].copy(),
+                }
+            )
+            arena.release(buffer)
+
+    for _ in range(4 * (burn_in + length + 1)):
+        ready = [p for p in players if not p.stream.pending]
+        for player in order.sample(ready, order.randint(0, len(ready))):
+            player.send()
+        if engine.wait() == 0.0:
+            engine.answer()
+        collect()
+        engine.unblock()
+
+    records = burn_in + length + 1
+    for player in players:
+        done = seen[player.name]
+        for i, unroll in enumerate(done):
+            start = i * length
+            for t in range(records):
+                sent = player.sent[start + t]
+                for name in ("observation", "reward", "terminated", "truncated"):
+                    np.testing.assert_array_equal(unroll[name][t], sent[name], err_msg=f"{name} of record {start + t}")
+                np.testing.assert_array_equal(unroll["action"][t], sent["observation"].sum(axis=1).astype(int) % 1000)
+            np.testing.assert_array_equal(unroll["mark"], unroll["action"] / 2)
+            assert (np.diff(unroll["version"]) > 0).all()
+            # The state before record 0 counts the records of its episode: just the step number it carries.
+            np.testing.assert_array_equal(unroll["state"], unroll["observation"][0, :, 2])
+        assert len(done) == max(0, (len(player.sent) - player.stream.pending - 1 - burn_in) // length)
+
+
+def test_episodes_are_counted_by_raw_reward_and_steps():
+    engine, arena, _, unrolls = make_engine()
+    stream = engine.open_stream(None, 0, 2)
+    player = Player(engine, stream, 0, np.array([[3, 3], [4, 4]]))
+    for _ in range(8):
+        player.send()
+        engine.answer()
+        while unrolls:
+            arena.release(unrolls.pop())
+        engine.unblock()
+    # Environment 0: records of episodes 0, 1 (3 each); environment 1: episodes 0, 1 (4 each); reward 1 + episode
+    # on every record but the first.
+    assert sorted(engine.stats.finished) == [(2.0, 2), (3.0, 3), (4.0, 2), (6.0, 3)]
+    assert engine.stats.episodes == 4
+    assert engine.stats.env_steps == 16 - (3 + 2)  # 3 and 2 first records are no transitions
+
+
+def test_a_batch_closes_at_half_the_environments_or_at_the_deadline():
+    now = [0.0]
+    engine, _, policy, _ = make_engine(deadline=0.004, clock=lambda: now[0])
+    players = [Player(engine, engine.open_stream(None, i, 2), i, np.full((2, 1), 50)) for i in range(4)]
+    assert engine.wait() is None
+    players[0].send()
+    assert engine.wait() == pytest.approx(0.004)
+    now[0] = 0.003
+    assert engine.wait() == pytest.approx(0.001)
+    players[1].send()
+    assert engine.wait() == 0.0, "4 of 8 environments are half"
+    assert {a.stream.index for a in engine.answer()} == {0, 1}
+    players[2].send()
+    now[0] = 1.0
+    assert engine.wait() == 0.0, "the deadline has passed"
+    engine.answer()
+    assert policy.batches == [4, 2]
+
+
+def test_a_stream_without_a_buffer_waits_and_goes_on_when_one_comes_back():
+    engine, arena, _, unrolls = make_engine(length=2, training_batch=2)
+    stream = engine.open_stream(None, 0, 2)
+    player = Player(engine, stream, 0, np.full((2, 1), 1000))
+    answered = 0
+    for _ in range(50):
+        player.send()
+        if not engine.answer():
+            break
+        answered += 1
+    # 1 open + ceil(2/2)·2 waiting: three buffers full, the answer to the record that filled the third is held.
+    assert len(unrolls) == 2 and stream.pending and answered == 6
+    assert engine.unblock() == []
+    arena.release(unrolls.pop(0))
+    held = engine.unblock()
+    assert [a.sequence for a in held] == [6]
+    np.testing.assert_array_equal(held[0].actions, player.sent[6]["observation"].sum(axis=1).astype(int) % 1000)
+    player.send()
+    assert engine.answer(), "the stream goes on"
+
+
+def test_a_fault_ends_its_stream_alone():
+    faults = []
+
+    def on_fault(stream, sentence):
+        faults.append((stream.index, sentence))
+        engine.close_stream(stream)
+
+    engine, _, _, _ = make_engine(on_fault=on_fault)
+    players = [Player(engine, engine.open_stream(None, i, 2), i, np.full((2, 1), 50)) for i in range(3)]
+    for player in players:
+        player.send()
+    players[1].stream.buffer.records[0].reward[1] = np.nan
+    players[2].stream.buffer.records[0].terminated[0] = 7
+    answers = engine.answer()
+    assert [a.stream.index for a in answers] == [0]
+    assert [index for index, _ in faults] == [1, 2]
+    assert "reward" in faults[0][1] and "flag" in faults[1][1]
+    assert engine.connected_envs == 2
+
+
+def test_closed_streams_free_slots_and_buffers():
+    engine, arena, _, unrolls = make_engine(max_envs=8)
+    streams = [engine.open_stream(None, i, 4) for i in range(2)]
+    assert engine.open_stream(None, 2, 1) is None, "8 slots are taken"
+    before = arena.allocated_bytes
+    player = Player(engine, streams[0], 0, np.full((4, 1), 50))
+    player.send()
+    engine.close_stream(streams[0])
+    engine.close_stream(streams[0])
+    assert engine.wait() is None, "a closed stream's message is not answered"
+    again = engine.open_stream(None, 3, 4)
+    assert again is not None and again.slots[0] == 0
+    assert arena.allocated_bytes == before
+    for stream in (streams[1], again):
+        engine.close_stream(stream)
+    assert arena.allocated_bytes == 0
+    assert engine.connected_envs == 0 and not unrolls
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 5)), max_size=60))
+def test_slots_are_given_once(operations):
+    allocator = SlotAllocator(16)
+    held: list[tuple[int, int]] = []
+    for take, count in operations:
+        if take:
+            start = allocator.take(count)
+            if start is None:
+                continue
+            taken = {i for a, n in held for i in range(a, a + n)}
+            assert not taken & set(range(start, start + count)) and start + count <= 16
+            held.append((start, count))
+        elif held:
+            allocator.give(*held.pop(count % len(held)))
+    for start, count in held:
+        allocator.give(start, count)
+    assert allocator.take(16) == 0
+
+
+def test_environments_are_spread_evenly():
+    assert split_envs(7, 2) == [4, 3]
+    assert split_envs(1, 2) == [1]
+    assert split_envs(32, 4) == [8, 8, 8, 8]

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.net.harness import KINDS, Actor, Learner, make_server
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def learner(kind: str) -> Iterator[Learner]:
+    learner = Learner(make_server(kind), [1000, 500]).start()
+    yield learner
+    learner.close()
+
+
+@pytest.fixture
+def join() -> Iterator[Callable[..., Actor]]:
+    """Connects actors, and closes them at the end."""
+    actors: list[Actor] = []
+
+    def join(learner: Learner | str, name: str = "actor") -> Actor:
+        actors.append(Actor(learner if isinstance(learner, str) else learner.server.address, name))
+        return actors[-1]
+
+    yield join
+    for actor in actors:
+        actor.client.close()
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts Python processes that print a line when they are ready, and kills them at the end."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def spawn(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+        )
+        processes.append(process)
+        return process
+
+    yield spawn
+    for process in processes:
+        process.kill()
+        process.communicate(timeout=10)

@@ -1,0 +1,243 @@
+"""A small learner for tests: lets actors in, keeps every row, answers each with its checksum.
+
+`python -m tests.net.harness KIND SIZE…` serves as a process of its own and prints its address.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from seedcli.errors import ConnectionLost, ProtocolError, RefusedError
+from seedcli.net import connect
+from seedcli.net.base import ClientTransport, Payload, Peer, ServerTransport
+from seedcli.net.frames import Header, Kind, encode_control, pack_header
+from seedcli.net.handshake import ClientHandshake, Hello, NoAuthenticator, Ready, ServerHandshake
+from seedcli.specs import ArraySpec, EnvSpec
+
+KINDS = ("grpc", "zmq", "shm")
+LIMIT = 20.0  # seconds any wait may take
+SPEC = EnvSpec("test/rows", ArraySpec((4,), "float32"), 3)
+
+
+def make_server(kind: str, **options: Any) -> ServerTransport:
+    if kind == "grpc":
+        from seedcli.net.grpc import GrpcServer
+
+        return GrpcServer("127.0.0.1", 0, **options)
+    if kind == "zmq":
+        from seedcli.net.zmq import ZmqServer
+
+        return ZmqServer("127.0.0.1", 0, **options)
+    from seedcli.net.shm import ShmServer
+
+    return ShmServer(os.path.join(tempfile.mkdtemp(prefix="seed-test-"), "learner"))
+
+
+class Lost(NamedTuple):
+    peer: Peer
+    reason: str
+    malformed: bool
+
+
+class Row(NamedTuple):
+    actor: str
+    stream: int
+    sequence: int
+    data: bytes
+
+
+class Learner:
+    """Serves one transport in a thread of its own; `call` runs something in that thread."""
+
+    def __init__(self, server: ServerTransport, sizes: Sequence[int]) -> None:
+        self.server = server
+        self.sizes = list(sizes)
+        self.rows: list[Row] = []
+        self.frames: queue.SimpleQueue[tuple[Peer, Header]] = queue.SimpleQueue()  # inside a session, no steps
+        self.lost_peers: queue.SimpleQueue[Lost] = queue.SimpleQueue()
+        self.configure: Callable[[Hello], dict[str, Any]] = lambda hello: {"environment": {"id": "rows"}}
+        self.refuse_spec: str | None = None
+        self.authenticator: Any = NoAuthenticator()
+        self.mute = False
+        self.peers: dict[str, Peer] = {}
+        self._actors: dict[Peer, str] = {}
+        self._handshakes: dict[Peer, ServerHandshake] = {}
+        self._buffers: dict[Peer, list[bytearray]] = {}
+        self._expected: dict[tuple[Peer, int], int] = {}
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]]] = queue.SimpleQueue()
+        self._event = os.eventfd(0, os.EFD_NONBLOCK)
+        self._stop = False
+        self._thread = threading.Thread(target=self.run, daemon=True)
+
+    def start(self) -> Learner:
+        self._thread.start()
+        return self
+
+    def run(self) -> None:
+        poll = select.poll()
+        poll.register(self._event, select.POLLIN)
+        poll.register(self.server.fileno(), select.POLLIN)
+        # No time-out: a wake-up that a transport misses is a hang, and a failed test.
+        while not self._stop:
+            for descriptor, _ in poll.poll():
+                if descriptor == self._event:
+                    os.eventfd_read(self._event)
+            while not self._calls.empty():
+                function, result = self._calls.get()
+                result.put(function())
+            while not self._stop and self.server.receive(self):
+                pass
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        result: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._calls.put((function, result))
+        os.eventfd_write(self._event, 1)
+        return result.get(timeout=LIMIT)
+
+    def halt(self) -> None:
+        """Stop serving, leave the transport to the caller."""
+        if self._thread.is_alive():
+
+            def stop() -> None:
+                self._stop = True
+
+            self.call(stop)
+            self._thread.join(LIMIT)
+
+    def close(self) -> None:
+        self.halt()
+        self.server.close()
+
+    # -- FrameHandler
+
+    def destination(self, peer: Peer, header: Header) -> memoryview | None:
+        buffers = self._buffers.get(peer)
+        if buffers is None:
+            raise ProtocolError("a step outside a session")
+        if header.stream >= len(buffers) or header.sequence != self._expected[peer, header.stream]:
+            raise ProtocolError("a step out of order")
+        buffers[header.stream][:] = b"\xa5" * len(buffers[header.stream])
+        return memoryview(buffers[header.stream])
+
+    def frame(self, peer: Peer, header: Header, payload: Payload) -> None:
+        if header.kind == Kind.STEP:
+            assert payload == b""
+            data = bytes(self._buffers[peer][header.stream])
+            self._expected[peer, header.stream] += 1
+            self.rows.append(Row(self._actors[peer], header.stream, header.sequence, data))
+            answer = zlib.crc32(data).to_bytes(4, "little")
+            self.send(peer, Kind.ACTION, answer, stream=header.stream, sequence=header.sequence)
+        elif peer in self._buffers:
+            self.frames.put((peer, header))
+            if header.kind == Kind.HEARTBEAT:
+                self.send(peer, Kind.HEARTBEAT_ACK, b"", session=header.session)
+        else:
+            self._shake_hands(peer, header, payload)
+
+    def lost(self, peer: Peer, reason: str, *, malformed: bool = False) -> None:
+        self._buffers.pop(peer, None)
+        self.lost_peers.put(Lost(peer, reason, malformed))
+
+    def send(self, peer: Peer, kind: Kind, payload: bytes, **fields: int) -> None:
+        self.server.send(peer, pack_header(kind, len(payload), **fields), payload)
+
+    def _shake_hands(self, peer: Peer, header: Header, payload: Payload) -> None:
+        if self.mute:
+            return
+        if peer not in self._handshakes:
+            self._handshakes[peer] = ServerHandshake(
+                lambda hello: self.configure(hello),
+                lambda hello, spec: self._admit(peer, hello, spec),
+                self.authenticator,
+            )
+        try:
+            kind, message = self._handshakes[peer].receive(header, payload)
+        except RefusedError as error:
+            self.send(peer, Kind.REFUSED, encode_control({"reason": str(error)}))
+            self.server.drop(peer)
+            return
+        self.send(peer, kind, encode_control(message))
+
+    def _admit(self, peer: Peer, hello: Hello, spec: EnvSpec) -> dict[str, Any]:
+        if self.refuse_spec is not None:
+            raise RefusedError(self.refuse_spec)
+        extra = self.server.open_session(peer, self.sizes)
+        self._buffers[peer] = [bytearray(n) for n in self.sizes]
+        self._expected.update({(peer, stream): 0 for stream in range(len(self.sizes))})
+        self._actors[peer] = hello.actor_id
+        self.peers[hello.actor_id] = peer
+        return {
+            "session": 7,
+            "stream_envs": [1] * len(self.sizes),
+            "payload_bytes": self.sizes,
+            "heartbeat_seconds": 0.5,
+            "timeout_seconds": 5,
+            "reconnect_timeout": 10,
+            **extra,
+        }
+
+
+class Actor:
+    """A client, past its handshake."""
+
+    def __init__(self, address: str, name: str = "actor") -> None:
+        self.client: ClientTransport = connect(address)
+        self.client.connect(LIMIT)
+        handshake = ClientHandshake(self.client, actor_id=name, envs=64, streams=8, timeout=LIMIT)
+        self.configuration = handshake.configure()
+        self.ready: Ready = handshake.announce(SPEC)
+        self.buffers = self.client.open_session(self.ready.extra, self.ready.payload_bytes)
+        self.sequence = [0] * len(self.buffers)
+
+    def step(self, stream: int, data: bytes) -> None:
+        self.buffers[stream][:] = data
+        self.client.send_row(stream, self.header(stream))
+        self.sequence[stream] += 1
+
+    def header(self, stream: int, nbytes: int | None = None) -> bytes:
+        size = self.ready.payload_bytes[stream] if nbytes is None else nbytes
+        return pack_header(Kind.STEP, size, stream=stream, sequence=self.sequence[stream], session=7)
+
+    def echo(self, stream: int, data: bytes) -> None:
+        """One round trip, checked."""
+        sequence = self.sequence[stream]
+        self.step(stream, data)
+        frame = expect(self.client, Kind.ACTION)
+        assert (frame.header.stream, frame.header.sequence) == (stream, sequence)
+        assert bytes(frame.payload) == zlib.crc32(data).to_bytes(4, "little")
+
+
+def expect(client: ClientTransport, kind: Kind) -> Any:
+    """The next frame, which must be of `kind`."""
+    frame = client.receive(LIMIT)
+    assert frame is not None, f"no {kind.name} within {LIMIT} s"
+    assert frame.header.kind == kind
+    return frame
+
+
+def wait_until_gone(client: ClientTransport) -> None:
+    """Wait until the client is told that its connection or session has ended."""
+    deadline = time.monotonic() + LIMIT
+    while time.monotonic() < deadline:
+        try:
+            frame = client.receive(0.5)
+        except ConnectionLost:
+            return
+        if frame is not None and frame.header.kind == Kind.UNKNOWN:
+            return
+    raise AssertionError(f"the connection still stands after {LIMIT} s")
+
+
+if __name__ == "__main__":
+    learner = Learner(make_server(sys.argv[1]), [int(n) for n in sys.argv[2:]])
+    print(learner.server.address, flush=True)
+    learner.run()

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import io
+import re
+import threading
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from seedcli.telemetry.drawing import chart, duration, number
+from seedcli.telemetry.live import (
+    ActorRow,
+    LiveView,
+    PlainView,
+    View,
+    make_view,
+    print_profile,
+    print_summary,
+)
+from seedcli.telemetry.metrics import Snapshot
+
+HEADER = {"preset": "cartpole_vtrace", "folder": "runs/x", "environment": "gymnasium/CartPole-v1", "seed": "7"}
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def snapshot(env_steps: int = 120_000, **values: object) -> Snapshot:
+    figures: dict[str, object] = {
+        "env_frames": 480_000,
+        "env_steps_per_second": 12_345.0,
+        "env_frames_per_second": 49_380.0,
+        "updates_per_second": 19.3,
+        "trained_steps": 119_000,
+        "learner_updates": 186,
+        "episode_return": 190.0,
+        "episode_return_100": 187.2,
+        "episode_length": 187.0,
+        "policy_lag": 1.3,
+        "inference_batch_size": 16.0,
+        "inference_latency_ms": {"p50": 2.1, "p99": 4.0},
+        "loss": 0.123,
+        "learning_rate": 7.6e-4,
+        "actors": 3,
+        "envs": 48,
+        "extra": {"entropy": 0.61},
+    }
+    return Snapshot(env_steps=env_steps, **{**figures, **values})  # type: ignore[arg-type]
+
+
+def actors(number: int) -> list[ActorRow]:
+    return [ActorRow(f"actor-{i}", f"10.0.0.{i}:5000", "zmq", 16, 3100.0, 0.2, "playing") for i in range(number)]
+
+
+def terminal(width: int, height: int) -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    return Console(file=file, width=width, height=height, force_terminal=True, color_system="256"), file
+
+
+def last_picture(text: str) -> list[str]:
+    # Each redraw begins by erasing the lines of the one before.
+    return ESCAPE.sub("", text.split("\x1b[2K")[-1]).replace("\r", "").splitlines()
+
+
+def run(view: View, clock: Clock, fleet: list[ActorRow]) -> None:
+    view.start(HEADER)
+    view.update(None, [], 500_000)
+    for step in range(4):
+        clock.now += 2
+        view.update(snapshot(30_000 * (step + 1), episode_return=50.0 * step), fleet, 500_000)
+    view.stop()
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50), (72, 15), (100, 34)])
+@pytest.mark.parametrize("fleet", [0, 1, 3, 100])
+def test_live_view_shows_the_figures(width: int, height: int, fleet: int) -> None:
+    console, file = terminal(width, height)
+    clock = Clock()
+    run(LiveView(console, clock), clock, actors(fleet))
+    picture = last_picture(file.getvalue())
+    text = "\n".join(picture)
+    assert len(picture) < height
+    assert max(map(len, picture)) <= width
+    for figure in ("cartpole_vtrace", "CartPole-v1", "seed 7", "120,000 / 500,000", "24%", "12,345", "49,380", "187.2"):
+        assert figure in text
+    for figure in ("0.1230", "0.6100", "7.60e-04", "16.0", "2.1", "4.0", "1.3", "0:31 left", "0:08"):
+        assert figure in text
+    if height >= 24:
+        assert "█" in text
+        assert ("actor-0" in text) == (fleet > 0)
+        if fleet == 100:
+            assert re.search(r"and \d+ more", text)
+            assert "100 actors, 1,600 environments" in text
+
+
+@pytest.mark.parametrize(("width", "height"), [(40, 10), (60, 24), (200, 12)])
+def test_small_terminals_get_the_important_figures(width: int, height: int) -> None:
+    console, file = terminal(width, height)
+    clock = Clock()
+    run(LiveView(console, clock), clock, actors(3))
+    picture = last_picture(file.getvalue())
+    text = "\n".join(picture)
+    assert len(picture) < height and max(map(len, picture)) <= width
+    for figure in ("120,000", "24%", "12,345", "187.2"):
+        assert figure in text
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 2), (5, 1), (1, 50), (10, 3), (71, 14), (72, 16), (300, 4)])
+def test_no_size_breaks_the_view(size: tuple[int, int]) -> None:
+    console, _ = terminal(*size)
+    clock = Clock()
+    run(LiveView(console, clock), clock, actors(5))
+
+
+def test_live_view_redraws_at_most_four_times_a_second() -> None:
+    console, file = terminal(80, 24)
+    clock = Clock()
+    view = LiveView(console, clock)
+    view.start(HEADER)
+    drawn = 0
+    for _ in range(100):
+        clock.now += 0.01
+        before = file.tell()
+        view.update(snapshot(), actors(1), 500_000)
+        drawn += file.tell() > before
+    view.stop()
+    assert 3 <= drawn <= 4
+
+
+def test_messages_go_above_the_picture_and_other_threads_wait() -> None:
+    console, file = terminal(80, 24)
+    clock = Clock()
+    view = LiveView(console, clock)
+    view.log("before the start")
+    assert "before the start" in file.getvalue()
+    view.start(HEADER)
+    view.update(snapshot(), actors(1), 500_000)
+    view.log("from the owner")
+    above, _, below = ESCAPE.sub("", file.getvalue()).rpartition("from the owner")
+    assert "cartpole_vtrace" in below
+    size = file.tell()
+    thread = threading.Thread(target=view.log, args=("from [red]another[/red] thread",))
+    thread.start()
+    thread.join(timeout=10)
+    assert file.tell() == size
+    view.update(snapshot(), actors(1), 500_000)
+    assert "from [red]another[/red] thread" in ESCAPE.sub("", file.getvalue())
+    view.stop()
+    view.stop()
+    view.log("after the end")
+    assert ESCAPE.sub("", file.getvalue()).rstrip().endswith("after the end")
+
+
+def test_a_long_run_keeps_a_bounded_curve() -> None:
+    console, file = terminal(80, 24)
+    clock = Clock()
+    view = LiveView(console, clock)
+    view.start(HEADER)
+    for step in range(10_000):
+        view.update(snapshot(step, episode_return=float(step)), [], 500_000)
+    assert len(view._returns) < 4096
+    assert view._returns == sorted(view._returns) and view._returns[-1] > 9_900
+    view.stop()
+
+
+def test_plain_view_prints_one_line_an_interval() -> None:
+    file = io.StringIO()
+    clock = Clock()
+    view = PlainView(Console(file=file), interval_seconds=10, clock=clock)
+    view.start(HEADER)
+    for _ in range(40):
+        clock.now += 0.5
+        view.update(snapshot(), actors(2), 500_000)
+    clock.now += 10
+    view.update(snapshot(240_000), actors(2), 500_000)
+    view.update(snapshot(500_000), actors(2), 500_000)
+    view.stop()
+    view.stop()
+    lines = file.getvalue().splitlines()
+    assert len(lines) == 5
+    assert lines[0].endswith("preset cartpole_vtrace folder runs/x environment gymnasium/CartPole-v1 seed 7")
+    assert re.fullmatch(
+        r"\d\d:\d\d:\d\d steps 120,000/500,000 \(24%\) 12,345 steps/s return 187\.2 lag 1\.3 batch 16\.0 "
+        r"latency 2\.1/4\.0 ms left 0:31",
+        lines[1],
+    )
+    assert "240,000/500,000 (48%)" in lines[3]
+    assert lines[4].endswith("left 0:00") and "(100%)" in lines[4]
+
+
+def test_plain_view_with_nothing_known() -> None:
+    file = io.StringIO()
+    view = PlainView(Console(file=file), interval_seconds=0)
+    view.start({})
+    view.update(None, [], 500_000)
+    view.update(Snapshot(env_steps=0), [], 500_000)
+    assert "return - lag - batch - latency -/- ms left -" in file.getvalue()
+
+
+def test_no_terminal_or_no_color_gives_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert isinstance(make_view(True, terminal(80, 24)[0]), LiveView)
+    assert isinstance(make_view(False, terminal(80, 24)[0]), PlainView)
+    assert isinstance(make_view(True, Console(file=io.StringIO())), PlainView)
+    monkeypatch.setenv("NO_COLOR", "1")
+    console, file = terminal(80, 24)
+    view = make_view(True, console)
+    assert isinstance(view, PlainView)
+    run(view, Clock(), actors(2))
+    view.log("https://example.org/ 'text' 12 " + "x" * 300)
+    assert "\x1b" not in file.getvalue()
+    assert "x" * 300 in file.getvalue()
+
+
+def test_live_view_has_no_colour_where_the_console_has_none() -> None:
+    file = io.StringIO()
+    console = Console(file=file, width=80, height=24, force_terminal=True, no_color=True)
+    clock = Clock()
+    run(LiveView(console, clock), clock, actors(2))
+    styles = {code for found in re.findall(r"\x1b\[([0-9;]*)m", file.getvalue()) for code in found.split(";")}
+    assert styles <= {"", "0", "1", "2"}  # bold and dim are no colours
+
+
+def test_profile_table_says_where_the_time_went() -> None:
+    file = io.StringIO()
+    profiles = {
+        "inference": {"waiting": 1.0, "wire": 3.0, "inference": 5.0},
+        "actors": {"environment": 30.0, "wire": 10.0},
+    }
+    print_profile(Console(file=file, width=80), profiles, wall=10.0)
+    text = file.getvalue()
+    rows = [line.split() for line in text.splitlines()[2:]]
+    assert "0:10" in text and "\x1b" not in text
+    assert rows[0][:4] == ["inference", "wire", "3.0", "30.0%"]
+    assert rows[1][:3] == ["inference", "5.0", "50.0%"]
+    assert rows[2][:3] == ["waiting", "1.0", "10.0%"]
+    assert rows[3][:3] == ["other", "1.0", "10.0%"]
+    assert rows[4][:4] == ["actors", "environment", "30.0", "75.0%"]
+    assert len(rows) == 6
+    print_profile(Console(file=file, width=80), {"idle": {}}, wall=0.0)
+
+
+def test_summary_gives_the_command_to_copy() -> None:
+    file = io.StringIO()
+    folder = Path("/data/" + "long/" * 20 + "my run")
+    print_summary(Console(file=file, width=40), env_steps=500_123, seconds=95.0, episode_return_100=None, folder=folder)
+    text = file.getvalue()
+    assert "500,123 environment steps in 1:35" in text
+    assert f"seed eval '{folder}'\n" in text
+
+
+def test_chart_by_hand() -> None:
+    assert chart([0, 1], 10, 1) == ["▁█"]
+    assert chart([0, 1], 10, 2) == [" █", "▁█"]
+    assert chart([3, 3, 3], 10, 1) == ["▁▁▁"]
+    assert chart([0, 0, 7, 7], 2, 1) == ["▁█"]
+    assert chart([], 10, 2) == ["", ""]
+    assert chart([float("nan"), 1], 10, 1) == ["▁"]
+    assert chart([0, 1], 10, 1, ascii_only=True) == [".@"]
+
+
+def test_numbers_for_people() -> None:
+    assert [duration(seconds) for seconds in (None, 0, 31.4, 3723, 183_840)] == [
+        "-",
+        "0:00",
+        "0:31",
+        "1:02:03",
+        "2d 03:04",
+    ]
+    found = [number(value) for value in (None, float("inf"), 0, 1e-5, 0.5, 1.5, 15, 150, -1500, 1e8)]
+    assert found == ["-", "-", "0.0000", "1.00e-05", "0.5000", "1.500", "15.00", "150.0", "-1,500", "1.00e+08"]

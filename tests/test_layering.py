@@ -1,0 +1,260 @@
+"""Layers, their order and their sources; every fault is one sentence."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seedcli import layering
+from seedcli.config import Config
+from seedcli.errors import UsageError
+from seedcli.layering import Resolved, describe, from_toml_file, known_keys, load_config, to_toml
+
+
+def load(preset: str | None = "cartpole_vtrace", **layers: object) -> Resolved:
+    return load_config(preset, **{"environ": {}, **layers})  # type: ignore[arg-type]
+
+
+def refusal(preset: str | None = "cartpole_vtrace", **layers: object) -> str:
+    with pytest.raises(UsageError) as caught:
+        load(preset, **layers)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("name", layering.preset_names())
+def test_every_preset_is_valid_and_described(name: str) -> None:
+    resolved = load(name)
+    assert resolved.config.run.preset == name
+    assert layering.presets()[name]
+    assert resolved.sources["run.steps"] == f"preset {name}"
+    assert resolved.sources["net.host"] == "default"
+
+
+def test_the_expected_presets_are_there() -> None:
+    assert {"cartpole_vtrace", "pong_vtrace", "atari_vtrace"} <= set(layering.preset_names())
+    atari = load("atari_vtrace", flags={"--env": "breakout"}).config
+    assert (atari.environment.id, atari.environment.full_action_set, atari.agent.network) == (
+        "breakout",
+        True,
+        "nature",
+    )
+
+
+def test_atari_presets_set_every_option_that_changes_the_task() -> None:
+    for name in ("pong_vtrace", "atari_vtrace"):
+        sources = load(name).sources
+        keys = [key for key in known_keys() if key.startswith("environment.")]
+        left = {key for key in keys if sources[key] == "default"}
+        assert left == {"environment.max_episode_steps", "environment.kwargs"}, name
+        assert sources["agent.reward_clip"] == sources["agent.frame_stack"] == f"preset {name}"
+
+
+def test_each_layer_beats_the_one_below(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("[training]\nbatch_size = 48\n")
+    environ = {"SEED_TRAINING__BATCH_SIZE": "64"}
+    key = "training.batch_size"
+    steps: list[tuple[dict[str, object], int, str]] = [
+        ({}, 32, "preset cartpole_vtrace"),
+        ({"config_file": file}, 48, f"file {file}"),
+        ({"environ": environ}, 64, "environment SEED_TRAINING__BATCH_SIZE"),
+        ({"sets": ["training.batch_size=80"]}, 80, "--set"),
+    ]
+    layers: dict[str, object] = {}
+    for added, value, source in steps:
+        layers |= added
+        resolved = load(**layers)
+        assert (resolved.config.training.batch_size, resolved.sources[key]) == (value, source)
+    resolved = load(sets=["run.steps=7"], flags={"--steps": 9, "--seed": None})
+    assert (resolved.config.run.steps, resolved.sources["run.steps"]) == (9, "--steps")
+    assert resolved.sources["run.seed"] == "default"
+
+
+def test_sources_name_every_key() -> None:
+    assert list(load().sources) == list(known_keys())
+    assert all(row.description for row in describe(load()))
+
+
+def test_flags_stand_for_known_keys() -> None:
+    assert set(layering.FLAG_KEYS.values()) <= set(known_keys())
+
+
+def test_text_is_toml_where_it_can_be() -> None:
+    config = load(
+        sets=[
+            "agent.hidden=[8, 16]",
+            "environment.id=ALE/Thing-v5",
+            "run.steps=1e6",
+            "telemetry.tensorboard=false",
+            "agent.lambda = 0.9",
+            'environment.kwargs={level = 3, name = "x"}',
+        ]
+    ).config
+    assert config.agent.hidden == (8, 16)
+    assert config.environment.id == "ALE/Thing-v5"
+    assert config.run.steps == 1_000_000
+    assert config.telemetry.tensorboard is False
+    assert config.agent.lambda_ == 0.9
+    assert config.environment.kwargs == {"level": 3, "name": "x"}
+
+
+def test_text_stays_text_where_the_key_holds_text() -> None:
+    assert load(sets=["environment.id=2048"]).config.environment.id == "2048"
+    assert load(sets=['environment.id="2048"']).config.environment.id == "2048"
+    assert load(sets=["environment.id=1979-05-27"]).config.environment.id == "1979-05-27"
+
+
+def test_a_value_cannot_smuggle_in_further_lines() -> None:
+    assert load(sets=["environment.id=a\nb = 2"]).config.environment.id == "a\nb = 2"
+
+
+def test_other_variables_are_left_alone() -> None:
+    assert load(environ={"SEED_TOKEN": "x", "SEED": "1", "OTHER__KEY": "1", "seed_run__steps": "1"}) == load()
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("training.bach_size", "did you mean training.batch_size"),
+        ("trainig.batch_size", "training.batch_size or inference.batch_size"),
+        ("batch_size", "training.batch_size or inference.batch_size"),
+        ("steps", "did you mean run.steps"),
+        ("unrol_length", "did you mean training.unroll_length"),
+        ("zzz.qqq", "seed presets show NAME lists every key"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(key: str, near: str) -> None:
+    message = refusal(sets=[f"{key}=1"])
+    assert message.startswith(f"{key} (from --set) is no known key")
+    assert near in message
+
+
+def test_unknown_keys_are_named_with_their_layer(tmp_path: Path) -> None:
+    assert "(from environment SEED_TRAINING__BATCHSIZE)" in refusal(environ={"SEED_TRAINING__BATCHSIZE": "3"})
+    file = tmp_path / "mine.toml"
+    for text in ("[trainings]\n", "training = 5\n", "[training]\nnope = 1\n"):
+        file.write_text(text)
+        assert f"(from file {file}) is no known key" in refusal(config_file=file)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("training.batch_size=0", "training.batch_size = 0 (from --set) must be at least 1"),
+        ("training.batch_size=2.5", "training.batch_size = 2.5 (from --set) must be a whole number"),
+        ("training.batch_size=true", "training.batch_size = true (from --set) must be a whole number"),
+        ("training.batch_size=many", 'training.batch_size = "many" (from --set) must be a whole number'),
+        ("training.batch_size=", 'training.batch_size = "" (from --set) must be a whole number'),
+        ("training.learning_rate=nan", "training.learning_rate = nan (from --set) must be"),
+        ("training.learning_rate=inf", "training.learning_rate = inf (from --set) must be a finite number"),
+        ("training.learning_rate=0", "training.learning_rate = 0 (from --set) must be more than 0"),
+        ("training.adam_beta1=1.0", "training.adam_beta1 = 1.0 (from --set) must be less than 1"),
+        ("agent.discount=1.5", "agent.discount = 1.5 (from --set) must be at most 1"),
+        ("agent.lambda=-1", "agent.lambda = -1 (from --set) must be at least 0"),
+        ("agent.network=resnet", "agent.network = \"resnet\" (from --set) must be one of 'mlp', 'impala_shallow'"),
+        ("agent.hidden=64", "agent.hidden = 64 (from --set) must be a list, such as [64, 64]"),
+        ("agent.hidden=[64, 0]", "agent.hidden[1] = 0 (from --set) must be at least 1"),
+        ("telemetry.tensorboard=1", "telemetry.tensorboard = 1 (from --set) must be true or false"),
+        ("environment.kwargs=3", "environment.kwargs = 3 (from --set) must be a table, such as { name = 1 }"),
+        ("environment.id=", 'environment.id = "" (from --set) must not be empty'),
+    ],
+)
+def test_a_wrong_value_is_one_sentence(text: str, sentence: str) -> None:
+    assert refusal(sets=[text]).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("preset", "sets", "parts"),
+    [
+        (
+            "cartpole_vtrace",
+            ["actors.streams=4", "actors.envs=2"],
+            ["actors.streams = 4 must be at most actors.envs = 2"],
+        ),
+        ("cartpole_vtrace", ["actors.count=1000"], ["must be at most inference.max_envs = 4096"]),
+        ("cartpole_vtrace", ["inference.batch_size=5000"], ["must be at most inference.max_envs = 4096"]),
+        ("cartpole_vtrace", ["inference.pad_to=[8, 8]"], ["inference.pad_to = [8, 8] must rise"]),
+        ("cartpole_vtrace", ["training.learning_rate_end=1"], ["must be at most training.learning_rate = 0.001"]),
+        ("cartpole_vtrace", ["net.heartbeat_seconds=20"], ["must be below net.timeout_seconds = 20.0"]),
+        ("cartpole_vtrace", ["net.grpc_port=8687"], ["must differ from net.zmq_port = 8687"]),
+        ("cartpole_vtrace", ["net.host=0.0.0.0"], ["must be a loopback address"]),
+        ("pong_vtrace", ["environment.id=SpaceInvaders"], ['write "space_invaders"', "environment.id from --set"]),
+        ("pong_vtrace", ["environment.id=ALE/Breakout-v5"], ['write "breakout"']),
+        ("pong_vtrace", ["environment.id=QbertNoFrameskip-v4"], ['write "qbert"']),
+    ],
+)
+def test_values_that_cannot_stand_together(preset: str, sets: list[str], parts: list[str]) -> None:
+    message = refusal(preset, sets=sets)
+    assert all(part in message for part in parts), message
+    assert "from --set" in message
+
+
+def test_values_that_only_look_like_a_conflict() -> None:
+    assert load(sets=["training.learning_rate_schedule=constant", "training.learning_rate_end=1"])
+    assert load(sets=["net.grpc_port=0", "net.zmq_port=0"])
+    assert load(sets=["net.host=localhost"])
+    assert load(sets=["net.host=::1"])
+
+
+def test_an_unknown_preset_names_the_nearest() -> None:
+    assert "did you mean cartpole_vtrace" in refusal("cartpole")
+    assert "cartpole_vtrace" in refusal("zzzzz")
+    assert "is no preset" in refusal("../presets/cartpole_vtrace")
+
+
+def test_set_needs_an_equals_sign() -> None:
+    assert "must be section.key=value" in refusal(sets=["training.batch_size"])
+    assert "must be section.key=value" in refusal(sets=["=3"])
+
+
+def test_the_preset_is_not_chosen_by_its_record(tmp_path: Path) -> None:
+    assert "choose one with --preset pong_vtrace" in refusal(sets=["run.preset=pong_vtrace"])
+    assert "--preset pong_vtrace" in refusal(environ={"SEED_RUN__PRESET": "pong_vtrace"})
+    file = tmp_path / "saved.toml"
+    file.write_text(to_toml(load("pong_vtrace")))
+    assert load("cartpole_vtrace", config_file=file).config.run.preset == "cartpole_vtrace"
+
+
+@pytest.mark.parametrize("content", [b"[training\n", b"a = ", b"\xff\xfe\x00"])
+def test_an_unreadable_file_is_one_sentence(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "broken.toml"
+    file.write_bytes(content)
+    assert str(file) in refusal(config_file=file)
+    assert "cannot be read" in refusal(config_file=tmp_path / "absent.toml")
+    assert "cannot be read" in refusal(config_file=tmp_path)
+
+
+@pytest.mark.parametrize("name", layering.preset_names())
+def test_toml_round_trip(name: str, tmp_path: Path) -> None:
+    resolved = load(name, sets=['environment.kwargs={a = [1, 2.5], "b c" = {d = "x\\ny"}}'], flags={"--steps": 123})
+    text = to_toml(resolved)
+    file = tmp_path / "config.toml"
+    file.write_text(text, encoding="utf-8")
+    assert from_toml_file(file) == resolved.config
+    assert "steps = 123  # --steps" in text.splitlines()
+    assert "seed = 1  # default" in text.splitlines()
+    assert f'preset = "{name}"  # preset {name}' in text.splitlines()
+
+
+@given(st.text(), st.text())
+def test_any_text_survives_the_round_trip(value: str, source: str) -> None:
+    config = Config.model_validate({"environment": {"kwargs": {value: value}}})
+    sources = dict.fromkeys(known_keys(), f"file {source}")
+    read = tomllib.loads(to_toml(Resolved(config, sources)))
+    assert read["environment"]["kwargs"] == {value: value}
+    assert Config.model_validate(read) == config
+
+
+def test_a_run_is_the_lowest_layer_when_resumed(tmp_path: Path) -> None:
+    first = load("pong_vtrace", sets=["training.batch_size=8"])
+    (tmp_path / "config.toml").write_text(to_toml(first))
+    resumed = load(None, run_folder=tmp_path, flags={"--steps": 99})
+    assert resumed.config.training.batch_size == 8
+    assert resumed.config.run.preset == "pong_vtrace"
+    assert resumed.sources["training.batch_size"] == f"run {tmp_path}"
+    assert (resumed.config.run.steps, resumed.sources["run.steps"]) == (99, "--steps")
+    assert "holds no run to resume" in refusal(None, run_folder=tmp_path / "absent")

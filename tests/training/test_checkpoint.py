@@ -1,0 +1,143 @@
+"""Checkpoints: whole or not there, checked, pruned, and refused where they do not fit."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from seedcli.errors import CheckpointError
+from seedcli.specs import ArraySpec, EnvSpec
+from seedcli.training.checkpoint import Checkpointer, find_checkpoint, list_checkpoints, open_checkpoint, restore
+
+SPEC = EnvSpec("test/env", ArraySpec((2,), "uint8"), 3)
+
+
+def _variables(offset: float) -> dict[str, list[tf.Variable]]:
+    return {
+        "agent": [tf.Variable(np.full((2, 3), offset, np.float32)), tf.Variable(np.arange(4) + offset)],
+        "optimizer": [tf.Variable(np.int64(7 + offset))],
+    }
+
+
+def _writer(folder, groups, **kwargs) -> Checkpointer:
+    options = {"keep": 3, "keep_every_hours": 0.0} | kwargs
+    return Checkpointer(folder, "[run]\n", SPEC, groups, **options)
+
+
+def _counters(env_steps: int) -> dict[str, int]:
+    return {"env_steps": env_steps, "learner_updates": env_steps // 10}
+
+
+def test_what_is_saved_comes_back(tmp_path):
+    saved = _variables(1.5)
+    path = _writer(tmp_path, saved).save(_counters(120), wait=True)
+    assert path == tmp_path / "120"
+    checkpoint = find_checkpoint(tmp_path)
+    assert (checkpoint.env_steps, checkpoint.spec) == (120, SPEC)
+    assert checkpoint.counters["learner_updates"] == 12
+    assert checkpoint.config_path.read_text() == "[run]\n"
+    loaded = _variables(0.0)
+    restore(checkpoint, loaded)
+    for group in saved:
+        for mine, theirs in zip(loaded[group], saved[group], strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+def test_variables_are_those_of_the_call_not_of_the_write(tmp_path):
+    groups = _variables(1.0)
+    writer = _writer(tmp_path, groups)
+    writer.save(_counters(1))
+    groups["agent"][0].assign(tf.fill((2, 3), 9.0))
+    writer.wait()
+    loaded = _variables(0.0)
+    restore(open_checkpoint(tmp_path / "1"), loaded)
+    np.testing.assert_array_equal(loaded["agent"][0], np.ones((2, 3)))
+
+
+def test_the_newest_are_kept(tmp_path):
+    writer = _writer(tmp_path, _variables(1.0), keep=2)
+    for steps in (5, 10, 100):
+        writer.save(_counters(steps), wait=True)
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["10", "100"]
+
+
+def test_one_in_so_many_hours_is_kept(tmp_path):
+    writer = _writer(tmp_path, _variables(1.0), keep=1, keep_every_hours=1.0)
+    for hour in range(5):
+        path = writer.save(_counters(hour + 1), wait=True)
+        # Made half an hour apart, as far as their own record goes.
+        state = json.loads((path / "state.json").read_text())
+        state["time"] = 1_000_000.0 + 1800 * hour
+        (path / "state.json").write_text(json.dumps(state))
+    writer._prune()
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["1", "3", "5"]
+
+
+@pytest.mark.parametrize("harm", ["flip", "truncate", "remove", "incomplete"])
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_used(tmp_path, harm, caplog):
+    run = tmp_path / "run"
+    writer = _writer(run / "checkpoints", _variables(1.0))
+    writer.save(_counters(1), wait=True)
+    newest = writer.save(_counters(2), wait=True)
+    data = next(newest.glob("variables.data*"))
+    if harm == "flip":
+        content = bytearray(data.read_bytes())
+        content[3] ^= 1
+        data.write_bytes(content)
+    elif harm == "truncate":
+        data.write_bytes(data.read_bytes()[:-1])
+    elif harm == "remove":
+        data.unlink()
+    else:
+        (newest / "COMPLETE").unlink()
+    with pytest.raises(CheckpointError, match=r"damaged|incomplete|cannot be read"):
+        open_checkpoint(newest)
+    assert find_checkpoint(run).env_steps == 1
+    assert harm == "incomplete" or "trying the one before" in caplog.text
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        find_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        find_checkpoint(tmp_path / "missing")
+
+
+def test_another_format_is_refused(tmp_path):
+    path = _writer(tmp_path, _variables(1.0)).save(_counters(1), wait=True)
+    state = json.loads((path / "state.json").read_text()) | {"format": 99}
+    (path / "state.json").write_text(json.dumps(state))
+    import hashlib
+
+    complete = json.loads((path / "COMPLETE").read_text())
+    complete["blake2b"]["state.json"] = hashlib.blake2b((path / "state.json").read_bytes()).hexdigest()
+    (path / "COMPLETE").write_text(json.dumps(complete))
+    with pytest.raises(CheckpointError, match="format 99"):
+        open_checkpoint(path)
+
+
+def test_another_agent_is_refused(tmp_path):
+    checkpoint = open_checkpoint(_writer(tmp_path, _variables(1.0)).save(_counters(1), wait=True))
+    with pytest.raises(CheckpointError, match="another agent"):
+        restore(checkpoint, {"agent": _variables(0.0)["agent"][:1]})
+    with pytest.raises(CheckpointError, match=r"shape \(2, 3\)"):
+        restore(checkpoint, {"agent": [tf.Variable(tf.zeros((3, 2))), tf.Variable(np.zeros(4))]})
+
+
+def test_a_disk_that_refuses_does_not_stop_training(tmp_path, monkeypatch):
+    writer = _writer(tmp_path, _variables(1.0))
+    writer.save(_counters(1), wait=True)
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writer._tensors, "write", full)
+    writer.save(_counters(2))
+    writer.wait()
+    assert isinstance(writer.error, OSError)
+    assert find_checkpoint(tmp_path).env_steps == 1
+    with pytest.raises(CheckpointError, match="No space left"):
+        writer.save(_counters(3), wait=True)
