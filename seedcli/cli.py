@@ -382,6 +382,7 @@ def _start_run(
     overwrite: bool,
 ) -> tuple[Resolved, RunFolder]:
     """The configuration and the locked folder of a run; nothing is touched before the configuration is good."""
+    from seedcli.envs import check_environment_name
     from seedcli.layering import load_config
     from seedcli.roles.runfolder import RunFolder
 
@@ -392,6 +393,7 @@ def _start_run(
         )
     run_folder = logdir if resume and preset is None else None
     resolved = load_config(preset, config_file=config, run_folder=run_folder, sets=sets or (), flags=flags)
+    check_environment_name(resolved.config.environment)
     return resolved, RunFolder.create(logdir, resolved.config.run.preset, resume=resume, overwrite=overwrite)
 
 

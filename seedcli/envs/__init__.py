@@ -1,47 +1,57 @@
-"""What is played: one file a family, imported only when it is used."""
+"""What is played: one file a family, each gives a vector environment. Simulators are imported when first needed."""
 
 from __future__ import annotations
 
-import importlib.util
-
 from seedcli.config import EnvironmentConfig
 from seedcli.envs.base import VectorEnv
+from seedcli.errors import EnvironmentFailed
 
 __all__ = ["VectorEnv", "check_environment_name", "create_env"]
 
 
 def create_env(config: EnvironmentConfig, num_envs: int, *, render: bool = False, threads: int = 0) -> VectorEnv:
-    """Build E environments.
+    """Build the configured family's vector environment.
 
     Args:
-        config: what is played.
-        num_envs: E.
-        render: `VectorEnv.render` will be called.
-        threads: worker threads, for a family that has its own; 0: as many as cores.
+        config: the environment section of a configuration.
+        num_envs: E, at least 1.
+        render: build it so that `render()` gives pictures of the first environment.
+        threads: for families that step in threads of their own; 0: as many as this process has cores.
 
     Raises:
-        UsageError: an unknown environment, or one that is not supported.
-        EnvironmentFailed: it cannot be built.
+        UsageError: the configuration asks for something that does not exist or is not supported.
+        EnvironmentFailed: the family's library is missing, or the environment cannot be built.
     """
-    if config.family == "atari":
-        from seedcli.envs.atari import AtariVectorEnv
+    if num_envs < 1:
+        raise ValueError(f"num_envs is {num_envs}; a vector environment holds at least one")
+    try:
+        if config.family == "atari":
+            from seedcli.envs.atari import AtariVectorEnv
 
-        return AtariVectorEnv(config, num_envs, render=render, threads=threads)
-    from seedcli.envs.gymnasium_env import GymnasiumVectorEnv
+            return AtariVectorEnv(config, num_envs, render=render, threads=threads)
+        from seedcli.envs.gymnasium_env import GymnasiumVectorEnv
 
-    return GymnasiumVectorEnv(config, num_envs, render=render)
+        return GymnasiumVectorEnv(config, num_envs, render=render)
+    except ImportError as error:
+        raise EnvironmentFailed(
+            f"environment.family {config.family} cannot be used on this machine ({error}); install its library"
+        ) from error
 
 
 def check_environment_name(config: EnvironmentConfig) -> None:
-    """Refuse an unknown environment without building it, as far as its library is installed; raises UsageError."""
-    library = "ale_py" if config.family == "atari" else "gymnasium"
-    if importlib.util.find_spec(library) is None:
-        return  # a learner's machine needs no simulator: the actors will tell
-    if config.family == "atari":
-        from seedcli.envs.atari import check_game
+    """Refuse an unknown game or id without building anything; where the library is missing, nothing is checked.
 
-        check_game(config.id)
-    else:
-        from seedcli.envs.gymnasium_env import check_id
+    Raises:
+        UsageError: names the nearest known ones.
+    """
+    try:
+        if config.family == "atari":
+            from seedcli.envs.atari import check_game
 
-        check_id(config.id)
+            check_game(config.id)
+        else:
+            from seedcli.envs.gymnasium_env import check_id
+
+            check_id(config.id)
+    except ImportError:
+        return

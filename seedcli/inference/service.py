@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from seedcli.errors import ProtocolError, RefusedError
+from seedcli.errors import ProtocolError, RefusedError, SeedError
 from seedcli.inference.engine import Answer, StepEngine, Stream
 from seedcli.net.base import Payload, Peer, ServerTransport
 from seedcli.net.frames import Header, Kind, encode_control, pack_header
@@ -318,18 +318,21 @@ class InferenceService:
             self._transports[earlier.peer.transport].drop(earlier.peer)
         session = Session(secrets.randbits(63) + 1, hello.actor_id, peer)
         session.started = session.last_seen = time.monotonic()
-        for index, envs in enumerate(split_envs(hello.envs, hello.streams)):
-            stream = self._engine.open_stream(session, index, envs)
-            if stream is None:
-                for opened in session.streams:
-                    self._engine.close_stream(opened)
-                raise RefusedError(
-                    f"{hello.envs} environments do not fit in what is left of {self._settings.max_envs}: "
-                    "lower --envs or raise inference.max_envs"
-                )
-            session.streams.append(stream)
-        payload_bytes = [len(self._engine.destination(stream)) for stream in session.streams]
-        extra = self._transports[peer.transport].open_session(peer, payload_bytes)
+        try:
+            for index, envs in enumerate(split_envs(hello.envs, hello.streams)):
+                stream = self._engine.open_stream(session, index, envs)
+                if stream is None:
+                    raise RefusedError(
+                        f"{hello.envs} environments do not fit in what is left of {self._settings.max_envs}: "
+                        "lower --envs or raise inference.max_envs"
+                    )
+                session.streams.append(stream)
+            payload_bytes = [len(self._engine.destination(stream)) for stream in session.streams]
+            extra = self._transports[peer.transport].open_session(peer, payload_bytes)
+        except SeedError:
+            for stream in session.streams:
+                self._engine.close_stream(stream)
+            raise
         self._sessions[peer] = session
         self._by_number[session.number] = session
         self._by_actor[session.actor_id] = session

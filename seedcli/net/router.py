@@ -63,6 +63,14 @@ def watch(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
     return monitor
 
 
+def _property(frame: zmq.Frame, name: int | str) -> int | str | bytes | None:
+    """What ZeroMQ knows of a message's connection; None where it does not, as for peers of its first protocol."""
+    try:
+        return frame.get(name)
+    except zmq.ZMQError:
+        return None
+
+
 class _Connection:
     """A peer that has said HELLO."""
 
@@ -204,9 +212,15 @@ class RouterServer:
                 skip(socket)
                 self._post(identity, _UNKNOWN)
                 return
-            connection = _Connection(self._peer(identity, first), int(first.get(zmq.SRCFD)))
+            descriptor = _property(first, zmq.SRCFD)
+            if not isinstance(descriptor, int):
+                raise ProtocolError("the peer speaks an outdated ZeroMQ protocol")
+            connection = _Connection(self._peer(identity, first), descriptor)
+            earlier = self._by_descriptor.get(descriptor)
+            if earlier is not None:  # it is gone, or its descriptor would not be free
+                self._suspects[earlier] = time.monotonic() + _SUSPICION_SECONDS
             self._connections[identity] = connection
-            self._by_descriptor[connection.descriptor] = identity
+            self._by_descriptor[descriptor] = identity
             self._take(connection, header, handler)
         except ProtocolError as error:
             if identity not in self._connections:
@@ -227,7 +241,7 @@ class RouterServer:
             self._end(owner, str(error), handler, malformed=True)
 
     def _peer(self, identity: bytes, frame: zmq.Frame) -> Peer:
-        address = str(frame.get("Peer-Address"))
+        address = str(_property(frame, "Peer-Address") or "an unknown address")
         if not self.endpoint.startswith("tcp://"):
             address = f"process {address.rpartition(':')[2]}"  # ipc: ":user:group:process"
         return Peer(self.name, identity, address)

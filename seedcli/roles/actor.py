@@ -5,6 +5,7 @@ Each stream is a lock-step group of environments; while one steps, the others wa
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import logging
@@ -174,7 +175,9 @@ class ActorSession:
             sequence=self._sequence[stream],
             session=self.ready.session,
         )
-        self._transport.send_row(stream, header)
+        # A connection that has ended is reported by `turn`, after what the learner said last: it may be DONE.
+        with contextlib.suppress(ConnectionLost):
+            self._transport.send_row(stream, header)
         self.profile.add("wire", time.perf_counter() - begun)
 
     def turn(self, timeout: float) -> bool:

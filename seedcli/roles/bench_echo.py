@@ -122,7 +122,7 @@ class ZmqEcho:
 
     def _echo(self) -> None:
         receive, receive_into, send, more = self._socket.recv, self._socket.recv_into, self._socket.send, zmq.SNDMORE
-        buffer = memoryview(aligned_empty(max(self._admission.payload_bytes)))
+        buffer = aligned_empty(max(self._admission.payload_bytes)).data
         action_header, actions = self._admission.action_header(), bytes(4 * self._admission.envs[0])
         while True:
             identity = receive()
@@ -160,7 +160,7 @@ class ShmEcho(ZmqEcho):
 
     def _echo(self) -> None:
         receive, send, more = self._socket.recv, self._socket.send, zmq.SNDMORE
-        rows, buffer = self._rows, memoryview(aligned_empty(max(self._admission.payload_bytes)))
+        rows, buffer = self._rows, aligned_empty(max(self._admission.payload_bytes)).data
         action_header, actions = self._admission.action_header(), bytes(4 * self._admission.envs[0])
         while True:
             identity = receive()
@@ -186,7 +186,7 @@ class GrpcEcho:
     def __init__(self) -> None:
         import grpc
 
-        from seedcli.net.grpc import METHOD, SERVICE
+        from seedcli.net.grpc_client import METHOD, SERVICE
 
         self._server = grpc.server(
             ThreadPoolExecutor(max_workers=2),
@@ -201,7 +201,7 @@ class GrpcEcho:
         while not admission.complete:
             message = next(requests)
             yield b"".join(admission.answer(message[:HEADER_BYTES], message[HEADER_BYTES:]))
-        buffer = memoryview(aligned_empty(max(admission.payload_bytes)))
+        buffer = aligned_empty(max(admission.payload_bytes)).data
         action_header, actions = admission.action_header(), bytes(4 * admission.envs[0])
         for message in requests:
             buffer[:] = memoryview(message)[HEADER_BYTES:]

@@ -150,6 +150,10 @@ class Connection:
 
     def close(self) -> None:
         """Leave."""
+        try:
+            self._transport.send(pack_header(Kind.GOODBYE, session=self._session))
+        except ConnectionLost:
+            pass
         self._transport.close()
 
 

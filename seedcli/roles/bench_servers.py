@@ -20,10 +20,11 @@ import numpy.typing as npt
 from seedcli.config import Config, NetConfig
 from seedcli.errors import SeedError
 from seedcli.net.base import Payload, Peer, ServerTransport
-from seedcli.net.frames import HEADER_BYTES, Header, Kind, pack_header
+from seedcli.net.frames import Header, Kind, pack_header
 from seedcli.roles.bench_echo import SILENCE_SECONDS, Admission, BenchServer, make_echo
 from seedcli.roles.bench_load import Load, Target, measure
 from seedcli.specs import ArraySpec, EnvSpec, aligned_empty
+from seedcli.telemetry.logs import import_tensorflow
 
 UNROLL_LENGTH = 20  # transitions
 _START_SECONDS = 120.0  # importing TensorFlow on a busy machine takes long
@@ -54,7 +55,7 @@ class Listener:
             self.server = GrpcServer("127.0.0.1", 0)
 
     def close(self) -> None:
-        """Close it."""
+        """Close it; belongs to the thread that used the server."""
         self.server.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -68,11 +69,13 @@ class TransportServer:
         self.address = self._transport.address
         self._admission = Admission(self._extra)
         self._peer: Peer | None = None
+        self._row = memoryview(b"")
+        self._actions = b""
         self._stop_event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def _extra(self, payload_bytes: list[int]) -> dict[str, Any]:
         assert self._peer is not None
-        self._row = memoryview(aligned_empty(max(payload_bytes)))
+        self._row = aligned_empty(max(payload_bytes)).data
         return self._transport.open_session(self._peer, payload_bytes)
 
     def run(self) -> None:
@@ -80,11 +83,14 @@ class TransportServer:
         poll = select.poll()
         poll.register(self._stop_event, select.POLLIN)
         poll.register(self._transport.fileno(), select.POLLIN)
-        while True:
-            while self._transport.receive(self):
-                pass
-            if any(descriptor == self._stop_event for descriptor, _ in poll.poll()):
-                return
+        try:
+            while True:
+                while self._transport.receive(self):
+                    pass
+                if any(descriptor == self._stop_event for descriptor, _ in poll.poll()):
+                    return
+        finally:
+            self._listener.close()
 
     def destination(self, peer: Peer, header: Header) -> memoryview | None:
         """See `net.base.FrameHandler`."""
@@ -101,9 +107,7 @@ class TransportServer:
         if self._admission.complete:
             return
         self._peer = peer
-        raw = pack_header(header.kind, header.payload_bytes)
-        assert len(raw) == HEADER_BYTES
-        answer, body = self._admission.answer(raw, bytes(payload))
+        answer, body = self._admission.answer(pack_header(header.kind, header.payload_bytes), bytes(payload))
         if self._admission.complete:
             self._actions = bytes(4 * self._admission.envs[0])
         self._transport.send(peer, answer, body)
@@ -114,7 +118,6 @@ class TransportServer:
     def close(self) -> dict[str, Any]:
         """See `BenchServer.close`."""
         os.eventfd_write(self._stop_event, 1)
-        self._listener.close()
         return {}
 
 
@@ -144,6 +147,7 @@ class InferenceServer:
     """
 
     def __init__(self, transport: str, max_envs: int) -> None:
+        import_tensorflow()  # before anything else loads it, so that it says nothing
         from seedcli.inference.service import InferenceService
         from seedcli.roles.learner import fleet_settings
         from seedcli.training.batches import UnrollQueue
@@ -199,7 +203,10 @@ class InferenceServer:
     def run(self) -> None:
         """See `BenchServer.run`."""
         self._consumer.start()
-        self._service.run()
+        try:
+            self._service.run()
+        finally:
+            self._listener.close()
 
     def close(self) -> dict[str, Any]:
         """See `BenchServer.close`: the mean inference batch, and seconds of the inference thread by activity."""
@@ -232,10 +239,12 @@ def _serve(pipe: Pipe) -> None:
         server = _make_server(*task)
         thread = threading.Thread(target=server.run, name="server", daemon=True)
         thread.start()
-        pipe.send(server.address)
-        pipe.recv()
-        report = server.close()
-        thread.join(timeout=_JOIN_SECONDS)
+        try:
+            pipe.send(server.address)
+            pipe.recv()
+        finally:
+            report = server.close()
+            thread.join(timeout=_JOIN_SECONDS)
         pipe.send(report)
 
 
@@ -248,7 +257,7 @@ def _load(pipe: Pipe) -> None:
 def _process_main(role: Callable[[Pipe], None], pipe: Pipe) -> None:
     try:
         role(pipe)
-    except (EOFError, KeyboardInterrupt):
+    except (EOFError, BrokenPipeError, KeyboardInterrupt):
         return
     except SeedError as error:
         pipe.send(error)
@@ -290,10 +299,11 @@ class _Process:
 
     def end(self) -> None:
         """End it; safe to call twice."""
+        self._pipe.close()  # which it takes as a sign to clean up and leave
+        self._process.join(_JOIN_SECONDS)
         if self._process.is_alive():
             self._process.terminate()
             self._process.join(_JOIN_SECONDS)
-        self._pipe.close()
 
 
 class Bench:

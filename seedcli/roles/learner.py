@@ -300,8 +300,9 @@ def supervise(
     """
     signals = Signals()
     checkpoint = resume_point(folder)
-    folder.write_config(resolved)
     learner = Learner(resolved, folder, transports, checkpoint)
+    # Not earlier: a configuration that does not fit the checkpoint must not take the place of the one that does.
+    folder.write_config(resolved)
     reporter = Reporter(learner, folder, view, resumed_at=checkpoint.env_steps if checkpoint else None)
     try:
         reporter.start()
@@ -326,9 +327,10 @@ def supervise(
 
 def run_learner(resolved: Resolved, folder: RunFolder, *, live: bool) -> int:
     """`seed learner`: serve actors that connect, train, end when run.steps are taken."""
+    # First of all: where a port is in use, the folder is left as it was.
+    transports = open_transports(resolved.config)
     view = make_view(live)
     setup_logging(folder.log_path, view, debug=False)
-    transports = open_transports(resolved.config)
 
     def announce(learner: Learner, view: View) -> None:
         view.log("waiting for actors; start one with:")

@@ -51,10 +51,10 @@ def run_serial(resolved: Resolved, folder: RunFolder, view: View) -> int:
     tf.config.experimental.enable_op_determinism()
     signals = Signals()
     checkpoint = resume_point(folder)
-    folder.write_config(resolved)
     server = InProcessServer()
     # A batch closes as soon as every stream that can has sent its step: the deadline's clock must not decide.
     learner = Learner(resolved, folder, [server], checkpoint, deadline=0.0)
+    folder.write_config(resolved)
     reporter = Reporter(
         learner, folder, view, resumed_at=checkpoint.env_steps if checkpoint else None, wall_clock=False
     )

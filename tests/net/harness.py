@@ -39,7 +39,7 @@ def make_server(kind: str, **options: Any) -> ServerTransport:
         return ZmqServer("127.0.0.1", 0, **options)
     from seedcli.net.shm import ShmServer
 
-    return ShmServer(os.path.join(tempfile.mkdtemp(prefix="seed-test-"), "learner"))
+    return ShmServer(os.path.join(tempfile.mkdtemp(), "learner"))
 
 
 class Lost(NamedTuple):

@@ -174,11 +174,23 @@ def test_a_killed_learner_is_noticed_at_once(kind: str, join: Join, spawn: Spawn
     assert time.monotonic() - begun < 3
 
 
+def stall(learner: Learner) -> tuple[threading.Event, threading.Thread]:
+    """Stop the learner's thread until the event is set; the thread returned ends then."""
+    stalled, resume = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        stalled.set()
+        resume.wait(LIMIT)
+
+    thread = threading.Thread(target=lambda: learner.call(wait))
+    thread.start()
+    assert stalled.wait(LIMIT)
+    return resume, thread
+
+
 def test_a_learner_that_stands_still_times_out(learner: Learner, join: Join) -> None:
     actor = join(learner)
-    resume = threading.Event()
-    waiting = threading.Thread(target=lambda: learner.call(lambda: resume.wait(LIMIT)))
-    waiting.start()
+    resume, waiting = stall(learner)
     try:
         actor.step(0, bytes(1000))
         begun = time.monotonic()
@@ -193,9 +205,7 @@ def test_a_learner_that_stands_still_times_out(learner: Learner, join: Join) -> 
 
 def test_frames_that_wait_while_the_learner_is_busy_all_arrive(learner: Learner, join: Join) -> None:
     actor = join(learner)
-    resume = threading.Event()
-    waiting = threading.Thread(target=lambda: learner.call(lambda: resume.wait(LIMIT)))
-    waiting.start()
+    resume, waiting = stall(learner)
     for i in range(1000):
         actor.client.send(pack_header(Kind.HEARTBEAT, session=i))
     resume.set()

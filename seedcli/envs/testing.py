@@ -1,0 +1,116 @@
+"""Environments that check what carries them, not for learning; importing this module registers them.
+
+The id `seedcli.envs.testing:Counter-v0` works in any process, because Gymnasium imports what stands before the colon.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+
+MAX_LENGTH = 30  # steps of the longest episode
+
+
+def counter_reward(episode: npt.ArrayLike, step: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    """The reward that arrives with a record of `Counter`, exact in float32; 0 on the first of an episode."""
+    step = np.asarray(step)
+    return np.where(step == 0, 0.0, 1.0 + np.asarray(episode) % 16 + step / 64.0).astype(np.float32)
+
+
+class Counter(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
+    """Observations that say which record they are, so that a reader can tell whether each is where it should be.
+
+    The observation is [4] float32: a number of this instance alone (a random multiple of 2⁻²⁴ below 1), the episode,
+    the step in the episode, and the action that led here (-1 at step 0). Episodes of an instance are counted through
+    every reset, last 1 to `MAX_LENGTH` steps, and end by termination where their number is even, else by truncation.
+    The reward is `counter_reward`.
+
+    Args:
+        pause: seconds each step takes at least, for a run whose speed a test must know.
+    """
+
+    def __init__(self, pause: float = 0.0) -> None:
+        self.observation_space = gymnasium.spaces.Box(-1.0, 2.0**24, (4,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(4)
+        self._pause = pause
+        # Not from the seed: environments that are seeded alike must still be told apart.
+        self._number = int.from_bytes(os.urandom(3), "little") / 2.0**24
+        self._episode = -1
+        self._step = 0
+        self._length = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
+        """Begin the next episode, of a length drawn from the seed."""
+        super().reset(seed=seed)
+        self._episode += 1
+        self._step = 0
+        self._length = int(self.np_random.integers(1, MAX_LENGTH + 1))
+        return self._observation(-1), {}
+
+    def step(self, action: np.int64) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Count one step."""
+        if self._pause:
+            time.sleep(self._pause)
+        self._step += 1
+        over = self._step == self._length
+        even = self._episode % 2 == 0
+        reward = float(counter_reward(self._episode, self._step))
+        return self._observation(int(action)), reward, over and even, over and not even, {}
+
+    def _observation(self, action: int) -> npt.NDArray[np.float32]:
+        return np.array([self._number, self._episode, self._step, action], np.float32)
+
+
+class Recall(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
+    """Repeat at the end what was shown at the beginning: a task that only memory solves.
+
+    The observation is [3] float32: the cue one-hot on the first record and zeros afterwards, then 1 where the
+    answer is asked for and 0 elsewhere. The next step terminates the episode, with reward 1 where the answer was the
+    cue's number, else 0. Without memory the mean return is 0.5 whatever is done (unless the inputs hold the previous
+    action, which can carry the cue along).
+
+    Args:
+        delay: steps from the record with the cue to the one that asks for it, at least 1.
+    """
+
+    def __init__(self, delay: int = 5) -> None:
+        if delay < 1:
+            raise ValueError(f"delay is {delay}; at least one step must lie between cue and answer")
+        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (3,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self._delay = delay
+        self._cue = 0
+        self._step = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
+        """Draw a cue and show it."""
+        super().reset(seed=seed)
+        self._cue = int(self.np_random.integers(2))
+        self._step = 0
+        return self._observation(), {}
+
+    def step(self, action: np.int64) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Wait, or judge the answer."""
+        asked = self._step == self._delay
+        self._step += 1
+        return self._observation(), float(asked and int(action) == self._cue), asked, False, {}
+
+    def _observation(self) -> npt.NDArray[np.float32]:
+        observation = np.zeros(3, np.float32)
+        if self._step == 0:
+            observation[self._cue] = 1
+        observation[2] = self._step == self._delay
+        return observation
+
+
+gymnasium.register("Counter-v0", entry_point="seedcli.envs.testing:Counter", disable_env_checker=True)
+gymnasium.register("Recall-v0", entry_point="seedcli.envs.testing:Recall", disable_env_checker=True)

@@ -1,0 +1,310 @@
+"""`seed bench training`: a real run against what its parts reach when each has the machine to itself.
+
+The parts are bare loops: the library's own vector environment under random actions, a plain `tf.function` of the
+network, and a plain `tf.function` of loss, gradients and optimizer. Their composed rate, 1 / Σ 1/rate, is the most
+that a learner and its actors can reach on the same cores.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from seedcli.agents import create_agent
+from seedcli.agents.base import Agent, UnrollBatch
+from seedcli.agents.optimizer import make_optimizer
+from seedcli.config import Config, EnvironmentConfig
+from seedcli.envs import create_env
+from seedcli.errors import SeedError
+from seedcli.layering import Resolved, to_toml
+from seedcli.specs import EnvSpec, split_envs
+from seedcli.telemetry.metrics import read_metrics
+
+_ENDLESS = 10**12  # environment steps of the run: it is stopped, it does not end
+_WARM_UP_SECONDS = 10.0  # of the run, after its first update
+_START_SECONDS = 180.0  # to the run's first update
+_STOP_SECONDS = 30.0
+_CALLS_BEFORE = 3  # of a traced function, not measured
+_ACTION_SETS = 64
+
+# Once called, a measured loop does the work of so many environment steps.
+Turn = Callable[[], int]
+
+
+def _atari_groups(config: EnvironmentConfig, groups: list[int], cores: int) -> list[Any]:
+    from ale_py.vector_env import AtariVectorEnv
+
+    return [
+        AtariVectorEnv(
+            config.id,
+            envs,
+            num_threads=min(cores, envs),
+            max_num_frames_per_episode=config.max_frames,
+            repeat_action_probability=config.repeat_action_probability,
+            full_action_space=config.full_action_set,
+            img_height=config.height,
+            img_width=config.width,
+            stack_num=1,
+            frameskip=config.frame_skip,
+            noop_max=config.noop_max,
+            episodic_life=config.episodic_life,
+            use_fire_reset=config.fire_reset,
+            reward_clipping=False,
+        )
+        for envs in groups
+    ]
+
+
+def _gymnasium_groups(config: EnvironmentConfig, groups: list[int]) -> list[Any]:
+    import gymnasium
+    from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+    options: dict[str, Any] = dict(config.kwargs)
+    if config.max_episode_steps:
+        options["max_episode_steps"] = config.max_episode_steps
+    return [
+        SyncVectorEnv([lambda: gymnasium.make(config.id, **options)] * envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+        for envs in groups
+    ]
+
+
+@contextmanager
+def _environment_turn(config: Config, cores: int) -> Iterator[Turn]:
+    """Step as many environments as the run has, in two groups as an actor does, with random actions."""
+    total = config.actors.count * config.actors.envs
+    sizes = split_envs(total, 2)
+    played = config.environment
+    native = played.family == "atari"
+    groups = _atari_groups(played, sizes, cores) if native else _gymnasium_groups(played, sizes)
+    rng = np.random.default_rng(1)
+    actions = [
+        [rng.integers(0, group.single_action_space.n, envs) for _ in range(_ACTION_SETS)]
+        for group, envs in zip(groups, sizes, strict=True)
+    ]
+    turns = 0
+    for i, group in enumerate(groups):
+        group.reset(seed=1 + i * total)
+        if native:
+            group.send(actions[i][0])
+
+    def turn() -> int:
+        nonlocal turns
+        turns += 1
+        for group, choices in zip(groups, actions, strict=True):
+            chosen = choices[turns % _ACTION_SETS]
+            if native:
+                # One group steps while the other is taken in.
+                group.recv()
+                group.send(chosen)
+            else:
+                group.step(chosen)
+        return total
+
+    try:
+        yield turn
+    finally:
+        if native:
+            for group in groups:
+                group.recv()
+        for group in groups:
+            group.close()
+
+
+def _random_observations(spec: EnvSpec, shape: Sequence[int]) -> tf.Tensor:
+    """Numbers that are valid in every type, [*shape, *observation]."""
+    high = spec.observation.categories or (2 if spec.observation.dtype == "bool" else 128)
+    values = np.random.default_rng(1).integers(0, high, (*shape, *spec.observation.shape))
+    return tf.constant(values.astype(spec.observation.dtype))
+
+
+def _inference_turn(agent: Agent, spec: EnvSpec, batch_size: int) -> Turn:
+    """Logits and values of a fixed batch."""
+    observation = _random_observations(spec, [batch_size])
+    reward, state = tf.zeros(batch_size), agent.initial_state(batch_size)
+
+    @tf.function
+    def infer(observation: tf.Tensor, reward: tf.Tensor, state: Any) -> Any:
+        outputs, _ = agent.network.step(observation, reward, state)
+        return tuple(outputs)
+
+    def turn() -> int:
+        for output in infer(observation, reward, state):
+            output.numpy()
+        return batch_size
+
+    return turn
+
+
+def _training_turn(agent: Agent, config: Config, spec: EnvSpec) -> Turn:
+    """Loss, gradients, clipping and the optimizer's step on a fixed batch."""
+    algorithm, columns = agent.algorithm, config.training.batch_size
+    shape = [algorithm.records, columns]
+    rng = np.random.default_rng(1)
+    unrolls = UnrollBatch(
+        observation=_random_observations(spec, shape),
+        reward=tf.zeros(shape),
+        terminated=tf.zeros(shape, tf.bool),
+        truncated=tf.zeros(shape, tf.bool),
+        action=tf.constant(rng.integers(0, spec.num_actions, shape), tf.int32),
+        recorded={name: tf.zeros([*shape, *field.shape], field.dtype) for name, field in algorithm.recorded.items()},
+        state=agent.initial_state(columns),
+        weights=tf.ones(columns),
+    )
+    variables = agent.network.trainable_variables
+    optimizer = make_optimizer(config.training)
+    optimizer.build(variables)
+
+    @tf.function
+    def update(unrolls: UnrollBatch) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = agent.loss(unrolls).loss
+        gradients = tape.gradient(loss, variables)
+        if config.training.clip_norm:
+            gradients, _ = tf.clip_by_global_norm(gradients, config.training.clip_norm)
+        optimizer.apply(gradients, variables)
+        return loss
+
+    def turn() -> int:
+        update(unrolls).numpy()
+        return algorithm.unroll_length * columns
+
+    return turn
+
+
+def _rate(turn: Turn, seconds: float) -> float:
+    """Environment steps a second over `seconds`."""
+    for _ in range(_CALLS_BEFORE):
+        turn()
+    steps, begun = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - begun) < seconds:
+        steps += turn()
+    return steps / elapsed
+
+
+def _slope(lines: Sequence[dict[str, Any]], name: str) -> float:
+    """Growth a second of a counter, fitted to all lines: it grows in jumps, which two lines alone would show."""
+    times = np.array([line["time"] for line in lines])
+    return float(np.polyfit(times - times[0], [line[name] for line in lines], 1)[0])
+
+
+def _wait_for(path: Path, run: subprocess.Popen[bytes], log: Path, limit: float, enough: Callable[[Any], Any]) -> Any:
+    """What `enough` makes of the run's metrics, once that is something.
+
+    Raises:
+        SeedError: the run ended, or `limit` seconds were not enough.
+    """
+    deadline = time.monotonic() + limit
+    while True:
+        if path.exists() and (found := enough(read_metrics(path))):
+            return found
+        status = run.poll()
+        if status is not None or time.monotonic() > deadline:
+            tail = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            what = f"ended with status {status}" if status is not None else f"has not trained within {limit:.0f} s"
+            raise SeedError(f"the training run {what}: {tail[-1] if tail else 'it said nothing'}")
+        time.sleep(0.2)
+
+
+def _end_to_end(resolved: Resolved, seconds: float) -> dict[str, Any]:
+    """Train in processes of its own, as a user would, for `seconds` once it is warm."""
+    with tempfile.TemporaryDirectory(prefix="seed-bench-") as name:
+        folder = Path(name)
+        values, log, metrics = folder / "config.toml", folder / "log", folder / "run" / "metrics.jsonl"
+        values.write_text(to_toml(resolved), encoding="utf-8")
+        command = [sys.executable, "-m", "seedcli", "train", "--config", str(values), "--no-live"]
+        command += ["--logdir", str(folder / "run"), "--steps", str(_ENDLESS)]
+        with log.open("wb") as output:
+            run = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        try:
+            first = _wait_for(
+                metrics, run, log, _START_SECONDS, lambda lines: [line for line in lines if line["trained_steps"]]
+            )[0]
+            begin = first["time"] + _WARM_UP_SECONDS
+
+            def window(lines: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+                inside = [line for line in lines if line["time"] >= begin]
+                return inside if len(inside) > 2 and inside[-1]["time"] - inside[0]["time"] >= seconds else None
+
+            limit = _WARM_UP_SECONDS + seconds + _START_SECONDS
+            lines = _wait_for(metrics, run, log, limit, window)
+        finally:
+            run.terminate()
+            try:
+                run.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                run.kill()
+                run.wait()
+    lags = [line["policy_lag"] for line in lines if line["policy_lag"] is not None]
+    batches = [line["inference_batch_size"] for line in lines if line["inference_batch_size"] is not None]
+    return {
+        "trained_steps_per_second": _slope(lines, "trained_steps"),
+        "env_steps_per_second": _slope(lines, "env_steps"),
+        "seconds": lines[-1]["time"] - lines[0]["time"],
+        "policy_lag": float(np.mean(lags)) if lags else None,
+        "inference_batch_size": float(np.mean(batches)) if batches else None,
+    }
+
+
+def measure_training(resolved: Resolved, seconds: float, say: Callable[[str], None]) -> dict[str, Any]:
+    """Measure the bare parts, the run, and the bare parts again, because a machine's speed drifts.
+
+    Args:
+        resolved: what to train.
+        seconds: length of the run's window; each bare part gets half of it before and half of it after.
+        say: told what is being measured.
+
+    Returns:
+        The parts' rates (means of both halves), the composed limit, the run's rates, and the ratio of the steps it
+        trained on to the limit.
+
+    Raises:
+        SeedError: the run ended, or did not begin to train.
+    """
+    config, cores = resolved.config, len(os.sched_getaffinity(0))
+    probe = create_env(config.environment, 1)
+    spec = probe.spec
+    probe.close()
+    agent = create_agent(config.agent, config.training, spec, config.run.seed)
+    total = config.actors.count * config.actors.envs
+    batch_size = config.inference.batch_size or (total + 1) // 2
+    rates: dict[str, list[float]] = {"environment": [], "inference": [], "training": []}
+
+    def bare() -> None:
+        say("bare environment, inference and training")
+        with _environment_turn(config, cores) as turn:
+            rates["environment"].append(_rate(turn, seconds / 2))
+        rates["inference"].append(_rate(inference, seconds / 2))
+        rates["training"].append(_rate(training, seconds / 2))
+
+    inference, training = _inference_turn(agent, spec, batch_size), _training_turn(agent, config, spec)
+    bare()
+    say("seed train")
+    run = _end_to_end(resolved, seconds)
+    bare()
+    library = "ale_py AtariVectorEnv" if config.environment.family == "atari" else "gymnasium SyncVectorEnv"
+    what = {
+        "environment": f"{library}, {total} environments in {min(2, total)} groups, random actions",
+        "inference": f"tf.function of the network, batches of {batch_size}",
+        "training": f"tf.function of an update, {agent.algorithm.unroll_length} x {config.training.batch_size} steps",
+    }
+    parts = {
+        name: {"steps_per_second": float(np.mean(values)), "halves": values, "what": what[name]}
+        for name, values in rates.items()
+    }
+    composed = 1.0 / sum(1.0 / float(np.mean(values)) for values in rates.values())
+    return {
+        **parts,
+        "composed_steps_per_second": composed,
+        "end_to_end": run,
+        "ratio": run["trained_steps_per_second"] / composed,
+    }

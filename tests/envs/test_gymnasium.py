@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from seedcli.config import EnvironmentConfig
+from seedcli.envs import check_environment_name, create_env
+from seedcli.errors import EnvironmentFailed, UsageError
+from seedcli.specs import ArraySpec, StepBatch
+from tests.envs.helpers import FIELDS, Played, atari_config, gymnasium_config, play
+
+
+class Scripted(gymnasium.Env[Any, Any]):
+    """Returns what its arguments say; breaks at the given step."""
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any] | None = None,
+        observation: Any = None,
+        reward: Any = 1.0,
+        broken_observation: Any = None,
+        error: Exception | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        self.observation_space = observation_space
+        self.action_space = action_space or spaces.Discrete(2)
+        self.observation = observation
+        self.reward = reward
+        self.broken_observation = broken_observation
+        self.error = error
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return self.observation, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self.error:
+            raise self.error
+        self.received = action
+        return (
+            (self.observation if self.broken_observation is None else self.broken_observation),
+            self.reward, False, False, {},
+        )  # fmt: skip
+
+
+gymnasium.register("SeedScripted-v0", entry_point=Scripted)
+
+
+def scripted(**kwargs: Any) -> EnvironmentConfig:
+    return gymnasium_config("SeedScripted-v0", kwargs=kwargs)
+
+
+BOX = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+ZERO = np.zeros(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sent"),
+    [("float64", "float32"), ("float32", "float32"), ("float16", "float16"), ("uint8", "uint8"), ("int64", "int64"),
+     ("bool", "bool"), ("uint16", "int32"), ("uint32", "int64")],
+)  # fmt: skip
+def test_box_dtypes(dtype: str, sent: str) -> None:
+    space = spaces.Box(0, 1, (2, 3), np.dtype(dtype).type)
+    value = np.array([[0, 1, 0], [1, 0, 1]], dtype)
+    with Played(scripted(observation_space=space, observation=value), 2) as played:
+        assert played.env.spec.observation == ArraySpec((2, 3), sent)
+        np.testing.assert_array_equal(played.reset(0).observation, np.stack([value, value]))
+        np.testing.assert_array_equal(played.step(0).observation, np.stack([value, value]))
+
+
+def test_discrete_observations_and_actions_count_from_zero() -> None:
+    config = scripted(
+        observation_space=spaces.Discrete(5, start=-2), observation=2, action_space=spaces.Discrete(3, start=7)
+    )
+    with Played(config, 2) as played:
+        spec = played.env.spec
+        assert spec.observation == ArraySpec((), "int32", categories=5) and spec.num_actions == 3
+        assert played.reset(0).observation.tolist() == [4, 4]
+        played.step([0, 2])
+        assert [env.unwrapped.received for env in played.env._vector.envs] == [7, 9]
+
+
+def test_reward_is_raw() -> None:
+    with Played(scripted(observation_space=BOX, observation=ZERO, reward=-1234.5), 1) as played:
+        played.reset(0)
+        assert played.step(0).reward.tolist() == [-1234.5]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"reward": float("nan")}, "gave the reward nan"),
+        ({"reward": float("-inf")}, "gave the reward -inf"),
+        ({"reward": 1e300}, "gave the reward inf, which is no finite float32"),
+        ({"broken_observation": np.array([0, np.nan])}, "gave the observation nan"),
+        ({"broken_observation": np.zeros(3)}, r"observation of shape \(3,\) where its observation space says \(2,\)"),
+        ({"broken_observation": np.float32(1)}, r"observation of shape \(\) where its observation space says \(2,\)"),
+        ({"error": KeyError("key\nsecond line")}, r"failed in step: KeyError: 'key"),
+    ],
+)
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_a_step_outside_the_specification(kwargs: dict[str, Any], message: str, num_envs: int) -> None:
+    with Played(scripted(observation_space=BOX, observation=ZERO, **kwargs), num_envs) as played:
+        played.reset(0)
+        with warnings.catch_warnings(), pytest.raises(EnvironmentFailed, match=message) as caught:
+            warnings.simplefilter("error")
+            played.step(0)
+    assert "\n" not in str(caught.value)
+    if "error" in kwargs:
+        assert caught.value.__cause__ is kwargs["error"]
+
+
+def test_a_first_observation_outside_the_specification() -> None:
+    with (
+        Played(scripted(observation_space=BOX, observation=np.zeros(7)), 2) as played,
+        pytest.raises(EnvironmentFailed, match=r"shape \(7,\)"),
+    ):
+        played.reset(0)
+
+
+def test_a_float64_beyond_float32() -> None:
+    space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    with Played(scripted(observation_space=space, observation=np.array([1e300])), 1) as played:
+        with pytest.raises(EnvironmentFailed, match="gave the observation inf, which is no finite float32"):
+            played.reset(0)
+
+
+def test_a_category_that_does_not_exist() -> None:
+    config = scripted(observation_space=spaces.Discrete(3), observation=0, broken_observation=3)
+    with Played(config, 2) as played:
+        played.reset(0)
+        with pytest.raises(EnvironmentFailed, match="category 3, which is not one of 0 to 2"):
+            played.step(0)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"observation_space": spaces.Dict(a=BOX)}, "Dict observation space; supported are Box and Discrete"),
+        ({"observation_space": spaces.Tuple((BOX,))}, "Tuple observation space"),
+        ({"observation_space": spaces.Box(0, 1, (0,))}, "not supported"),
+        ({"observation_space": spaces.Box(0, 1, (2,), np.uint64)}, "not supported.*uint64"),
+        ({"observation_space": BOX, "action_space": BOX}, "Box action space; only Discrete"),
+        ({"observation_space": BOX, "action_space": spaces.MultiDiscrete([2, 2])}, "MultiDiscrete action space"),
+        ({"max_episode_steps": 3, "observation_space": BOX}, "kwargs must not hold 'max_episode_steps'"),
+        ({"render_mode": "human", "observation_space": BOX}, "kwargs must not hold 'render_mode'"),
+    ],
+)
+def test_unsupported(kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        create_env(scripted(**kwargs), 2)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_constructor_that_fails() -> None:
+    with pytest.raises(EnvironmentFailed, match="cannot be built: TypeError") as caught:
+        create_env(gymnasium_config("CartPole-v1", kwargs={"gravitas": 1}), 1)
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+@pytest.mark.filterwarnings("ignore:.*render_mode")
+def test_pictures_of_what_draws_none() -> None:
+    with pytest.raises(UsageError, match="gives no pictures"):
+        create_env(scripted(observation_space=BOX, observation=ZERO), 1, render=True)
+
+
+def test_kwargs_reach_the_environment() -> None:
+    config = gymnasium_config("FrozenLake-v1", kwargs={"map_name": "8x8", "is_slippery": False})
+    with Played(config, 1) as played:
+        assert played.env.spec.observation.categories == 64
+        played.reset(0)
+        assert [played.step(2).observation[0] for _ in range(3)] == [1, 2, 3]
+
+
+def test_time_limit_truncates_and_falling_terminates() -> None:
+    """CartPole falls after about ten steps of one action: a limit of 5 truncates first, one of 50 never does."""
+    limited = play_left(max_episode_steps=5)
+    assert np.flatnonzero(limited.truncated[:, 0]).tolist() == [5] and not limited.terminated.any()
+    falling = play_left(max_episode_steps=50)
+    assert falling.terminated.sum() == 1 and not falling.truncated.any()
+
+
+def play_left(**fields: Any) -> StepBatch:
+    """Records of CartPole until the first episode has ended."""
+    with Played(gymnasium_config("CartPole-v1", **fields), 1) as played:
+        records = [played.reset(1)]
+        while len(records) < 50 and not (records[-1].terminated[0] or records[-1].truncated[0]):
+            records.append(played.step(0))
+    return StepBatch(*(np.stack([getattr(r, name) for r in records]) for name in FIELDS))
+
+
+def test_registered_limit_holds_by_default() -> None:
+    run = play(gymnasium_config("MountainCar-v0"), 1, seed=0, steps=200)
+    assert np.flatnonzero(run.truncated[:, 0]).tolist() == [200]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (gymnasium_config("CartPole"), "did you mean CartPole-v"),
+        (gymnasium_config("cartpole-v1"), "did you mean CartPole-v1"),
+        (gymnasium_config("seedcli.envs.testing:Conter-v0"), "did you mean Counter-v0"),
+        (gymnasium_config("qqqq"), "module:Id-v0"),
+        (atari_config("Pong"), "did you mean pong"),
+        (atari_config("mspacman"), "did you mean ms_pacman"),
+        (atari_config("combat"), "not an Atari game ale-py can play"),
+        (atari_config("qqqq"), "written like pong"),
+    ],
+)
+def test_unknown_names(config: EnvironmentConfig, message: str) -> None:
+    for refuse in (check_environment_name, lambda c: create_env(c, 1)):
+        with pytest.raises(UsageError, match=message) as caught:
+            refuse(config)
+        assert repr(config.id) in str(caught.value)
+
+
+def test_a_module_only_actors_have() -> None:
+    config = gymnasium_config("no_such_simulator.envs:Thing-v0")
+    check_environment_name(config)
+    with pytest.raises(UsageError, match="cannot be imported.*no_such_simulator"):
+        create_env(config, 1)
+
+
+@pytest.mark.parametrize("config", [gymnasium_config("CartPole-v1"), atari_config("pong")], ids=["gymnasium", "atari"])
+def test_a_missing_library(config: EnvironmentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "atari" if config.family == "atari" else "gymnasium_env"
+    monkeypatch.setitem(sys.modules, f"seedcli.envs.{module}", None)
+    check_environment_name(config)
+    with pytest.raises(EnvironmentFailed, match=f"family {config.family} cannot be used on this machine"):
+        create_env(config, 1)
+
+
+def test_a_family_imports_only_its_own_simulator() -> None:
+    code = (
+        "import sys, seedcli.envs as e\n"
+        "from seedcli.config import EnvironmentConfig\n"
+        "assert not {'gymnasium', 'ale_py', 'tensorflow'} & set(sys.modules)\n"
+        "e.create_env(EnvironmentConfig(), 1).close()\n"
+        "assert not {'ale_py', 'tensorflow', 'pygame'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

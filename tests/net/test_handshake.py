@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import seedcli
+from seedcli.errors import ConnectionLost, ProtocolError, RefusedError, UnreachableError
+from seedcli.net import connect
+from seedcli.net.base import Frame
+from seedcli.net.frames import Header, Kind, encode_control
+from seedcli.net.handshake import ClientHandshake, Hello, NoAuthenticator, Ready, ServerHandshake, parse_ready
+from seedcli.specs import EnvSpec
+from tests.net.harness import LIMIT, SPEC, Actor, Learner, expect, wait_until_gone
+
+HELLO = {"actor_id": "actor-1", "envs": 8, "streams": 2, "version": "1.0"}
+READY = {
+    "session": 9,
+    "stream_envs": [4, 4],
+    "payload_bytes": [256, 256],
+    "heartbeat_seconds": 2.0,
+    "timeout_seconds": 20,
+    "reconnect_timeout": 300.0,
+}
+
+
+def header(kind: int) -> Header:
+    return Header(kind, 0, 0, 0, 0)
+
+
+class Server:
+    """A server handshake with what it was asked."""
+
+    def __init__(self) -> None:
+        self.configured: list[Hello] = []
+        self.admitted: list[EnvSpec] = []
+        self.handshake = ServerHandshake(self._configure, self._admit, NoAuthenticator())
+
+    def _configure(self, hello: Hello) -> dict[str, Any]:
+        self.configured.append(hello)
+        return {"environment": {"id": "x"}, "seed": 3}
+
+    def _admit(self, hello: Hello, spec: EnvSpec) -> dict[str, Any]:
+        self.admitted.append(spec)
+        return dict(READY)
+
+    def take(self, kind: int, message: Mapping[str, Any]) -> tuple[Kind, dict[str, Any]]:
+        return self.handshake.receive(header(kind), json.dumps(message).encode())
+
+    def up_to(self, kind: Kind) -> Server:
+        for earlier, message in ((Kind.HELLO, HELLO), (Kind.PROOF, {})):
+            if earlier < kind:
+                self.take(earlier, message)
+        return self
+
+
+def test_the_good_path() -> None:
+    server = Server()
+    kind, challenge = server.take(Kind.HELLO, HELLO)
+    assert kind == Kind.CHALLENGE and challenge["proof_required"] is False and len(challenge["nonce"]) >= 32
+    assert server.handshake.hello == Hello("actor-1", 8, 2, "1.0")
+    assert server.take(Kind.PROOF, {}) == (Kind.CONFIGURE, {"environment": {"id": "x"}, "seed": 3})
+    assert not server.handshake.complete
+    assert server.take(Kind.SPEC, SPEC.to_dict()) == (Kind.READY, READY)
+    assert server.handshake.complete and server.admitted == [SPEC]
+    with pytest.raises(ProtocolError, match="nothing more"):
+        server.take(Kind.SPEC, SPEC.to_dict())
+
+
+def test_every_challenge_has_a_nonce_of_its_own() -> None:
+    assert len({NoAuthenticator().challenge()["nonce"] for _ in range(100)}) == 100
+
+
+@pytest.mark.parametrize("expected", [Kind.HELLO, Kind.PROOF, Kind.SPEC])
+def test_any_other_kind_is_out_of_order(expected: Kind) -> None:
+    for kind in Kind:
+        if kind != expected:
+            with pytest.raises(ProtocolError, match=f"kind {int(kind)} .* {expected.name} is expected"):
+                Server().up_to(expected).take(kind, HELLO)
+
+
+BAD_HELLO = [
+    {"actor_id": ""},
+    {"actor_id": "x" * 65},
+    {"actor_id": "a\nb"},
+    {"actor_id": 5},
+    {"envs": 0},
+    {"envs": 65_537},
+    {"envs": True},
+    {"envs": 8.0},
+    {"envs": "8"},
+    {"streams": 0},
+    {"streams": 9},
+    {"streams": None},
+    {"version": []},
+    {"version": "v" * 33},
+    {"more": 1},
+]
+
+
+@pytest.mark.parametrize("change", BAD_HELLO, ids=str)
+def test_a_wrong_hello_names_its_field(change: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError, match=next(iter(change))):
+        Server().take(Kind.HELLO, {**HELLO, **change})
+    field = next(iter(change))
+    if field in HELLO:
+        with pytest.raises(ProtocolError, match=field):
+            Server().take(Kind.HELLO, {key: value for key, value in HELLO.items() if key != field})
+
+
+GOOD_OBSERVATION = {"shape": [84, 84], "dtype": "uint8", "categories": 0}
+BAD_SPEC = [
+    {"name": ""},
+    {"name": 3},
+    {"num_actions": 0},
+    {"num_actions": 2**40},
+    {"frames_per_step": 0},
+    {"frames_per_step": True},
+    {"observation": [1]},
+    {"observation": {**GOOD_OBSERVATION, "shape": "84"}},
+    {"observation": {**GOOD_OBSERVATION, "shape": [84, 0]}},
+    {"observation": {**GOOD_OBSERVATION, "shape": [84, 1.5]}},
+    {"observation": {**GOOD_OBSERVATION, "shape": [1] * 9}},
+    {"observation": {**GOOD_OBSERVATION, "shape": [2**31, 2**31, 4]}},  # 2**64 overflows to 0
+    {"observation": {**GOOD_OBSERVATION, "shape": [2**29]}},  # times 8 environments
+    {"observation": {**GOOD_OBSERVATION, "dtype": "object"}},
+    {"observation": {**GOOD_OBSERVATION, "dtype": 1}},
+    {"observation": {**GOOD_OBSERVATION, "categories": -1}},
+    {"observation": {**GOOD_OBSERVATION, "code": 1}},
+    {"more": 1},
+]
+
+
+@pytest.mark.parametrize("change", BAD_SPEC, ids=lambda change: str(change)[:60])
+def test_a_wrong_spec_breaks_the_protocol(change: dict[str, Any]) -> None:
+    server = Server().up_to(Kind.SPEC)
+    with pytest.raises(ProtocolError):
+        server.take(Kind.SPEC, {**SPEC.to_dict(), **change})
+    assert not server.admitted and not server.handshake.complete
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers())
+MESSAGES = st.dictionaries(
+    st.sampled_from([*HELLO, *SPEC.to_dict(), "shape", "dtype", *READY]),
+    VALUES | st.dictionaries(st.sampled_from(["shape", "dtype", "categories"]), VALUES),
+)
+
+
+@settings(deadline=None)
+@given(st.sampled_from([Kind.HELLO, Kind.PROOF, Kind.SPEC]), MESSAGES)
+def test_any_message_is_taken_or_breaks_the_protocol(kind: Kind, message: dict[str, Any]) -> None:
+    try:
+        Server().up_to(kind).take(kind, message)
+    except ProtocolError:
+        pass
+    try:
+        assert isinstance(parse_ready(message), Ready)
+    except ProtocolError:
+        pass
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"session": 0},
+        {"session": "9"},
+        {"stream_envs": []},
+        {"stream_envs": [4]},
+        {"payload_bytes": [256, -1]},
+        {"payload_bytes": 256},
+        {"heartbeat_seconds": -1},
+        {"timeout_seconds": float("inf")},
+        {"reconnect_timeout": None},
+    ],
+    ids=str,
+)
+def test_a_wrong_ready_breaks_the_protocol(change: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        parse_ready({**READY, **change})
+
+
+def test_what_the_transport_added_to_ready_is_kept() -> None:
+    assert parse_ready({**READY, "path": "/x"}).extra == {"path": "/x"}
+
+
+# -- both sides, over every transport
+
+
+def shake_hands(learner: Learner, timeout: float = LIMIT) -> ClientHandshake:
+    client = connect(learner.server.address)
+    client.connect(LIMIT)
+    return ClientHandshake(client, actor_id="actor", envs=4, streams=2, timeout=timeout)
+
+
+def test_both_sides_agree(learner: Learner, join: Callable[..., Actor]) -> None:
+    hellos: list[Hello] = []
+
+    def configure(hello: Hello) -> dict[str, Any]:
+        hellos.append(hello)
+        return {"environment": {"id": "rows"}}
+
+    learner.configure = configure
+    actor = join(learner)
+    assert hellos == [Hello("actor", 64, 8, seedcli.__version__)]
+    assert actor.configuration == {"environment": {"id": "rows"}}
+    assert actor.ready.session == 7 and actor.ready.payload_bytes == (1000, 500) and actor.ready.stream_envs == (1, 1)
+    assert (actor.ready.heartbeat_seconds, actor.ready.timeout_seconds, actor.ready.reconnect_timeout) == (0.5, 5, 10)
+
+
+def test_refused_for_its_size(learner: Learner) -> None:
+    def configure(hello: Hello) -> dict[str, Any]:
+        raise RefusedError(f"{hello.envs} environments do not fit")
+
+    learner.configure = configure
+    handshake = shake_hands(learner)
+    with pytest.raises(RefusedError, match="^4 environments do not fit$"):
+        handshake.configure()
+    wait_until_gone_or_silent(handshake)
+
+
+def test_refused_for_its_environment(learner: Learner) -> None:
+    learner.refuse_spec = "num_actions is 3 where 6 is expected"
+    handshake = shake_hands(learner)
+    handshake.configure()
+    with pytest.raises(RefusedError, match="num_actions is 3 where 6 is expected"):
+        handshake.announce(SPEC)
+    wait_until_gone_or_silent(handshake)
+
+
+def wait_until_gone_or_silent(handshake: ClientHandshake) -> None:
+    """After a refusal the learner answers nothing but that it knows no such session."""
+    client = handshake._transport
+    try:
+        handshake._send(Kind.SPEC, SPEC.to_dict())
+    except ConnectionLost:
+        pass
+    wait_until_gone(client)
+    client.close()
+
+
+class Closed(NoAuthenticator):
+    """Lets nobody in."""
+
+    def verify(self, challenge: Mapping[str, Any], proof: Mapping[str, Any]) -> bool:
+        return False
+
+
+class Asking(NoAuthenticator):
+    """Asks for a proof."""
+
+    def challenge(self) -> dict[str, Any]:
+        return {"nonce": "00", "proof_required": True}
+
+
+@pytest.mark.parametrize(("authenticator", "reason"), [(Closed(), "token is not"), (Asking(), "asks for a token")])
+def test_refused_by_the_authenticator(learner: Learner, authenticator: Any, reason: str) -> None:
+    learner.authenticator = authenticator
+    handshake = shake_hands(learner)
+    with pytest.raises(RefusedError, match=reason):
+        handshake.configure()
+    handshake._transport.close()
+
+
+def test_a_learner_that_does_not_answer(learner: Learner) -> None:
+    learner.mute = True
+    handshake = shake_hands(learner, timeout=0.3)
+    with pytest.raises(UnreachableError, match=r"no learner answered at .* within 0.3 s \(Challenge is missing\)"):
+        handshake.configure()
+    handshake._transport.close()
+
+
+class Scripted:
+    """A client transport that answers with given frames."""
+
+    address = "somewhere:1"
+
+    def __init__(self, *answers: tuple[Kind, bytes]) -> None:
+        self._answers = [Frame(header(kind), payload) for kind, payload in answers]
+
+    def send(self, header: bytes, payload: Any = b"") -> None:
+        pass
+
+    def receive(self, timeout: float) -> Frame | None:
+        return self._answers.pop(0) if self._answers else None
+
+
+CHALLENGE = encode_control({"nonce": "00", "proof_required": False})
+
+
+@pytest.mark.parametrize(
+    ("answers", "error", "words"),
+    [
+        ([(Kind.ACTION, b"")], ProtocolError, "kind 9 where CHALLENGE is expected"),
+        ([(Kind.CHALLENGE, b"no JSON")], ProtocolError, "not JSON"),
+        ([(Kind.CHALLENGE, CHALLENGE), (Kind.CHALLENGE, CHALLENGE)], ProtocolError, "CONFIGURE is expected"),
+        ([(Kind.REFUSED, b"{}")], RefusedError, "no reason"),
+        ([(Kind.HEARTBEAT_ACK, b""), (Kind.REFUSED, b'{"reason":"full"}')], RefusedError, "^full$"),
+        ([(Kind.CHALLENGE, CHALLENGE), (Kind.UNKNOWN, b"")], ConnectionLost, "somewhere:1 ended the handshake"),
+        ([(Kind.DONE, b"")], ConnectionLost, "ended the handshake"),
+    ],
+)
+def test_answers_that_are_none(answers: list[tuple[Kind, bytes]], error: type[Exception], words: str) -> None:
+    client: Any = Scripted(*answers)
+    with pytest.raises(error, match=words):
+        ClientHandshake(client, actor_id="actor", envs=1, streams=1, timeout=LIMIT).configure()
+
+
+def test_a_handshake_out_of_order_ends_the_connection(learner: Learner, join: Callable[..., Actor]) -> None:
+    good = join(learner, "good")
+    handshake = shake_hands(learner)
+    handshake._send(Kind.HELLO, HELLO)
+    expect(handshake._transport, Kind.CHALLENGE)
+    handshake._send(Kind.SPEC, SPEC.to_dict())
+    assert "where PROOF is expected" in learner.lost_peers.get(timeout=LIMIT).reason
+    wait_until_gone(handshake._transport)
+    handshake._transport.close()
+    good.echo(0, bytes(1000))

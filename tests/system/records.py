@@ -1,0 +1,180 @@
+"""Whether every record of `Counter` environments is where it should be, on the learner's side."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seedcli.agents.base import UnrollBatch
+from seedcli.envs.testing import MAX_LENGTH, counter_reward
+from seedcli.inference.arena import UnrollBuffer
+from seedcli.inference.policy import Decision
+
+NUMBER, EPISODE, STEP, ACTION = range(4)
+
+
+def marks(observation: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """What stands where behaviour logits would: a mark of the observation [..., 4], to know it by."""
+    return np.tanh(observation @ np.array([[3, 1, 0, 0], [0, 1, 0.5, 0], [0, 0, 0.1, 0], [0, 0, 0.3, 1]], np.float32))
+
+
+def marked(act: Any) -> Any:
+    """`AgentPolicy.act`, its recorded logits replaced by `marks`."""
+
+    def marking(self: Any, observation: Any, reward: Any, first: Any, slots: Any) -> Decision:
+        decision: Decision = act(self, observation, reward, first, slots)
+        return decision._replace(recorded={"logits": marks(observation)})
+
+    return marking
+
+
+@dataclass
+class Column:
+    """One environment's part of one unroll, copied: arrays [R, ...]."""
+
+    observation: npt.NDArray[np.float32]
+    reward: npt.NDArray[np.float32]
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+    action: npt.NDArray[np.int32]
+    logits: npt.NDArray[np.float32]
+    frames: npt.NDArray[np.float32]
+    previous_action: int
+    version: npt.NDArray[np.int64] | None = None
+
+    @property
+    def number(self) -> float:
+        return float(self.observation[0, NUMBER])
+
+    def key(self) -> bytes:
+        """Everything but the version."""
+        parts = (self.observation, self.reward, self.terminated, self.truncated, self.action, self.logits, self.frames)
+        return b"".join(part.tobytes() for part in parts) + bytes([self.previous_action])
+
+    def check(self) -> None:
+        """Consecutive records of one environment, each with its own reward, flags, action and state."""
+        number, episode, step, led_by = self.observation.T
+        assert (number == number[0]).all(), "records of two environments in one column"
+        assert ((step >= 0) & (step <= MAX_LENGTH)).all()
+        assert (self.reward == counter_reward(episode, step)).all(), "a reward of another record"
+        assert not (self.terminated & self.truncated).any()
+        assert (episode[self.terminated] % 2 == 0).all(), "a termination where a truncation belongs"
+        assert (episode[self.truncated] % 2 == 1).all(), "a truncation where a termination belongs"
+        final = (self.terminated | self.truncated)[:-1]
+        assert (step[1:] == np.where(final, 0, step[:-1] + 1)).all(), "a step is missing or twice"
+        assert (episode[1:] == episode[:-1] + final).all(), "an episode is missing or twice"
+        assert (led_by[1:] == np.where(final, -1, self.action[:-1])).all(), "an action that was not taken"
+        assert (led_by[step == 0] == -1).all()
+        assert np.array_equal(self.logits, marks(self.observation)), "logits of another record"
+        assert self.previous_action == led_by[0] + 1, "the previous action of another record in the state"
+        before = self.observation[0] - [0, 0, 1, 0] if step[0] > 0 else np.zeros(4)
+        assert (self.frames[0, : STEP + 1] == before[: STEP + 1]).all(), "the frame of another record in the state"
+        if self.version is not None:
+            assert (np.diff(self.version) >= 0).all(), "an older policy after a newer one"
+
+
+def columns_of(buffer: UnrollBuffer) -> list[Column]:
+    """A finished buffer's columns, copied."""
+    steps, state = buffer.steps, buffer.state
+    return [
+        Column(
+            observation=steps.observation[:, i].copy(),
+            reward=steps.reward[:, i].copy(),
+            terminated=steps.terminated[:, i].astype(np.bool_),
+            truncated=steps.truncated[:, i].astype(np.bool_),
+            action=buffer.action[:, i].copy(),
+            logits=buffer.recorded["logits"][:, i].copy(),
+            frames=np.array(state["frames"][i]),
+            previous_action=int(state["previous_action"][i]),
+            version=buffer.version.copy(),
+        )
+        for i in range(buffer.num_envs)
+    ]
+
+
+def columns_of_batch(unrolls: UnrollBatch) -> list[Column]:
+    """A training batch's columns."""
+    arrays = [
+        np.asarray(x)
+        for x in (
+            unrolls.observation,
+            unrolls.reward,
+            unrolls.terminated,
+            unrolls.truncated,
+            unrolls.action,
+            unrolls.recorded["logits"],
+        )
+    ]
+    frames, previous = (np.asarray(unrolls.state[name]) for name in ("frames", "previous_action"))
+    return [
+        Column(*(array[:, i] for array in arrays), frames=frames[i], previous_action=int(previous[i]))
+        for i in range(len(frames))
+    ]
+
+
+class Book:
+    """Keeps every finished unroll and every training batch, to be checked when all is over."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.finished: list[Column] = []
+        self.trained: list[Column] = []
+
+    def numbers(self) -> set[float]:
+        """The environments of which an unroll was finished."""
+        with self._lock:
+            return {column.number for column in self.finished}
+
+    def finish(self, buffer: UnrollBuffer) -> None:
+        """A buffer was handed on."""
+        columns = columns_of(buffer)
+        with self._lock:
+            self.finished += columns
+
+    def train(self, unrolls: UnrollBatch) -> None:
+        """A batch was assembled."""
+        columns = columns_of_batch(unrolls)
+        with self._lock:
+            self.trained += columns
+
+    def check(self, *, restarts: int = 0) -> None:
+        """No wrong record anywhere.
+
+        Args:
+            restarts: environments that have begun anew in a later session of their actor.
+        """
+        begun_anew = 0
+        newest: dict[float, Column] = {}
+        counted: set[tuple[float, int, int]] = set()
+        for column in self.finished:
+            column.check()
+            before = newest.get(column.number)
+            start = 1
+            if before is None or not _overlap(before, column):
+                assert column.observation[0, STEP] == 0, "the first record of a session is not the first of an episode"
+                if before is not None:
+                    assert column.observation[0, EPISODE] > before.observation[-1, EPISODE]
+                    begun_anew += 1
+                start = 0
+            newest[column.number] = column
+            for number, episode, step, _ in column.observation[start:].tolist():
+                key = (number, int(episode), int(step))
+                assert key not in counted, f"the record {key} twice"
+                counted.add(key)
+        assert begun_anew == restarts
+        unread = {column.key() for column in self.finished}
+        assert len(unread) == len(self.finished)
+        for column in self.trained:
+            column.check()
+            assert column.key() in unread, "a column was trained on twice, or is not what was finished"
+            unread.remove(column.key())
+
+
+def _overlap(before: Column, after: Column) -> bool:
+    """Whether `after` begins with the record that `before` ends with, and with the same answer to it."""
+    arrays = ("observation", "reward", "terminated", "truncated", "action", "logits", "version")
+    return all(np.array_equal(getattr(before, name)[-1], getattr(after, name)[0]) for name in arrays)

@@ -1,0 +1,137 @@
+"""Each thing a user can get wrong: one sentence that names it, and the exit status it has."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from seedcli.cli import main
+from seedcli.layering import load_config
+from seedcli.roles.runfolder import RunFolder
+from tests.system.harness import LIMIT, TINY, Fleet, Learner, Process, checkpoints, fleet_in, last, sets, wait_for
+
+REFUSALS = {
+    "train --preset cartpole_vtrac": "did you mean cartpole_vtrace",
+    "train --preset cartpole_vtrace --set training.batchsize=3": "did you mean training.batch_size",
+    "train --preset cartpole_vtrace --set training.batch_size=many": 'training.batch_size = "many" (from --set) must be',
+    "train --preset cartpole_vtrace --set agent.discount=1.5": "agent.discount = 1.5 (from --set) must be at most 1",
+    "train --preset cartpole_vtrace --env CartPole-v9": "CartPole-v1",
+    "learner --preset cartpole_vtrace --env LunarLandre-v3": "LunarLander-v3",
+    "learner --preset atari_vtrace --env braekout": "breakout",
+    "train --preset cartpole_vtrace --env ALE/Pong-v5 --set environment.family=atari": 'write "pong"',
+    "learner --preset cartpole_vtrace --host 192.0.2.1": "net.host",
+    "actor --connect localhost": "localhost",
+    "eval absent": "absent",
+}
+
+
+@pytest.mark.parametrize("arguments", REFUSALS)
+def test_wrong_usage(fleet: Fleet, arguments: str) -> None:
+    process = fleet.start(*arguments.split())
+    process.ends_with(2)
+    assert process.stdout == ""
+    assert len(process.stderr.splitlines()) == 1
+    assert REFUSALS[arguments] in process.sentence
+    assert not (fleet.folder / "runs").exists(), "something was made before the configuration was found good"
+
+
+@pytest.mark.parametrize("scheme", ["", "zmq://"])
+def test_a_learner_that_does_not_answer(fleet: Fleet, scheme: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"{scheme}127.0.0.1:{free.getsockname()[1]}"
+    actor = fleet.actor(address, "--reconnect-timeout", "1")
+    actor.ends_with(3)
+    assert address in actor.sentence and "--reconnect-timeout" in actor.sentence
+
+
+@pytest.mark.parametrize("key", ["grpc_port", "zmq_port"])
+def test_a_port_in_use(tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str) -> None:
+    other = {"grpc_port": "zmq_port", "zmq_port": "grpc_port"}[key]
+    run = tmp_path / "run"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        values = sets(f"net.{key}={port}", f"net.{other}=0")
+        assert main(["learner", "--preset", "cartpole_vtrace", "--logdir", str(run), *values]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and f"port {port}" in message and f"net.{key}" in message
+    # Nothing was made that stands in the way of the next try.
+    RunFolder.create(run, "cartpole_vtrace").close()
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with fleet_in(tmp_path_factory.mktemp("errors")) as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def learner(processes: Fleet) -> Learner:
+    """A learner that takes 8 environments of CartPole and never ends."""
+    values = sets(*TINY, "actors.envs=8", "inference.max_envs=8")
+    learner = processes.learner("--preset", "cartpole_vtrace", "--logdir", "run", "--steps", "1e12", *values)
+    learner.wait_until_it_serves()
+    return learner
+
+
+@pytest.fixture(params=["zmq", "grpc"])
+def actor(request: pytest.FixtureRequest, learner: Learner, processes: Fleet) -> Iterator[Process]:
+    """An actor of CartPole that has been stepping for a while."""
+    run = processes.folder / "run"
+    wait_for(lambda: last(run, "envs") == 0, "room for an actor")
+    before = last(run, "env_steps")
+    actor = processes.actor(learner.addresses[request.param], "--envs", "6")
+    wait_for(lambda: last(run, "env_steps") > before + 500 or not actor.running, "an actor steps")
+    assert actor.running, actor.stderr
+    yield actor
+    actor.kill()
+
+
+def test_more_environments_than_there_is_room_for(learner: Learner, processes: Fleet, actor: Process) -> None:
+    for address in learner.addresses.values():
+        refused = processes.actor(address, "--envs", "3")
+        refused.ends_with(4)
+        for part in ("3 environments", "8", "6 are connected", "inference.max_envs"):
+            assert part in refused.sentence
+        refused.killed = True
+    assert actor.running
+
+
+def test_an_actor_is_small(actor: Process) -> None:
+    status = Path(f"/proc/{actor.pid}/status").read_text()
+    resident = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:"))
+    assert resident < 150 * 1000, f"{resident} kB"
+    loaded = Path(f"/proc/{actor.pid}/maps").read_text()
+    assert "numpy" in loaded and "tensorflow" not in loaded
+
+
+def test_one_learner_a_folder(learner: Learner, processes: Fleet) -> None:
+    for extra in ([], ["--resume"], ["--overwrite"]):
+        second = processes.learner("--preset", "cartpole_vtrace", "--logdir", "run", *extra)
+        second.ends_with(2)
+        assert "belongs to a running learner" in second.sentence and str(learner.pid) in second.sentence
+    assert learner.running
+
+
+def test_help_is_quick_and_light(fleet: Fleet) -> None:
+    """A generous bound, because the machine may be busy; the figure itself is a benchmark's."""
+    import subprocess
+    import sys
+    import time
+
+    best = float("inf")
+    for _ in range(3):
+        begun = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", "-m", "seedcli", "--help"], capture_output=True, timeout=LIMIT
+        )
+        best = min(best, time.monotonic() - begun)
+        assert done.returncode == 0 and b"tensorflow" not in done.stderr and b"seedcli.cli" in done.stderr
+    assert best < 2.0

@@ -1,0 +1,203 @@
+"""`seed eval`, on runs that `seed train` makes here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import imageio.v3 as imageio
+import numpy as np
+import pytest
+
+from seedcli.cli import main
+from seedcli.training.checkpoint import list_checkpoints, open_checkpoint
+from tests.system.harness import LIMIT, TINY, Fleet, Process, checkpoints, fleet_in, metrics, sets, wait_for
+
+KEYS = {"checkpoint", "env_steps", "episodes", "return_mean", "return_std", "returns", "length_mean"}
+
+
+class Run(NamedTuple):
+    """A finished training and what `seed eval --watch` said of it meanwhile."""
+
+    folder: Path
+    train: Process
+    watch: Process
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with fleet_in(tmp_path_factory.mktemp("eval")) as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def run(processes: Fleet) -> Run:
+    values = sets(*TINY, "actors.envs=8", "training.keep_checkpoints=100")
+    train = processes.start("train", "--preset", "cartpole_vtrace", "--logdir", "run", "--steps", "6000", *values)
+    folder = processes.folder / "run"
+    wait_for(lambda: (folder / "config.toml").exists(), "the run begins")
+    watch = processes.start("eval", "run", "--watch", "--episodes", "2", "--json")
+    train.ends_with(0)
+    watch.ends_with(0)
+    return Run(folder, train, watch)
+
+
+def test_a_training_leaves_what_it_promises(run: Run) -> None:
+    lines = metrics(run.folder)
+    assert lines[-1]["env_steps"] >= 6000
+    assert lines[-1]["learner_updates"] > 0 and lines[-1]["episodes"] > 0 and lines[-1]["protocol_errors"] == 0
+    assert checkpoints(run.folder)[-1] >= 6000
+    assert {path.name for path in run.folder.iterdir()} >= {"config.toml", "metrics.jsonl", "learner.log"}
+    assert "Traceback" not in run.train.stderr
+    assert run.train.stdout == ""
+
+
+def test_watch_plays_each_new_checkpoint_and_ends_with_the_training(run: Run) -> None:
+    played = [json.loads(line) for line in run.watch.stdout.splitlines()]
+    steps = [evaluation["env_steps"] for evaluation in played]
+    assert steps == sorted(set(steps)) and set(steps) <= set(checkpoints(run.folder))
+    assert steps[-1] == checkpoints(run.folder)[-1], "the last checkpoint was missed"
+    for evaluation in played:
+        assert evaluation.keys() == KEYS
+        assert evaluation["episodes"] == len(evaluation["returns"]) == 2
+        assert evaluation["return_mean"] == pytest.approx(np.mean(evaluation["returns"]))
+        assert evaluation["return_mean"] == evaluation["length_mean"], "CartPole gives 1 a step"
+
+
+def evaluate(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of `seed eval` in this process, which has TensorFlow loaded already."""
+    status = main(["eval", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_a_run_and_its_newest_checkpoint_are_the_same(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    newest = list_checkpoints(run.folder / "checkpoints")[-1]
+    one, two = (evaluate(capsys, str(path), "--episodes", "3", "--json") for path in (run.folder, newest))
+    assert one == two and one[0] == 0 and one[2] == ""
+    evaluation = json.loads(one[1])
+    assert evaluation.keys() == KEYS
+    assert evaluation["checkpoint"] == str(newest) and evaluation["env_steps"] == int(newest.name)
+    assert len(evaluation["returns"]) == evaluation["episodes"] == 3
+
+
+def test_without_json_there_is_a_table(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = evaluate(capsys, str(run.folder), "--episodes", "2", "--sample")
+    assert status == 0 and "return mean" in out and "gymnasium/CartPole-v1, sampled" in out and "\x1b" not in out
+
+
+@pytest.fixture
+def checkpoint(run: Run, tmp_path: Path) -> Path:
+    """A copy of a checkpoint, to be spoilt."""
+    newest = list_checkpoints(run.folder / "checkpoints")[-1]
+    return Path(shutil.copytree(newest, tmp_path / newest.name))
+
+
+def refusal(capsys: pytest.CaptureFixture[str], path: Path) -> str:
+    status, out, err = evaluate(capsys, str(path), "--episodes", "1", "--json")
+    assert status == 2 and out == "" and err.startswith("seed: ") and err.count("\n") == 1, err
+    assert str(path) in err
+    return err
+
+
+def reseal(checkpoint: Path, name: str) -> None:
+    """Correct the checksum of a file that was changed."""
+    import hashlib
+
+    complete = json.loads((checkpoint / "COMPLETE").read_text())
+    complete["blake2b"][name] = hashlib.blake2b((checkpoint / name).read_bytes()).hexdigest()
+    (checkpoint / "COMPLETE").write_text(json.dumps(complete))
+
+
+def test_an_incomplete_checkpoint(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (checkpoint / "COMPLETE").unlink()
+    assert "incomplete" in refusal(capsys, checkpoint)
+
+
+def test_a_damaged_checkpoint(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = next(checkpoint.glob("variables.data*"))
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    assert "damaged" in refusal(capsys, checkpoint)
+
+
+def test_a_checkpoint_that_lacks_a_file(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    next(checkpoint.glob("variables.data*")).unlink()
+    refusal(capsys, checkpoint)
+
+
+def test_a_checkpoint_of_another_version(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = json.loads((checkpoint / "state.json").read_text())
+    (checkpoint / "state.json").write_text(json.dumps(state | {"format": 99}))
+    reseal(checkpoint, "state.json")
+    assert "format 99" in refusal(capsys, checkpoint)
+
+
+def test_a_checkpoint_of_another_agent(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = (checkpoint / "config.toml").read_text()
+    assert "hidden = [8]" in config
+    (checkpoint / "config.toml").write_text(config.replace("hidden = [8]", "hidden = [16]"))
+    reseal(checkpoint, "config.toml")
+    assert "another agent" in refusal(capsys, checkpoint)
+
+
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(run.folder, tmp_path / "run"))
+    newest = list_checkpoints(folder / "checkpoints")[-1]
+    older = Path(shutil.copytree(newest, folder / "checkpoints" / "1"))
+    next(newest.glob("variables.data*")).write_bytes(b"")
+    for path in list_checkpoints(folder / "checkpoints"):
+        if path not in (older, newest):
+            shutil.rmtree(path)
+    status, out, _ = evaluate(capsys, str(folder), "--episodes", "1", "--json")
+    assert status == 0 and json.loads(out)["checkpoint"] == str(older)
+
+
+def frames(path: Path) -> np.ndarray:
+    pictures = np.stack(list(imageio.imiter(path)))
+    assert pictures.ndim == 4 and pictures.shape[-1] == 3
+    return pictures
+
+
+def assert_it_moves(path: Path) -> None:
+    pictures = frames(path)
+    assert len(pictures) > 10
+    changes = np.abs(np.diff(pictures.astype(np.int16), axis=0)).max(axis=(1, 2, 3))
+    assert (changes > 16).sum() > len(changes) // 2, "the pictures hardly differ"
+
+
+def test_a_video_of_cartpole(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    video = tmp_path / "cartpole.mp4"
+    # Sampled, an untrained pole takes its time to fall.
+    status, out, err = evaluate(capsys, str(run.folder), "--sample", "--episodes", "1", "--json", "--video", str(video))
+    assert status == 0 and json.loads(out)["episodes"] == 1
+    assert str(video) in err
+    assert_it_moves(video)
+
+
+def test_a_video_of_atari(fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = sets(*TINY, "agent.network=mlp", "agent.frame_stack=1", "environment.max_frames=200")
+    options = ["--logdir", "run", "--steps", "100", "--envs", "4", "--deterministic"]
+    fleet.start("train", "--preset", "pong_vtrace", *options, *values).ends_with(0)
+    video = tmp_path / "pong.mp4"
+    run = fleet.folder / "run"
+    status, out, _ = evaluate(capsys, str(run), "--episodes", "1", "--json", "--video", str(video))
+    assert status == 0
+    assert json.loads(out)["length_mean"] <= 50, "200 frames are 50 steps"
+    assert open_checkpoint(list_checkpoints(run / "checkpoints")[-1]).spec.name == "atari/pong"
+    assert_it_moves(video)
+    assert frames(video).shape[1:3] == (420, 320)
+
+
+@pytest.mark.parametrize("name", ["video.avi", "absent/video.mp4"])
+def test_a_video_that_cannot_be_written(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    status, out, err = evaluate(capsys, str(run.folder), "--video", str(tmp_path / name))
+    assert status == 2 and out == "" and name in err

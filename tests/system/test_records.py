@@ -1,0 +1,222 @@
+"""Actors that come, go, are killed and stand still: every record lands where it should, once."""
+
+from __future__ import annotations
+
+import copy
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seedcli.inference.arena import UnrollBuffer
+from seedcli.inference.policy import AgentPolicy
+from seedcli.layering import load_config
+from seedcli.roles.core import LearnerCore
+from seedcli.roles.learner import Learner, open_transports
+from seedcli.roles.runfolder import RunFolder
+from seedcli.training.batches import Piece, PreparedBatch, UnrollQueue
+from tests.system.harness import LIMIT, TINY, Fleet, counting, wait_for
+from tests.system.records import STEP, Book, marked
+
+REMEMBERING = ("agent.previous_action_reward=true", "agent.frame_stack=2")  # so that there are states to mix up
+
+
+class Training:
+    """A learner in this process, with every unroll and batch in a book."""
+
+    def __init__(self, fleet: Fleet, folder: RunFolder, book: Book, *values: str) -> None:
+        sets = (*TINY, *REMEMBERING, "net.grpc_port=0", "net.zmq_port=0", "run.steps=1e9", *values)
+        resolved = load_config(None, environ={}, sets=sets)
+        self.book = book
+        self._fleet = fleet
+        transports = open_transports(resolved.config)
+        self.addresses = {transport.name: transport.address for transport in transports}
+        self.learner = Learner(resolved, folder, transports, None)
+        self.learner.start()
+
+    def wait(self, condition: Callable[[], Any], what: str) -> None:
+        def true_and_well() -> Any:
+            if self.learner.failure is not None:
+                raise self.learner.failure
+            self._fleet.check()
+            return condition()
+
+        wait_for(true_and_well, what)
+
+    def wait_for_envs(self, envs: int) -> None:
+        """Wait until so many environments are connected and each has finished an unroll since."""
+        self.wait(lambda: self.envs == envs, f"{envs} environments are connected")
+        before = len(self.book.finished)
+        # Streams take turns but are not equal, so this many columns hold some of each.
+        self.wait(lambda: len(self.book.finished) >= before + 10 * envs, "unrolls of all environments")
+        trained = self.trained_steps
+        self.wait(lambda: self.trained_steps > trained, "training goes on")
+
+    @property
+    def envs(self) -> int:
+        return sum(session.envs for session in self.learner.service.sessions())
+
+    @property
+    def trained_steps(self) -> int:
+        return 0 if self.learner.core is None else self.learner.core.trainer.trained_steps
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fleet: Fleet) -> Iterator[Callable[..., Training]]:
+    book = Book()
+    put, assemble = UnrollQueue.put, LearnerCore.assemble
+
+    def put_and_note(queue: UnrollQueue, buffer: UnrollBuffer) -> None:
+        book.finish(buffer)  # before somebody may train on it and give it back
+        put(queue, buffer)
+
+    def assemble_and_note(core: LearnerCore, pieces: list[Piece]) -> PreparedBatch:
+        batch = assemble(core, pieces)
+        book.train(batch.unrolls)
+        return batch
+
+    monkeypatch.setattr(UnrollQueue, "put", put_and_note)
+    monkeypatch.setattr(LearnerCore, "assemble", assemble_and_note)
+    monkeypatch.setattr(AgentPolicy, "act", marked(AgentPolicy.act))
+    trainings = []
+
+    def start(*values: str) -> Training:
+        trainings.append(Training(fleet, folder, book, *values))
+        return trainings[-1]
+
+    with RunFolder.create(tmp_path / "run", "test") as folder:
+        yield start
+        for training in trainings:
+            if not training.learner.service._stop.is_set():
+                training.learner.stop(training_done=False)
+
+
+def test_an_actor_is_killed_and_another_takes_its_place(train: Callable[..., Training], fleet: Fleet) -> None:
+    # Room for 11 environments: the newcomer fits only where the dead one's slots were freed.
+    training = train(*counting(), "inference.max_envs=11", "actors.envs=4")
+    doomed = fleet.actor(training.addresses["zmq"], "--envs", "6", "--streams", "2")
+    lasting = fleet.actor(training.addresses["grpc"], "--envs", "5", "--streams", "3")
+    training.wait_for_envs(11)
+    doomed.kill()
+    training.wait_for_envs(5)
+    newcomer = fleet.actor(training.addresses["grpc"], "--envs", "6", "--streams", "2")
+    training.wait_for_envs(11)
+    newcomer.kill()
+    training.wait_for_envs(5)
+    last = fleet.actor(training.addresses["zmq"], "--envs", "6", "--streams", "1")
+    training.wait_for_envs(11)
+
+    training.learner.stop(training_done=True)
+    lasting.ends_with(0)
+    last.ends_with(0)
+    service = training.learner.service
+    assert (service.sessions_opened, service.sessions_lost, service.protocol_errors) == (4, 2, 0)
+    assert len(training.book.numbers()) == 6 + 5 + 6 + 6
+    training.book.check()
+
+
+def test_an_actor_that_stands_still_for_too_long_begins_anew(train: Callable[..., Training], fleet: Fleet) -> None:
+    training = train(*counting(), "net.timeout_seconds=4", "net.heartbeat_seconds=0.2")
+    actors = {name: fleet.actor(address, "--envs", "4") for name, address in training.addresses.items()}
+    training.wait_for_envs(8)
+    for actor in actors.values():
+        actor.send(signal.SIGSTOP)
+    training.wait(lambda: training.envs == 0, "both sessions are over")
+    for actor in actors.values():
+        actor.send(signal.SIGCONT)
+    training.wait_for_envs(8)
+
+    training.learner.stop(training_done=True)
+    for actor in actors.values():
+        actor.ends_with(0)
+    assert training.learner.service.protocol_errors == 0
+    assert len(training.book.numbers()) == 8, "an actor keeps its environments when it reconnects"
+    training.book.check(restarts=8)
+
+
+def test_actors_that_come_while_training_ends_are_told(train: Callable[..., Training], fleet: Fleet) -> None:
+    """The end must reach an actor whatever it is doing: stepping, sending, or waiting."""
+    training = train(*counting(pause=0.01))
+    actors = [
+        fleet.actor(address, "--envs", "2", "--reconnect-timeout", "30")
+        for address in training.addresses.values()
+        for _ in range(3)
+    ]
+    training.wait_for_envs(12)
+    training.learner.stop(training_done=True)
+    for actor in actors:
+        actor.ends_with(0, limit=LIMIT)
+
+
+def _swap_rewards(book: Book) -> None:
+    a, b = book.finished[0], book.finished[1]
+    a.reward, b.reward = b.reward.copy(), a.reward.copy()
+    a.reward[-1] += 1
+
+
+def _lose_a_record(book: Book) -> None:
+    column = book.finished[3]
+    for name in ("observation", "reward", "terminated", "truncated", "action", "logits", "version"):
+        values = getattr(column, name)
+        setattr(column, name, np.concatenate([values[:2], values[3:]]))
+
+
+def _lose_an_unroll(book: Book) -> None:
+    number = book.finished[0].number
+    own = [i for i, column in enumerate(book.finished) if column.number == number]
+    del book.finished[own[1]]
+
+
+def _repeat_an_unroll(book: Book) -> None:
+    book.finished.append(copy.deepcopy(book.finished[0]))
+
+
+def _shift_actions(book: Book) -> None:
+    column = book.finished[2]
+    column.action = np.roll(column.action, 1)
+
+
+def _mix_states(book: Book) -> None:
+    column = next(column for column in book.finished if column.observation[0, STEP] > 0)
+    column.frames = column.frames + 1
+
+
+def _train_twice(book: Book) -> None:
+    book.trained.append(book.trained[0])
+
+
+def _overwrite_before_training(book: Book) -> None:
+    column = book.trained[-1]
+    column.observation = column.observation.copy()
+    column.observation[-1] = column.observation[0]
+
+
+FAULTS = [
+    _swap_rewards,
+    _lose_a_record,
+    _lose_an_unroll,
+    _repeat_an_unroll,
+    _shift_actions,
+    _mix_states,
+    _train_twice,
+    _overwrite_before_training,
+]
+
+
+def test_the_check_sees_every_kind_of_wrong_record(train: Callable[..., Training], fleet: Fleet) -> None:
+    training = train(*counting())
+    actor = fleet.actor(training.addresses["zmq"], "--envs", "4")
+    training.wait_for_envs(4)
+    training.learner.stop(training_done=True)
+    actor.ends_with(0)
+    training.book.check()
+    for fault in FAULTS:
+        book = Book()
+        book.finished, book.trained = (copy.deepcopy(x) for x in (training.book.finished, training.book.trained))
+        fault(book)
+        with pytest.raises(AssertionError):
+            book.check()
+            pytest.fail(f"{fault.__name__} went unnoticed", pytrace=False)
