@@ -144,6 +144,8 @@ class StepEngine:
         self._check_observation = np.dtype(spec.observation.dtype).kind == "f"
         self._pending: list[Stream] = []
         self._pending_envs = 0
+        # How many of the pending rows stand in `_gathered` already, in order; see `arrived`.
+        self._gathered_streams = 0
         self._blocked: list[tuple[Stream, npt.NDArray[np.int32]]] = []
         self.connected_envs = 0
         self._gathered: npt.NDArray[Any] = np.empty((max_envs, *spec.observation.shape), spec.observation.dtype)
@@ -177,6 +179,7 @@ class StepEngine:
             if stream in self._pending:
                 self._pending.remove(stream)
                 self._pending_envs -= stream.num_envs
+                self._gathered_streams = -1  # what was gathered has a hole: the batch is gathered anew
         still_blocked = [item for item in self._blocked if item[0] is not stream]
         if len(still_blocked) != len(self._blocked):
             # Its buffer is complete and good; only the answer has nowhere to go.
@@ -197,27 +200,43 @@ class StepEngine:
         stream.pending = True
         stream.sequence = (stream.sequence + 1) & 0xFFFFFFFF
         stream.arrived = self._clock()
+        start, self._pending_envs = self._pending_envs, self._pending_envs + stream.num_envs
         self._pending.append(stream)
-        self._pending_envs += stream.num_envs
+        # A batch of several rows is gathered as they come, while each is in the processor's cache; a batch of one
+        # is read where it lies.
+        count = len(self._pending)
+        if count > 1 or self._pending_envs < self._target():
+            if self._gathered_streams == count - 1:
+                self._gathered[start : self._pending_envs] = stream.buffer.records[stream.cursor].observation
+                self._gathered_streams = count
+
+    def _target(self) -> int:
+        return self._batch_size or (self.connected_envs + 1) // 2
+
+    @property
+    def full(self) -> bool:
+        """Whether the pending rows make up a batch."""
+        return self._pending_envs >= self._target() > 0
 
     def wait(self) -> float | None:
         """Seconds until a batch is due: 0 now, None when nothing is pending."""
         if not self._pending:
             return None
-        target = self._batch_size or (self.connected_envs + 1) // 2
-        if self._pending_envs >= target:
+        if self._pending_envs >= self._target():
             return 0.0
         return max(0.0, self._pending[0].arrived + self._deadline - self._clock())
 
     def answer(self) -> list[Answer]:
         """Close the batch, act on it, and give the answers that may go out."""
         streams, self._pending, self._pending_envs = self._pending, [], 0
+        gathered, self._gathered_streams = self._gathered_streams == len(streams), 0
         begun = self._clock()
         while True:
-            batch = self._batch(streams)
+            batch = self._batch(streams, gathered)
             faulty = self._faulty(streams, batch)
             if not faulty:
                 break
+            gathered = False
             for stream, sentence in faulty:
                 self._on_fault(stream, sentence)
             streams = [stream for stream in streams if not stream.closed]
@@ -226,7 +245,7 @@ class StepEngine:
         observation, reward, final, slots = batch
         first = self._final[slots]
         self._capture_states(streams, slots, first)
-        gathered = self._clock()
+        batched = self._clock()
         decision = self._policy.act(observation, reward, first, slots)
         acted = self._clock()
         self._count(slots, reward, first, final)
@@ -235,17 +254,20 @@ class StepEngine:
         self.stats.batches += 1
         self.stats.batch_rows += len(slots)
         self.stats.latency.add_many(done - np.array([stream.arrived for stream in streams]))
-        self.profile.add("inference", acted - gathered)
-        self.profile.add("batching", (gathered - begun) + (done - acted))
+        self.profile.add("inference", acted - batched)
+        self.profile.add("batching", (batched - begun) + (done - acted))
         return answers
 
-    def _batch(self, streams: list[Stream]) -> tuple[Any, Any, Any, Any]:
+    def _batch(self, streams: list[Stream], gathered: bool) -> tuple[Any, Any, Any, Any]:
+        """Observation, reward, final and slots of the streams' rows, [N, ...]."""
         records = [stream.buffer.records[stream.cursor] for stream in streams]
         if len(records) == 1:
             record = records[0]
             return record.observation, record.reward, record.terminated | record.truncated, streams[0].slots
         rows = sum(stream.num_envs for stream in streams)
-        observation = np.concatenate([r.observation for r in records], out=self._gathered[:rows])
+        observation = self._gathered[:rows]
+        if not gathered:
+            np.concatenate([r.observation for r in records], out=observation)
         reward = np.concatenate([r.reward for r in records])
         final = np.concatenate([r.terminated for r in records]) | np.concatenate([r.truncated for r in records])
         return observation, reward, final, np.concatenate([stream.slots for stream in streams])
@@ -271,14 +293,12 @@ class StepEngine:
         self, streams: list[Stream], slots: npt.NDArray[np.int32], first: npt.NDArray[np.bool_]
     ) -> None:
         """Keep the agent states before this record for streams where an unroll begins with it."""
-        bounds = np.cumsum([0] + [stream.num_envs for stream in streams])
-        starting = [
-            (stream, int(bounds[i]), int(bounds[i + 1]))
-            for i, stream in enumerate(streams)
-            if stream.records % self._stride == 0
-        ]
-        for stream, a, b in starting:
-            stream.states.append(self._policy.snapshot(slots[a:b], first[a:b]))
+        start = 0
+        for stream in streams:
+            stop = start + stream.num_envs
+            if stream.records % self._stride == 0:
+                stream.states.append(self._policy.snapshot(slots[start:stop], first[start:stop]))
+            start = stop
 
     def _count(self, slots: Any, reward: Any, first: Any, final: Any) -> None:
         """Environment steps and episodes, by raw rewards."""

@@ -110,6 +110,7 @@ class InferenceService:
         self._stop = threading.Event()
         self._training_done = False
         self._next_housekeeping = 0.0
+        self.full = False
         self.profile = Profile()
         self.protocol_errors = 0
         self.sessions_opened = 0
@@ -149,11 +150,8 @@ class InferenceService:
         begun = clock()
         received = 0
         for transport in self._transports.values():
-            while (count := transport.receive(self)) > 0:
+            while not self.full and (count := transport.receive(self)) > 0:
                 received += count
-                # A batch that is full goes out before more is read.
-                if self._engine is not None and self._engine.wait() == 0.0:
-                    break
         self.profile.add("wire", clock() - begun)
         answered = self._answer_due()
         now = time.monotonic()
@@ -179,6 +177,7 @@ class InferenceService:
             return 0
         answers = engine.unblock()
         if engine.wait() == 0.0:
+            self.full = False
             answers += engine.answer()
         if answers:
             begun = time.perf_counter()
@@ -258,6 +257,8 @@ class InferenceService:
         session.last_seen = time.monotonic()
         session.steps += self._current.num_envs
         self._engine.arrived(self._current)
+        # A batch that is full goes out before more is read: actors step while others are read.
+        self.full = self._engine.full
 
     def _heartbeat(self, peer: Peer, header: Header) -> None:
         # ZeroMQ actors send heartbeats over a second socket: the session says whose they are.
@@ -373,6 +374,7 @@ class InferenceService:
 
     def _housekeeping(self, now: float) -> None:
         self._next_housekeeping = now + _TURN_SECONDS
+        self.full = False  # what was pending may have gone with its session
         for session in list(self._by_number.values()):
             silent = now - session.last_seen
             if silent > self._settings.timeout_seconds:

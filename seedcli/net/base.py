@@ -33,7 +33,12 @@ class FrameHandler(Protocol):
     """The learner's side of a server transport; all calls come from the thread that calls `receive`.
 
     `destination` and `frame` may raise ProtocolError: the transport then drops that peer and calls `lost`.
+
+    Attributes:
+        full: the handler has enough to work on: `receive` returns, and goes on where it was when called again.
     """
+
+    full: bool
 
     def destination(self, peer: Peer, header: Header) -> memoryview | None:
         """Where a STEP payload is to be written: a buffer of exactly the expected size.
@@ -67,7 +72,9 @@ class ServerTransport(Protocol):
         """A descriptor that polls readable whenever `receive` may have something to hand over."""
 
     def receive(self, handler: FrameHandler) -> int:
-        """Hand over every waiting frame (at most some hundred), without blocking; returns how many.
+        """Hand over every waiting frame (at most some hundred, or until `handler.full`), without blocking.
+
+        Returns how many.
 
         Must be called again until it returns 0 before waiting on `fileno` (ZeroMQ's is edge-triggered).
         """

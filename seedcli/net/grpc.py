@@ -202,7 +202,7 @@ class GrpcServer:
             pass
         count = 0
         while self._ready:
-            if count >= _FRAMES_A_CALL:
+            if count >= _FRAMES_A_CALL or handler.full:
                 os.eventfd_write(self._event, 1)
                 break
             count += 1

@@ -42,8 +42,9 @@ class InProcessServer:
 
     def receive(self, handler: FrameHandler) -> int:
         """See `net.base.ServerTransport.receive`."""
-        count = len(self._incoming)
-        for _ in range(count):
+        count = 0
+        while self._incoming and not handler.full:
+            count += 1
             peer, data, payload = self._incoming.popleft()
             if peer not in self._clients:
                 continue

@@ -143,7 +143,7 @@ class RouterServer:
             os.eventfd_read(self._event)
         count = 0
         receive = self._socket.recv
-        while count < _FRAMES_A_CALL:
+        while count < _FRAMES_A_CALL and not handler.full:
             try:
                 identity = receive(_NOWAIT)
             except zmq.Again:

@@ -71,6 +71,7 @@ class TransportServer:
         self._peer: Peer | None = None
         self._row = memoryview(b"")
         self._actions = b""
+        self.full = False  # every step is answered at once
         self._stop_event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def _extra(self, payload_bytes: list[int]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ that a learner and its actors can reach on the same cores.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -215,9 +217,23 @@ def _wait_for(path: Path, run: subprocess.Popen[bytes], log: Path, limit: float,
         time.sleep(0.2)
 
 
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Leave through the `finally` clauses on SIGTERM, so that the run does not outlive its measurement."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
 def _end_to_end(resolved: Resolved, seconds: float) -> dict[str, Any]:
     """Train in processes of its own, as a user would, for `seconds` once it is warm."""
-    with tempfile.TemporaryDirectory(prefix="seed-bench-") as name:
+    with _ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="seed-bench-") as name:
         folder = Path(name)
         values, log, metrics = folder / "config.toml", folder / "log", folder / "run" / "metrics.jsonl"
         values.write_text(to_toml(resolved), encoding="utf-8")

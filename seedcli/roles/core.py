@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,20 @@ def padding(config: Config) -> tuple[int, ...]:
     if tf.config.list_physical_devices("GPU"):
         return tuple(sorted({max(1, config.inference.max_envs // part) for part in _GPU_PADDING}))
     return ()
+
+
+def share_cores() -> None:
+    """Split the cores between inference and training, which run at the same time; before TensorFlow's first operation.
+
+    Left alone, every operation spreads over all cores: a training step's convolutions and an inference batch's then
+    wait for each other, and for each other's threads (docs/performance.md has the figures). What the user has set
+    through TF_NUM_INTRAOP_THREADS or TF_NUM_INTEROP_THREADS stands.
+    """
+    threading = tf.config.threading
+    if "TF_NUM_INTRAOP_THREADS" not in os.environ:
+        threading.set_intra_op_parallelism_threads(max(1, (os.cpu_count() or 1) // 2))
+    if "TF_NUM_INTEROP_THREADS" not in os.environ:
+        threading.set_inter_op_parallelism_threads(4)
 
 
 class LearnerCore:

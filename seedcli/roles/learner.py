@@ -19,7 +19,7 @@ from seedcli.inference.engine import StepEngine, Stream
 from seedcli.inference.service import FleetSettings, InferenceService
 from seedcli.layering import Resolved, to_toml
 from seedcli.net.base import ServerTransport
-from seedcli.roles.core import LearnerCore
+from seedcli.roles.core import LearnerCore, share_cores
 from seedcli.roles.reporting import Reporter
 from seedcli.roles.runfolder import RunFolder
 from seedcli.specs import EnvSpec
@@ -298,6 +298,7 @@ def supervise(
     Returns:
         The exit status.
     """
+    share_cores()
     signals = Signals()
     checkpoint = resume_point(folder)
     learner = Learner(resolved, folder, transports, checkpoint)

@@ -11,6 +11,7 @@ from seedcli.errors import EXIT_DONE
 from seedcli.layering import Resolved
 from seedcli.net.inprocess import InProcessServer
 from seedcli.roles.actor import ActorSession, Environments
+from seedcli.roles.core import share_cores
 from seedcli.roles.learner import Learner, Signals, resume_point
 from seedcli.roles.reporting import Reporter
 from seedcli.roles.runfolder import RunFolder
@@ -48,6 +49,7 @@ def run_serial(resolved: Resolved, folder: RunFolder, view: View) -> int:
     After a resume the environments start new episodes, so that a resumed run is reproducible too, but is not the
     continuation of the uninterrupted one to the bit.
     """
+    share_cores()
     tf.config.experimental.enable_op_determinism()
     signals = Signals()
     checkpoint = resume_point(folder)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from seedcli.cli import main
-from seedcli.layering import load_config
 from seedcli.roles.runfolder import RunFolder
-from tests.system.harness import LIMIT, TINY, Fleet, Learner, Process, checkpoints, fleet_in, last, sets, wait_for
+from tests.system.harness import LIMIT, TINY, Fleet, Learner, Process, fleet_in, last, sets, wait_for
 
 REFUSALS = {
     "train --preset cartpole_vtrac": "did you mean cartpole_vtrace",
@@ -26,7 +26,6 @@ REFUSALS = {
     "train --preset cartpole_vtrace --env ALE/Pong-v5 --set environment.family=atari": 'write "pong"',
     "learner --preset cartpole_vtrace --host 192.0.2.1": "net.host",
     "actor --connect localhost": "localhost",
-    "eval absent": "absent",
 }
 
 
@@ -122,10 +121,6 @@ def test_one_learner_a_folder(learner: Learner, processes: Fleet) -> None:
 
 def test_help_is_quick_and_light(fleet: Fleet) -> None:
     """A generous bound, because the machine may be busy; the figure itself is a benchmark's."""
-    import subprocess
-    import sys
-    import time
-
     best = float("inf")
     for _ in range(3):
         begun = time.monotonic()

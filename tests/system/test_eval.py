@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 
 from seedcli.cli import main
 from seedcli.training.checkpoint import list_checkpoints, open_checkpoint
-from tests.system.harness import LIMIT, TINY, Fleet, Process, checkpoints, fleet_in, metrics, sets, wait_for
+from tests.system.harness import TINY, Fleet, Process, checkpoints, fleet_in, metrics, sets, wait_for
 
 KEYS = {"checkpoint", "env_steps", "episodes", "return_mean", "return_std", "returns", "length_mean"}
 
@@ -89,6 +90,24 @@ def test_without_json_there_is_a_table(run: Run, capsys: pytest.CaptureFixture[s
     assert status == 0 and "return mean" in out and "gymnasium/CartPole-v1, sampled" in out and "\x1b" not in out
 
 
+def test_a_folder_that_holds_a_run(run: Run, fleet: Fleet) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in run.folder.iterdir()}
+    for role in ("train", "learner"):
+        process = fleet.start(role, "--preset", "cartpole_vtrace", "--logdir", str(run.folder))
+        process.ends_with(2)
+        assert "already holds a run" in process.sentence and str(run.folder) in process.sentence
+    assert {path.name: path.stat().st_mtime_ns for path in run.folder.iterdir()} == before
+
+
+def test_a_run_is_not_resumed_with_another_agent(run: Run, fleet: Fleet, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(run.folder, tmp_path / "run"))
+    config, lines = (folder / "config.toml").read_text(), metrics(folder)
+    resumed = fleet.start("train", "--resume", "--logdir", str(folder), *sets("agent.hidden=[16]"))
+    resumed.ends_with(2)
+    assert "another agent" in resumed.sentence
+    assert ((folder / "config.toml").read_text(), metrics(folder)) == (config, lines), "the run was spoilt"
+
+
 @pytest.fixture
 def checkpoint(run: Run, tmp_path: Path) -> Path:
     """A copy of a checkpoint, to be spoilt."""
@@ -105,11 +124,14 @@ def refusal(capsys: pytest.CaptureFixture[str], path: Path) -> str:
 
 def reseal(checkpoint: Path, name: str) -> None:
     """Correct the checksum of a file that was changed."""
-    import hashlib
-
     complete = json.loads((checkpoint / "COMPLETE").read_text())
     complete["blake2b"][name] = hashlib.blake2b((checkpoint / name).read_bytes()).hexdigest()
     (checkpoint / "COMPLETE").write_text(json.dumps(complete))
+
+
+def test_a_folder_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "does not exist" in refusal(capsys, tmp_path / "absent")
+    assert "no complete checkpoint" in refusal(capsys, tmp_path)
 
 
 def test_an_incomplete_checkpoint(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

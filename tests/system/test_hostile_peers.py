@@ -1,0 +1,259 @@
+"""Whatever arrives at a learner's ports, the training in progress goes on unharmed."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import queue
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import zmq
+
+from seedcli.errors import ConnectionLost, SeedError
+from seedcli.net import connect
+from seedcli.net.base import ClientTransport
+from seedcli.net.frames import Kind, encode_control, pack_header
+from seedcli.net.grpc_client import METHOD, SERVICE
+from seedcli.net.handshake import ClientHandshake, Ready
+from seedcli.specs import ArraySpec, EnvSpec, RowLayout
+from tests.system.harness import COUNTER, TINY, Fleet, counting, last, sets, wait_for
+
+SPEC = EnvSpec(f"gymnasium/{COUNTER}", ArraySpec((4,), "float32"), 4)
+LAYOUT = RowLayout(SPEC, 1)
+SECONDS = 30.0
+
+_names = itertools.count()
+
+
+def hello(**changes: Any) -> bytes:
+    message = {"actor_id": f"stranger-{next(_names)}", "envs": 1, "streams": 1, "version": "0"} | changes
+    return encode_control(message)
+
+
+def framed(kind: int, payload: bytes, claimed: int | None = None) -> list[bytes]:
+    return [pack_header(kind, len(payload) if claimed is None else claimed), payload]
+
+
+def strangers_frames() -> dict[str, list[bytes]]:
+    """First messages of a peer that is no actor, as header and payload; each must end its connection."""
+    header = pack_header(Kind.HELLO, 0)
+    return {
+        "noise": [os.urandom(32), os.urandom(100)],
+        "an empty message": [b"", b""],
+        "half a header": [header[:16], b""],
+        "another magic": [b"HTTP" + header[4:], b""],
+        "another version": [header[:4] + b"\x63" + header[5:], b""],
+        "another kind": [header[:5] + b"\xc8" + header[6:], b""],
+        "a reserved field in use": [header[:31] + b"\x01", b""],
+        "less than it claims": framed(Kind.HELLO, hello(), claimed=1000),
+        "more than it claims": framed(Kind.HELLO, hello(), claimed=3),
+        "4 GB claimed": framed(Kind.HELLO, hello(), claimed=2**32 - 1),
+        "more than is allowed": framed(Kind.HELLO, b" " * 70_000),
+        "no JSON": framed(Kind.HELLO, b"\x80\x04K\x01."),
+        "nested JSON": framed(Kind.HELLO, b"[" * 60_000),
+        "a list": framed(Kind.HELLO, b"[]"),
+        "no environments": framed(Kind.HELLO, hello(envs=0)),
+        "a billion environments": framed(Kind.HELLO, hello(envs=10**9)),
+        "true environments": framed(Kind.HELLO, hello(envs=True)),
+        "an unknown field": framed(Kind.HELLO, hello(admin=1)),
+        "a name that is none": framed(Kind.HELLO, hello(actor_id="\x00" * 10)),
+        "a step before hello": framed(Kind.STEP, bytes(LAYOUT.nbytes)),
+        "a specification before hello": framed(Kind.SPEC, json.dumps(SPEC.to_dict()).encode()),
+    }
+
+
+def over_zmq(address: str, parts: list[bytes]) -> None:
+    """Send a message and wait for what the learner says to it."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.connect(address.replace("zmq://", "tcp://"))
+        dealer.send_multipart(parts)
+        assert dealer.poll(int(SECONDS * 1000)), f"no answer to {parts!r:.80}"
+        assert dealer.recv_multipart()[0][5] == Kind.UNKNOWN
+
+
+def over_grpc(address: str, parts: list[bytes]) -> None:
+    """Send a message and wait for what the learner says to it."""
+    messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None ends the stream, which must wait for that
+    messages.put(b"".join(parts))
+    with grpc.insecure_channel(address) as channel:
+        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(messages.get, None), timeout=SECONDS)
+        try:
+            assert next(call)[5] == Kind.UNKNOWN
+        except grpc.RpcError as error:
+            assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+        finally:
+            messages.put(None)
+
+
+def noise_over_tcp(address: str) -> None:
+    host, _, port = address.removeprefix("zmq://").rpartition(":")
+    openings = {
+        "nothing": b"",
+        "noise": os.urandom(70_000),
+        "half a ZeroMQ greeting": b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03",
+        "a ZeroMQ greeting and noise": b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48) + os.urandom(1000),
+        "HTTP/1": b"GET / HTTP/1.1\r\nHost: learner\r\n\r\n",
+        "HTTP/2 and noise": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + os.urandom(1000),
+    }
+    for opening in openings.values():
+        with socket.create_connection((host, int(port)), timeout=SECONDS) as connection:
+            with contextlib.suppress(OSError):
+                connection.sendall(opening)
+
+
+class Intruder:
+    """A peer that was let in like an actor, with one environment, and sends what it likes."""
+
+    def __init__(self, address: str) -> None:
+        self.transport: ClientTransport = connect(address)
+        self.transport.connect(SECONDS)
+        name = f"intruder-{next(_names)}"
+        handshake = ClientHandshake(self.transport, actor_id=name, envs=1, streams=1, timeout=SECONDS)
+        handshake.configure()
+        self.ready: Ready = handshake.announce(SPEC)
+        self.transport.open_session(self.ready.extra, self.ready.payload_bytes)
+        assert self.ready.payload_bytes == (LAYOUT.nbytes,)
+
+    def row(self, **values: Any) -> bytes:
+        rows = np.zeros(LAYOUT.nbytes, np.uint8)
+        for name, value in values.items():
+            getattr(LAYOUT.views(rows), name)[:] = value
+        return rows.tobytes()
+
+    def step(self, payload: bytes | None = None, *, claimed: int | None = None, **fields: int) -> None:
+        payload = self.row() if payload is None else payload
+        session = fields.pop("session", self.ready.session)
+        claimed = len(payload) if claimed is None else claimed
+        self.transport.send(pack_header(fields.pop("kind", Kind.STEP), claimed, session=session, **fields), payload)
+
+    def heard(self) -> int | None:
+        """The kind of the next frame; the learner may at any time ask whether a connection still stands."""
+        while (frame := self.transport.receive(SECONDS)) is not None:
+            if frame.header.kind != Kind.HEARTBEAT_ACK:
+                return frame.header.kind
+        return None
+
+    def answer(self) -> None:
+        assert self.heard() == Kind.ACTION
+
+    def is_thrown_out(self) -> bool:
+        """Whether the learner ends the session, with or without an answer to what was right before."""
+        try:
+            while (kind := self.heard()) == Kind.ACTION:
+                pass
+        except ConnectionLost:
+            return True
+        return kind in (Kind.UNKNOWN, Kind.REFUSED)
+
+
+def _duplicate(intruder: Intruder) -> None:
+    intruder.step(sequence=0)
+    intruder.answer()
+    intruder.step(sequence=0)
+
+
+def _twice_at_once(intruder: Intruder) -> None:
+    intruder.step(sequence=0)
+    intruder.step(sequence=0)
+
+
+def _answered_and_ahead(intruder: Intruder) -> None:
+    intruder.step(sequence=0)
+    intruder.answer()
+    intruder.step(sequence=2)
+    intruder.step(sequence=1)
+
+
+INTRUSIONS: dict[str, Callable[[Intruder], None]] = {
+    "a duplicate": _duplicate,
+    "a step twice at once": _twice_at_once,
+    "steps in another order": _answered_and_ahead,
+    "a step too early": lambda intruder: intruder.step(sequence=1),
+    "a row that is too short": lambda intruder: intruder.step(bytes(LAYOUT.nbytes - 64)),
+    "a row that is too long": lambda intruder: intruder.step(bytes(LAYOUT.nbytes + 64)),
+    "a long row said to be right": lambda intruder: intruder.step(bytes(70_000), claimed=LAYOUT.nbytes),
+    "a short row said to be right": lambda intruder: intruder.step(bytes(10), claimed=LAYOUT.nbytes),
+    "a stream that does not exist": lambda intruder: intruder.step(stream=7),
+    "the session of another": lambda intruder: intruder.step(session=intruder.ready.session ^ 1),
+    "an action": lambda intruder: intruder.step(kind=Kind.ACTION),
+    "another hello": lambda intruder: intruder.step(hello(), kind=Kind.HELLO),
+    "an observation that is no number": lambda intruder: intruder.step(intruder.row(observation=np.nan)),
+    "a reward without end": lambda intruder: intruder.step(intruder.row(reward=np.inf)),
+    "a flag that is neither 0 nor 1": lambda intruder: intruder.step(intruder.row(terminated=7)),
+}
+
+
+def intrude(address: str, intrusion: Callable[[Intruder], None]) -> bool:
+    intruder = Intruder(address)
+    try:
+        # The learner may end the connection while something is still being sent.
+        with contextlib.suppress(ConnectionLost):
+            intrusion(intruder)
+        return intruder.is_thrown_out()
+    finally:
+        intruder.transport.close()
+
+
+def behave(address: str) -> None:
+    """The control: what intruders are thrown out for is what they do wrong, and nothing else."""
+    intruder = Intruder(address)
+    for sequence in range(20):
+        intruder.step(intruder.row(observation=sequence), sequence=sequence)
+        intruder.answer()
+    intruder.transport.close()
+
+
+def attacks(addresses: dict[str, str]) -> Iterator[str]:
+    """Everything, one after the other; gives the name of what was done."""
+    for send, address in ((over_zmq, addresses["zmq"]), (over_grpc, addresses["grpc"])):
+        behave(address)
+        noise_over_tcp(address)
+        yield f"noise at {address}"
+        for name, parts in strangers_frames().items():
+            send(address, parts)
+            yield f"{name} at {address}"
+        for name, intrusion in INTRUSIONS.items():
+            assert intrude(address, intrusion), f"{name} at {address} was not answered"
+            yield f"{name} at {address}"
+    for parts in ([os.urandom(32)], [pack_header(Kind.HELLO, 0)], [b"x"] * 50, [*framed(Kind.HELLO, hello()), b"more"]):
+        over_zmq(addresses["zmq"], parts)
+        yield f"{len(parts)} parts"
+
+
+def test_training_goes_on_whatever_arrives(fleet: Fleet) -> None:
+    run = fleet.folder / "run"
+    options = ["--preset", "cartpole_vtrace", "--steps", "15000", "--logdir", "run"]
+    learner = fleet.learner(*options, *sets(*TINY, *counting(pause=0.002)))
+    addresses = learner.wait_until_it_serves()
+    actors = [fleet.actor(address, "--envs", "8") for address in addresses.values()]
+    wait_for(lambda: last(run, "actors") == 2 and last(run, "learner_updates") > 0, "training begins")
+    before = last(run, "env_steps")
+    done = []
+    try:
+        # Until the training is over, and at least once through: a second round is cut short where it ends first.
+        for name in itertools.chain.from_iterable(attacks(addresses) for _ in range(100)):
+            done.append(name)
+            if not learner.running:
+                break
+    except (SeedError, OSError, AssertionError):
+        if learner.running and last(run, "env_steps") < 15000:
+            raise
+    print(f"{len(done)} attacks")
+    once = 2 * (1 + len(strangers_frames()) + len(INTRUSIONS)) + 4
+    assert len(done) >= once, f"the training was over after {len(done)} of {once} attacks"
+    learner.ends_with(0)
+    for actor in actors:
+        actor.ends_with(0)
+        assert actor.stderr == "", "an actor lost its connection"
+    assert last(run, "env_steps") >= 15000 > before
+    assert last(run, "protocol_errors") >= 2 * len(INTRUSIONS)
+    assert last(run, "dropped_updates") == 0
+    assert "Traceback" not in learner.stderr
+    assert "dropped: " in learner.stderr

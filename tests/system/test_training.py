@@ -1,0 +1,166 @@
+"""Runs that are stopped, killed and gone on with, and runs that repeat themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from seedcli.training.checkpoint import find_checkpoint
+from tests.system.harness import (
+    TINY,
+    Fleet,
+    Process,
+    checkpoints,
+    counting,
+    last,
+    metrics,
+    sets,
+    wait_for,
+)
+
+STOP_SECONDS = 15.0  # what a stopped learner may take, checkpoint included
+COUNTERS = ("env_steps", "env_frames", "episodes", "learner_updates", "trained_steps")
+
+
+def wait_until(run: Path, process: Process, env_steps: int) -> None:
+    """Wait until a run is beyond so many environment steps, with an update made."""
+
+    def there() -> bool:
+        assert process.running, process.stderr
+        return last(run, "env_steps") > env_steps and last(run, "learner_updates") > 0
+
+    wait_for(there, f"more than {env_steps} environment steps")
+
+
+def stop(process: Process, number: signal.Signals) -> int:
+    """Send a signal; the exit status, which must come in time."""
+    begun = time.monotonic()
+    process.send(number)
+    status = process.wait()
+    assert time.monotonic() - begun < STOP_SECONDS
+    assert "Traceback" not in process.stderr, process.stderr
+    return status
+
+
+def test_a_killed_learner_is_gone_on_with_and_its_actors_return(fleet: Fleet) -> None:
+    run = fleet.folder / "run"
+    values = sets(*TINY, *counting(pause=0.001))
+    options = ["--preset", "cartpole_vtrace", "--steps", "12000", "--logdir", "run"]
+    learner = fleet.learner(*options, *values)
+    addresses = learner.wait_until_it_serves()
+    actors = [fleet.actor(address, "--envs", "8") for address in addresses.values()]
+    wait_until(run, learner, 1000)
+    wait_for(lambda: checkpoints(run) and last(run, "env_steps") > checkpoints(run)[-1] + 200, "steps to lose")
+    learner.kill()
+    lines = metrics(run)
+    checkpoint = find_checkpoint(run)
+    assert checkpoint.env_steps == checkpoints(run)[-1] < lines[-1]["env_steps"] < 12000
+
+    ports = [int(addresses[name].rpartition(":")[2]) for name in ("grpc", "zmq")]
+    resumed = fleet.learner("--resume", "--logdir", "run", ports=ports)
+    resumed.ends_with(0)
+    for actor in actors:
+        actor.ends_with(0)
+        assert "trying again" in actor.stderr
+    kept = [line for line in lines if line["env_steps"] <= checkpoint.env_steps]
+    after = metrics(run)
+    new = after[len(kept) :]
+    assert after[: len(kept)] == kept and new
+    for name in COUNTERS:
+        assert checkpoint.counters[name] <= new[0][name]
+        assert [line[name] for line in after] == sorted(line[name] for line in after)
+    # Both count steps from the same point, so as many updates follow as steps: nothing was counted twice.
+    grown = {name: after[-1][name] - checkpoint.counters[name] for name in ("env_steps", "trained_steps")}
+    assert after[-1]["env_steps"] >= 12000
+    assert 0.5 < grown["trained_steps"] / grown["env_steps"] < 1.5
+    assert find_checkpoint(run).env_steps == after[-1]["env_steps"]
+
+
+def test_a_killed_training_takes_its_actors_along_and_sigterm_stops_the_next(fleet: Fleet) -> None:
+    run = fleet.folder / "run"
+    options = ["--preset", "cartpole_vtrace", "--steps", "1e12", "--logdir", "run", "--actors", "2", "--envs", "4"]
+    train = fleet.start("train", *options, *sets(*TINY))
+    wait_until(run, train, 500)
+    wait_for(lambda: checkpoints(run), "a checkpoint")
+    children = train.children()
+    assert len(children) == 2
+    os.kill(train.pid, signal.SIGKILL)
+    train.wait()
+    wait_for(lambda: not fleet.marked(), "the end of its actors", limit=20)
+
+    train = fleet.start("train", "--resume", "--logdir", "run")
+    resumed_at = checkpoints(run)[-1]
+    wait_until(run, train, resumed_at + 500)
+    children = train.children()
+    assert stop(train, signal.SIGTERM) == 143
+    assert not [child for child in children if child.is_running()]
+    assert f"at {resumed_at:,} environment steps" in train.stderr
+    assert find_checkpoint(run).env_steps == checkpoints(run)[-1] == last(run, "env_steps")
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_a_killed_actor_is_started_again_and_sigint_stops_all(fleet: Fleet, transport: str) -> None:
+    run = fleet.folder / "run"
+    options = ["--preset", "cartpole_vtrace", "--steps", "1e12", "--logdir", "run", "--transport", transport]
+    train = fleet.start("train", *options, *sets(*TINY))
+    wait_until(run, train, 300)
+    (actor,) = train.children()
+    actor.kill()
+    wait_for(lambda: [child for child in train.children() if child.pid != actor.pid], "another actor")
+    wait_for(lambda: last(run, "actors") == 1, "that it connects")
+    wait_until(run, train, last(run, "env_steps") + 300)
+    children = train.children()
+    assert stop(train, signal.SIGINT) == 130
+    assert not [child for child in children if child.is_running()]
+    assert find_checkpoint(run).env_steps == last(run, "env_steps")
+
+
+def test_a_stopped_learner_leaves_a_checkpoint_and_actors_that_look_for_it(fleet: Fleet) -> None:
+    run = fleet.folder / "run"
+    options = ["--preset", "cartpole_vtrace", "--steps", "1e12", "--logdir", "run"]
+    learner = fleet.learner(*options, *sets(*TINY, *counting(pause=0.001)))
+    actors = [
+        fleet.actor(address, "--envs", "4", "--reconnect-timeout", "2")
+        for address in learner.wait_until_it_serves().values()
+    ]
+    stopped = [fleet.actor(address, "--envs", "4") for address in learner.addresses.values()]
+    wait_for(lambda: last(run, "actors") == 4, "all actors are in")
+    for actor, number in zip(stopped, (signal.SIGTERM, signal.SIGINT), strict=True):
+        assert stop(actor, number) == 128 + number
+    # They said goodbye: nobody has to wait for a time-out.
+    wait_for(lambda: last(run, "actors") == 2, "their slots are free", limit=15)
+    wait_until(run, learner, last(run, "env_steps") + 100)
+    assert stop(learner, signal.SIGTERM) == 143
+    assert find_checkpoint(run).env_steps == last(run, "env_steps")
+    for actor in actors:
+        actor.ends_with(3)
+        assert "has been lost" in actor.sentence
+
+
+def test_a_learner_that_nobody_came_to_stops_too(fleet: Fleet) -> None:
+    learner = fleet.learner("--preset", "cartpole_vtrace", "--logdir", "run", *sets(*TINY))
+    learner.wait_until_it_serves()
+    assert stop(learner, signal.SIGTERM) == 143
+
+
+def test_one_seed_gives_one_training(fleet: Fleet) -> None:
+    """To the byte; another seed gives another one."""
+    options = ["--preset", "cartpole_vtrace", "--steps", "4000", "--envs", "4", "--actors", "2", "--deterministic"]
+    runs = [
+        (fleet.start("train", *options, "--seed", seed, "--logdir", name, *sets(*TINY)), fleet.folder / name)
+        for name, seed in (("one", "5"), ("same", "5"), ("other", "6"))
+    ]
+    written = []
+    for process, run in runs:
+        process.ends_with(0)
+        written.append((run / "metrics.jsonl").read_bytes())
+        lines = metrics(run)
+        assert len(lines) > 2 and lines[-1]["env_steps"] >= 4000 and lines[-1]["learner_updates"] > 10
+        assert lines[-1]["loss"] is not None and lines[-1]["episode_return_100"] is not None
+    one, same, other = written
+    assert one == same
+    assert one != other
