@@ -383,7 +383,6 @@ def _start_run(
 ) -> tuple[Resolved, RunFolder]:
     """The configuration and the locked folder of a run; nothing is touched before the configuration is good."""
     from seedcli.envs import check_environment_name
-    from seedcli.envs import check_environment_name
     from seedcli.layering import load_config
     from seedcli.roles.runfolder import RunFolder
 

@@ -44,17 +44,19 @@ def apply_gradients(
     gradients: Sequence[tf.Tensor],
     variables: Sequence[keras.Variable],
     clip_norm: float,
+    loss: tf.Tensor | float = 0.0,
 ) -> tf.Tensor:
     """Clip aggregated gradients by their global norm (Pascanu et al., 2013) and apply them.
 
-    Works inside a tf.function and outside. Where the norm is not finite nothing is changed, neither the variables
-    nor the optimizer's state: the caller sees it in what is returned.
+    Works inside a tf.function and outside. Where the norm or the loss is not finite nothing is changed, neither the
+    variables nor the optimizer's state: the caller sees it in what is returned.
 
     Args:
         optimizer: made by `make_optimizer`.
         gradients: one for each variable, added up over devices.
         variables: what is trained, always in the same order.
         clip_norm: the largest norm applied; 0: any.
+        loss: what the gradients are of.
 
     Returns:
         The global norm before clipping, scalar float32.
@@ -71,5 +73,5 @@ def apply_gradients(
         optimizer.apply(gradients, list(variables))
         return tf.constant(True)
 
-    tf.cond(tf.math.is_finite(norm), apply, lambda: tf.constant(False))
+    tf.cond(tf.math.is_finite(norm) & tf.math.is_finite(loss), apply, lambda: tf.constant(False))
     return norm

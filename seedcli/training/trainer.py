@@ -67,15 +67,9 @@ class Trainer:
         with tf.GradientTape() as tape:
             outputs = self._agent.loss(unrolls)
         gradients = tape.gradient(outputs.loss, variables)
+        norm = apply_gradients(self.optimizer, gradients, variables, self._config.clip_norm, outputs.loss)
         # The norm is finite exactly where every element of every gradient is.
-        norm = tf.linalg.global_norm([g for g in gradients if g is not None])
-        finite = tf.math.is_finite(outputs.loss) & tf.math.is_finite(norm)
-
-        def apply() -> tf.Tensor:
-            apply_gradients(self.optimizer, gradients, variables, self._config.clip_norm)
-            return tf.constant(True)
-
-        applied = tf.cond(finite, apply, lambda: tf.constant(False))
+        applied = tf.math.is_finite(outputs.loss) & tf.math.is_finite(norm)
         return applied, outputs.loss, norm, dict(outputs.metrics)
 
     def update(self, batch: PreparedBatch, env_steps: int) -> UpdateResult:
