@@ -165,15 +165,13 @@ def _report(evaluation: Evaluation, config: Config, *, sample: bool, json_output
 
 
 def _film(player: Player, path: Path, seed: int) -> None:
-    env = player.build(1, render=True)
-    try:
-        with VideoWriter(path, player.config.environment) as video:
+    with VideoWriter(path, player.config.environment) as video:
+        env = player.build(1, render=True)
+        try:
             evaluation = player.play(env, 1, seed, video)
-        print(
-            f"{path}: one episode, return {evaluation.returns[0]:g}, {evaluation.lengths[0]:,} steps", file=sys.stderr
-        )
-    finally:
-        env.close()
+        finally:
+            env.close()
+    print(f"{path}: one episode, return {evaluation.returns[0]:g}, {evaluation.lengths[0]:,} steps", file=sys.stderr)
 
 
 def run_eval(

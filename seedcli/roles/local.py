@@ -27,7 +27,8 @@ _log = logging.getLogger(__name__)
 
 _RESTARTS = 20  # of one actor, each after a longer pause
 _QUICK_SECONDS = 15.0  # an actor that lives shorter than this counts against the restarts
-_EXIT_SECONDS = 10.0  # what actors get to leave by themselves
+_LEAVE_SECONDS = 2.0  # what actors get to leave by themselves, once training is done
+_EXIT_SECONDS = 10.0  # and to leave at all, before they are killed
 
 
 @dataclass
@@ -114,15 +115,22 @@ class ActorProcesses:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         return lines[-1].removeprefix("seed: ") if lines else "it said nothing"
 
+    def _left_by(self, deadline: float) -> bool:
+        """Whether all actors have ended by then (monotonic seconds)."""
+        for child in self._children:
+            try:
+                child.process.wait(timeout=max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return False
+        return True
+
     def end(self) -> dict[str, dict[str, float]]:
         """Wait for the actors to leave, make those that do not; returns where their time went."""
         deadline = time.monotonic() + _EXIT_SECONDS
         profiles: dict[str, dict[str, float]] = {}
-        for child in self._children:
-            if child.process.poll() is None and time.monotonic() < deadline:
-                try:
-                    child.process.wait(timeout=1.0)
-                except subprocess.TimeoutExpired:
+        if not self._left_by(time.monotonic() + _LEAVE_SECONDS):
+            for child in self._children:
+                if child.process.poll() is None:
                     child.process.terminate()
         for child in self._children:
             try:

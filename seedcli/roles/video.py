@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,14 +21,6 @@ _GYMNASIUM_FRAMES_PER_SECOND = 30
 def _frames_per_second(config: EnvironmentConfig) -> float:
     if config.family == "atari":
         return _ATARI_FRAMES_PER_SECOND / config.frame_skip
-    import gymnasium
-
-    module, _, name = config.id.rpartition(":")
-    del module
-    return float(gymnasium.spec(name).kwargs.get("render_fps", 0)) or _registered_rate(config)
-
-
-def _registered_rate(config: EnvironmentConfig) -> float:
     import gymnasium
 
     env = gymnasium.make(config.id, **config.kwargs)
@@ -59,6 +52,8 @@ class VideoWriter:
             raise UsageError(f"--video {path}: the folder {path.resolve().parent} does not exist; create it first")
 
     def __enter__(self) -> Self:
+        # Pictures are drawn in memory: without this, SDL looks for a screen and complains on a machine without one.
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         return self
 
     def add(self, picture: npt.NDArray[np.uint8]) -> None:

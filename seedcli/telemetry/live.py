@@ -24,6 +24,7 @@ from seedcli.telemetry.metrics import PARTS, Snapshot
 __all__ = ["ActorRow", "LiveView", "PlainView", "View", "make_view", "print_profile", "print_summary"]
 
 _REDRAW_SECONDS = 0.25
+_IDLE_SECONDS = 60.0
 _MAX_RETURNS = 4096  # points of the return curve kept; beyond it neighbours are averaged
 
 
@@ -173,7 +174,9 @@ class PlainView:
             self._left.add(snapshot)
         self._newest = (snapshot, total_steps)
         if self._clock() >= self._next and snapshot is not self._shown:
-            self._next = self._clock() + self._interval
+            # Without actors nothing moves: a line a minute is enough to say so.
+            idle = snapshot.actors == 0 and self._shown is not None and snapshot.env_steps == self._shown.env_steps
+            self._next = self._clock() + (max(_IDLE_SECONDS, self._interval) if idle else self._interval)
             self._print()
 
     def log(self, message: str) -> None:
@@ -198,6 +201,8 @@ class PlainView:
             f"latency {tenth(latency(snapshot, 'p50'))}/{tenth(latency(snapshot, 'p99'))} ms",
             f"left {duration(self._left.seconds(snapshot, total))}",
         ]
+        if snapshot.actors == 0:
+            parts.append("(no actors)")
         self.log(" ".join(parts))
 
 
