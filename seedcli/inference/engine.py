@@ -5,6 +5,7 @@ It knows nothing of connections. One thread owns it (`release` of the arena's bu
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -243,17 +244,22 @@ class StepEngine:
             if not streams:
                 return []
         observation, reward, final, slots = batch
-        first = self._final[slots]
+        # A slice where it is one: NumPy reads it several times faster than a list of indices.
+        rows = streams[0].span if len(streams) == 1 else slots
+        first = self._final[rows]
         self._capture_states(streams, slots, first)
         batched = self._clock()
         decision = self._policy.act(observation, reward, first, slots)
         acted = self._clock()
-        self._count(slots, reward, first, final)
+        self._count(rows, reward, first, final)
         answers = self._record(streams, decision.action, decision.recorded, decision.version)
         done = self._clock()
         self.stats.batches += 1
         self.stats.batch_rows += len(slots)
-        self.stats.latency.add_many(done - np.array([stream.arrived for stream in streams]))
+        if len(streams) == 1:
+            self.stats.latency.add(done - streams[0].arrived)
+        else:
+            self.stats.latency.add_many(done - np.array([stream.arrived for stream in streams]))
         self.profile.add("inference", acted - batched)
         self.profile.add("batching", (batched - begun) + (done - acted))
         return answers
@@ -275,8 +281,9 @@ class StepEngine:
     def _faulty(self, streams: list[Stream], batch: tuple[Any, Any, Any, Any]) -> list[tuple[Stream, str]]:
         """The streams whose data is unusable: looked for only where the batch as a whole shows a fault."""
         observation, reward, final, _ = batch
-        if final.max() <= 1 and np.isfinite(reward).all():
-            if not self._check_observation or np.isfinite(observation).all():
+        # A sum is finite only where every part of it is; the streams are looked at one by one only where it is not.
+        if final.max() <= 1 and math.isfinite(reward.sum()):
+            if not self._check_observation or math.isfinite(observation.sum()):
                 return []
         faulty = []
         for stream in streams:
@@ -300,18 +307,21 @@ class StepEngine:
                 stream.states.append(self._policy.snapshot(slots[start:stop], first[start:stop]))
             start = stop
 
-    def _count(self, slots: Any, reward: Any, first: Any, final: Any) -> None:
-        """Environment steps and episodes, by raw rewards."""
+    def _count(self, rows: slice | npt.NDArray[np.int32], reward: Any, first: Any, final: Any) -> None:
+        """Environment steps and episodes of the slots `rows`, by raw rewards."""
         ongoing = ~first
-        returns = self._return[slots] * ongoing + reward
-        lengths = self._length[slots] * ongoing + ongoing
-        self._return[slots] = returns
-        self._length[slots] = lengths
-        ended = final != 0
-        self._final[slots] = ended
+        returns = self._return[rows] * ongoing
+        returns += reward
+        lengths = self._length[rows] * ongoing
+        lengths += ongoing
+        self._return[rows] = returns
+        self._length[rows] = lengths
+        self._final[rows] = final
         self.stats.env_steps += int(np.count_nonzero(ongoing))
-        if ended.any():
-            self.stats.episodes += int(np.count_nonzero(ended))
+        episodes = int(np.count_nonzero(final))
+        if episodes:
+            ended = final != 0
+            self.stats.episodes += episodes
             self.stats.finished.extend(zip(returns[ended].tolist(), lengths[ended].tolist(), strict=True))
 
     def _record(self, streams: list[Stream], action: Any, recorded: Any, version: int) -> list[Answer]:

@@ -134,8 +134,10 @@ class InferenceService:
 
     def run(self) -> None:
         """Serve until `stop`."""
+        idle = False
         while not self._stop.is_set():
-            self.turn(block=True)
+            # Sleep only after a turn in which nothing came and nothing was sent, as `receive` asks for.
+            idle = not self.turn(block=idle)
         self.finish()
 
     def turn(self, *, block: bool) -> bool:
@@ -157,6 +159,7 @@ class InferenceService:
         now = time.monotonic()
         if now >= self._next_housekeeping:
             self._housekeeping(now)
+            return True
         return bool(received or answered)
 
     def _sleep(self) -> None:

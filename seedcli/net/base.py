@@ -76,7 +76,8 @@ class ServerTransport(Protocol):
 
         Returns how many.
 
-        Must be called again until it returns 0 before waiting on `fileno` (ZeroMQ's is edge-triggered).
+        Must be called until it returns 0 before waiting on `fileno`, and once more after any `send`: ZeroMQ's
+        descriptor signals a change once, and sending uses that signal up.
         """
 
     def send(self, peer: Peer, header: bytes, payload: Payload = b"") -> None:

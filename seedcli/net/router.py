@@ -158,8 +158,7 @@ class RouterServer:
             except ProtocolError as error:
                 self._end(identity, str(error), handler, malformed=True)
         else:
-            self._poke()
-            return count
+            return count  # more may wait: the caller asks again before it sleeps
         # Only now that every waiting frame is handed over: what a peer sent last comes before its end.
         return count + self._find_lost(handler)
 
@@ -321,7 +320,6 @@ class RouterServer:
             return
         assert isinstance(peer.key, bytes)
         self._post(peer.key, header, payload)
-        self._rearm()
 
     def open_session(self, peer: Peer, payload_bytes: Sequence[int]) -> dict[str, Any]:
         """See `net.base.ServerTransport.open_session`; raises RefusedError where there is no room for the rows."""

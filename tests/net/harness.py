@@ -119,6 +119,8 @@ class Learner:
 
     # -- FrameHandler
 
+    full = False
+
     def destination(self, peer: Peer, header: Header) -> memoryview | None:
         buffers = self._buffers.get(peer)
         if buffers is None:
