@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,3 @@ class VectorEnv(Protocol):
 
     def close(self) -> None:
         """Free what the environments hold; safe to call twice."""
-
-
-# The environment section of a configuration, as it travels from the learner to an actor.
-EnvironmentConfig = dict[str, Any]

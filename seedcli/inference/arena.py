@@ -4,8 +4,9 @@ A buffer holds the K + T + 1 records of E environments. An incoming step is one 
 its stream's cursor points at. A full buffer is handed on whole and comes back through `release`.
 
 The bound: buffers for streams of E environments number (streams) + ceil(B / E) · (1 + queue_batches). When
-none is free, every buffer that is not open waits to be trained on, and these hold at least B columns: a
-training batch can always be formed, so the arena cannot deadlock.
+none is free, every buffer that is not open waits to be trained on, and these hold at least B columns, even where
+the first of them has been used but for one column: a training batch can always be formed, so the arena cannot
+deadlock.
 """
 
 from __future__ import annotations

@@ -203,6 +203,8 @@ def run_eval(
     if episodes < 1 or envs < 1:
         raise UsageError(f"--episodes {episodes} and --envs {envs} must be at least 1")
     if video is not None:
+        if watch:
+            raise UsageError("--watch plays many checkpoints and --video films one: give one of the two")
         VideoWriter.check(video)
     envs = min(envs, episodes)
     if watch:

@@ -311,12 +311,14 @@ def supervise(
         announce(learner, view)
         if checkpoint is not None:
             view.log(f"continuing from {checkpoint.path} at {checkpoint.env_steps:,} environment steps")
+        training_done = False
         try:
             run_until_done(learner, reporter, signals, tick)
+            training_done = signals.status is None
         finally:
             if signals.status is not None:
                 view.log("stopping: writing a checkpoint (once more to stop at once)")
-            learner.stop(training_done=learner.failure is None and signals.status is None)
+            learner.stop(training_done=training_done)
             learner.save()
             profiles = closing()
         reporter.finish(profiles)

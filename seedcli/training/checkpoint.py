@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from seedcli.errors import CheckpointError
+from seedcli.errors import CheckpointError, SeedError
 from seedcli.specs import EnvSpec
 
 FORMAT = 1
@@ -194,7 +194,10 @@ class Checkpointer:
 
         Args:
             counters: JSON-serialisable; must hold "env_steps".
-            wait: return only when it is on disk; raises CheckpointError where that failed.
+            wait: return only when it is on disk.
+
+        Raises:
+            SeedError: waited for, and it could not be written.
         """
         self.wait()
         for group, variables in self._groups.items():
@@ -206,7 +209,10 @@ class Checkpointer:
         if wait:
             self.wait()
             if self.error is not None:
-                raise CheckpointError(f"the checkpoint {path} could not be written: {self.error}") from self.error
+                raise SeedError(
+                    f"the checkpoint {path} could not be written ({self.error}): make room or mend the disk, then "
+                    "go on from the one before it with --resume"
+                ) from self.error
         return path
 
     def wait(self) -> None:

@@ -47,7 +47,7 @@ class Trainer:
 
     Attributes:
         updates: updates applied; also the policy version of the weights.
-        trained_steps: transitions trained on, T·B an update.
+        trained_steps: transitions trained on, T·B an applied update.
         dropped: updates dropped because something was not finite.
     """
 
@@ -82,11 +82,11 @@ class Trainer:
         fault = None
         if bool(applied):
             self.updates += 1
+            self.trained_steps += self._agent.algorithm.unroll_length * batch.versions.shape[1]
             self._agent.after_update(self.updates)
         else:
             self.dropped += 1
             fault = "the loss" if not np.isfinite(loss_value) else "a gradient"
-        self.trained_steps += self._agent.algorithm.unroll_length * batch.versions.shape[1]
         return UpdateResult(
             applied=bool(applied),
             loss=loss_value,

@@ -18,7 +18,7 @@ from tests.system.harness import LIMIT, TINY, Fleet, Learner, Process, fleet_in,
 REFUSALS = {
     "train --preset cartpole_vtrac": "did you mean cartpole_vtrace",
     "train --preset cartpole_vtrace --set training.batchsize=3": "did you mean training.batch_size",
-    "train --preset cartpole_vtrace --set training.batch_size=many": 'training.batch_size = "many" (from --set) must be',
+    "train --preset cartpole_vtrace --set training.batch_size=many": 'batch_size = "many" (from --set) must be',
     "train --preset cartpole_vtrace --set agent.discount=1.5": "agent.discount = 1.5 (from --set) must be at most 1",
     "train --preset cartpole_vtrace --env CartPole-v9": "CartPole-v1",
     "learner --preset cartpole_vtrace --env LunarLandre-v3": "LunarLander-v3",

@@ -7,8 +7,6 @@ import signal
 import time
 from pathlib import Path
 
-import pytest
-
 from seedcli.training.checkpoint import find_checkpoint
 from tests.system.harness import (
     TINY,
@@ -48,8 +46,8 @@ def stop(process: Process, number: signal.Signals) -> int:
 
 def test_a_killed_learner_is_gone_on_with_and_its_actors_return(fleet: Fleet) -> None:
     run = fleet.folder / "run"
-    values = sets(*TINY, *counting(pause=0.001))
-    options = ["--preset", "cartpole_vtrace", "--steps", "12000", "--logdir", "run"]
+    values = sets(*TINY, *counting(pause=0.001), "training.checkpoint_seconds=0.5")
+    options = ["--preset", "cartpole_vtrace", "--steps", "8000", "--logdir", "run"]
     learner = fleet.learner(*options, *values)
     addresses = learner.wait_until_it_serves()
     actors = [fleet.actor(address, "--envs", "8") for address in addresses.values()]
@@ -58,7 +56,7 @@ def test_a_killed_learner_is_gone_on_with_and_its_actors_return(fleet: Fleet) ->
     learner.kill()
     lines = metrics(run)
     checkpoint = find_checkpoint(run)
-    assert checkpoint.env_steps == checkpoints(run)[-1] < lines[-1]["env_steps"] < 12000
+    assert checkpoint.env_steps == checkpoints(run)[-1] < lines[-1]["env_steps"] < 8000
 
     ports = [int(addresses[name].rpartition(":")[2]) for name in ("grpc", "zmq")]
     resumed = fleet.learner("--resume", "--logdir", "run", ports=ports)
@@ -73,9 +71,9 @@ def test_a_killed_learner_is_gone_on_with_and_its_actors_return(fleet: Fleet) ->
     for name in COUNTERS:
         assert checkpoint.counters[name] <= new[0][name]
         assert [line[name] for line in after] == sorted(line[name] for line in after)
-    # Both count steps from the same point, so as many updates follow as steps: nothing was counted twice.
+    # Both count on from the same point, so as many steps are trained on as are taken: nothing is counted twice.
     grown = {name: after[-1][name] - checkpoint.counters[name] for name in ("env_steps", "trained_steps")}
-    assert after[-1]["env_steps"] >= 12000
+    assert after[-1]["env_steps"] >= 8000
     assert 0.5 < grown["trained_steps"] / grown["env_steps"] < 1.5
     assert find_checkpoint(run).env_steps == after[-1]["env_steps"]
 
@@ -102,10 +100,9 @@ def test_a_killed_training_takes_its_actors_along_and_sigterm_stops_the_next(fle
     assert find_checkpoint(run).env_steps == checkpoints(run)[-1] == last(run, "env_steps")
 
 
-@pytest.mark.parametrize("transport", ["shm", "grpc"])
-def test_a_killed_actor_is_started_again_and_sigint_stops_all(fleet: Fleet, transport: str) -> None:
+def test_a_killed_actor_is_started_again_and_sigint_stops_all(fleet: Fleet) -> None:
     run = fleet.folder / "run"
-    options = ["--preset", "cartpole_vtrace", "--steps", "1e12", "--logdir", "run", "--transport", transport]
+    options = ["--preset", "cartpole_vtrace", "--steps", "1e12", "--logdir", "run"]
     train = fleet.start("train", *options, *sets(*TINY))
     wait_until(run, train, 300)
     (actor,) = train.children()
@@ -149,7 +146,7 @@ def test_a_learner_that_nobody_came_to_stops_too(fleet: Fleet) -> None:
 
 def test_one_seed_gives_one_training(fleet: Fleet) -> None:
     """To the byte; another seed gives another one."""
-    options = ["--preset", "cartpole_vtrace", "--steps", "4000", "--envs", "4", "--actors", "2", "--deterministic"]
+    options = ["--preset", "cartpole_vtrace", "--steps", "3000", "--envs", "4", "--actors", "2", "--deterministic"]
     runs = [
         (fleet.start("train", *options, "--seed", seed, "--logdir", name, *sets(*TINY)), fleet.folder / name)
         for name, seed in (("one", "5"), ("same", "5"), ("other", "6"))
@@ -159,7 +156,7 @@ def test_one_seed_gives_one_training(fleet: Fleet) -> None:
         process.ends_with(0)
         written.append((run / "metrics.jsonl").read_bytes())
         lines = metrics(run)
-        assert len(lines) > 2 and lines[-1]["env_steps"] >= 4000 and lines[-1]["learner_updates"] > 10
+        assert len(lines) >= 3 and lines[-1]["env_steps"] >= 3000 and lines[-1]["learner_updates"] > 10
         assert lines[-1]["loss"] is not None and lines[-1]["episode_return_100"] is not None
     one, same, other = written
     assert one == same

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from seedcli.errors import CheckpointError
+from seedcli.errors import CheckpointError, SeedError
 from seedcli.specs import ArraySpec, EnvSpec
 from seedcli.training.checkpoint import Checkpointer, find_checkpoint, list_checkpoints, open_checkpoint, restore
 
@@ -139,5 +139,5 @@ def test_a_disk_that_refuses_does_not_stop_training(tmp_path, monkeypatch):
     writer.wait()
     assert isinstance(writer.error, OSError)
     assert find_checkpoint(tmp_path).env_steps == 1
-    with pytest.raises(CheckpointError, match="No space left"):
+    with pytest.raises(SeedError, match="No space left"):
         writer.save(_counters(3), wait=True)

@@ -1,0 +1,221 @@
+"""The service: who is let in, who is put out, and that no one else notices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seedcli.errors import RefusedError
+from seedcli.inference.engine import StepEngine
+from seedcli.inference.service import FleetSettings, InferenceService
+from seedcli.net.frames import Kind, pack_header
+from seedcli.net.handshake import ClientHandshake, Ready
+from seedcli.net.inprocess import InProcessClient, InProcessServer
+from seedcli.specs import EnvSpec, RowLayout
+from tests.inference.helpers import SPEC, make_engine
+
+
+class Fleet:
+    """A service over the in-process transport, and clients that play actors."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, max_envs: int = 8) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr("seedcli.inference.service.time.monotonic", lambda: self.now)
+        self.server = InProcessServer()
+        settings = FleetSettings(
+            environment={"id": "x"},
+            seed=5,
+            max_envs=max_envs,
+            heartbeat_seconds=1.0,
+            timeout_seconds=10.0,
+            reconnect_timeout=60.0,
+        )
+        self.engine: StepEngine | None = None
+        self.max_envs = max_envs
+        self.service = InferenceService([self.server], settings, self._engine_for)
+        self.unrolls: list[Any] = []
+
+    def _engine_for(self, spec: EnvSpec, on_fault: Any) -> StepEngine:
+        if self.engine is None:
+            self.engine, self.arena, self.policy, self.unrolls = make_engine(
+                max_envs=self.max_envs, on_fault=on_fault, length=3
+            )
+        difference = SPEC.difference(spec)
+        if difference:
+            raise RefusedError(difference)
+        return self.engine
+
+    def turn(self) -> None:
+        while self.service.turn(block=False):
+            while self.unrolls:
+                self.arena.release(self.unrolls.pop())
+
+    def join(self, name: str, envs: int = 2, streams: int = 1, spec: EnvSpec = SPEC) -> Actor:
+        return Actor(self, name, envs, streams, spec)
+
+
+class Actor:
+    """A client that has been let in."""
+
+    def __init__(self, fleet: Fleet, name: str, envs: int, streams: int, spec: EnvSpec) -> None:
+        self.fleet = fleet
+        self.client: InProcessClient = fleet.server.client()
+        self.client.pump_with(fleet.turn)
+        handshake = ClientHandshake(self.client, actor_id=name, envs=envs, streams=streams, timeout=5.0)
+        self.configuration = handshake.configure()
+        self.ready: Ready = handshake.announce(spec)
+        self.buffers = self.client.open_session(self.ready.extra, self.ready.payload_bytes)
+        self.layouts = [RowLayout(spec, n) for n in self.ready.stream_envs]
+
+    def send(self, sequence: int, stream: int = 0, reward: float = 0.0, **header: int) -> None:
+        views = self.layouts[stream].views(np.frombuffer(self.buffers[stream], np.uint8))
+        views.observation[:] = sequence
+        views.reward[:] = reward
+        views.terminated[:] = 0
+        views.truncated[:] = 0
+        fields = {"session": self.ready.session, "stream": stream, "sequence": sequence} | header
+        self.client.send_row(stream, pack_header(Kind.STEP, len(self.buffers[stream]), **fields))
+
+    def answers(self) -> list[Any]:
+        self.fleet.turn()
+        received = list(self.client.inbox)
+        self.client.inbox.clear()
+        return received
+
+
+@pytest.fixture
+def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
+    return Fleet(monkeypatch)
+
+
+def test_a_step_is_answered_with_its_sequence_and_one_action_an_environment(fleet):
+    actor = fleet.join("a", envs=3, streams=2)
+    assert actor.ready.stream_envs == (2, 1)
+    assert actor.configuration["environment"] == {"id": "x"}
+    for sequence in range(7):
+        actor.send(sequence, stream=0)
+        actor.send(sequence, stream=1)
+        answers = actor.answers()
+        assert [(a.header.kind, a.header.stream, a.header.sequence) for a in answers] == [
+            (Kind.ACTION, 0, sequence),
+            (Kind.ACTION, 1, sequence),
+        ]
+        # The policy's action is the sum of the observation's three elements.
+        assert np.frombuffer(answers[0].payload, np.int32).tolist() == [3 * sequence] * 2
+
+
+def test_environments_beyond_the_limit_are_refused_with_the_numbers(fleet):
+    fleet.join("a", envs=6)
+    with pytest.raises(RefusedError, match=r"3 environments do not fit.*takes 8 and 6 are connected"):
+        fleet.join("b", envs=3)
+    fleet.join("c", envs=2)
+
+
+def test_another_specification_is_refused_by_the_name_of_the_field(fleet):
+    fleet.join("a")
+    with pytest.raises(RefusedError, match="num_actions is 4"):
+        fleet.join("b", spec=EnvSpec(SPEC.name, SPEC.observation, 4))
+
+
+def test_an_actor_that_connects_anew_replaces_its_session(fleet):
+    first = fleet.join("a", envs=8)
+    again = fleet.join("a", envs=8)
+    assert [s.number for s in fleet.service.sessions()] == [again.ready.session]
+    assert fleet.engine.connected_envs == 8
+    first.send(0)
+    assert first.answers() == [], "the earlier connection is dead"
+    again.send(0)
+    assert len(again.answers()) == 1
+
+
+def test_every_actor_gets_seeds_of_its_own(fleet):
+    seeds = [fleet.join(name, envs=2).configuration["seed"] for name in ("a", "b", "a")]
+    spans = [set(range(seed, seed + 2)) for seed in seeds]
+    assert not (spans[0] & spans[1] or spans[0] & spans[2] or spans[1] & spans[2])
+
+
+@pytest.mark.parametrize("fault", ["duplicate", "ahead", "stream", "session", "size"])
+def test_a_step_out_of_order_ends_its_connection_alone(fleet, fault):
+    good, bad = fleet.join("good"), fleet.join("bad")
+    good.send(0)
+    bad.send(0)
+    assert good.answers() and bad.answers()
+    if fault == "duplicate":
+        bad.send(0)
+    elif fault == "ahead":
+        bad.send(2)
+    elif fault == "stream":
+        bad.send(1, **{"stream": 0})
+        bad.client.send(pack_header(Kind.STEP, 3, stream=9, session=bad.ready.session, sequence=2), b"abc")
+    elif fault == "session":
+        bad.send(1, session=bad.ready.session ^ 1)
+    else:
+        bad.client.send(pack_header(Kind.STEP, 3, session=bad.ready.session, sequence=1), b"abc")
+    fleet.turn()
+    assert fleet.service.protocol_errors == 1
+    assert [s.actor_id for s in fleet.service.sessions()] == ["good"]
+    assert fleet.engine.connected_envs == 2
+    good.send(1)
+    assert len(good.answers()) == 1
+
+
+def test_a_reward_that_is_not_finite_ends_its_actor_with_the_reason(fleet):
+    good, bad = fleet.join("good"), fleet.join("bad")
+    bad.send(0, reward=float("nan"))
+    good.send(0)
+    (refusal,) = bad.answers()
+    assert refusal.header.kind == Kind.REFUSED and b"reward that is not finite" in bytes(refusal.payload)
+    assert len(good.answers()) == 1
+    assert [s.actor_id for s in fleet.service.sessions()] == ["good"]
+
+
+def test_silence_ends_a_session_and_heartbeats_keep_it(fleet):
+    silent, waiting = fleet.join("silent"), fleet.join("waiting")
+    for _ in range(3):
+        fleet.now += 5.0
+        waiting.client.send(pack_header(Kind.HEARTBEAT, session=waiting.ready.session))
+        assert [a.header.kind for a in waiting.answers()] == [Kind.HEARTBEAT_ACK]
+    assert [s.actor_id for s in fleet.service.sessions()] == ["waiting"]
+    assert fleet.engine.connected_envs == 2
+    silent.client.send(pack_header(Kind.HEARTBEAT, session=silent.ready.session))
+    assert silent.answers() == [], "its connection was dropped"
+
+
+def test_a_goodbye_frees_the_slots_at_once(fleet):
+    actor = fleet.join("a", envs=8)
+    actor.client.send(pack_header(Kind.GOODBYE, session=actor.ready.session))
+    fleet.turn()
+    assert fleet.service.sessions() == [] and fleet.engine.connected_envs == 0
+    fleet.join("b", envs=8)
+
+
+def test_steps_of_an_unknown_session_are_told_so(fleet):
+    stranger = fleet.server.client()
+    stranger.send(pack_header(Kind.STEP, 3, session=77), b"abc")
+    stranger.send(pack_header(Kind.HEARTBEAT, session=77))
+    fleet.turn()
+    assert {frame.header.kind for frame in stranger.inbox} == {Kind.UNKNOWN}
+
+
+def test_a_handshake_that_is_not_finished_in_time_is_ended(fleet):
+    slow = fleet.server.client()
+    slow.pump_with(fleet.turn)
+    handshake = ClientHandshake(slow, actor_id="slow", envs=1, streams=1, timeout=5.0)
+    handshake.configure()
+    fleet.now += 1000.0
+    fleet.turn()
+    slow.inbox.clear()
+    slow.send(pack_header(Kind.HELLO, 2), b"{}")
+    fleet.turn()
+    assert not slow.inbox and fleet.service.sessions() == [], "its connection was dropped"
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_actors_are_told_to_leave_only_when_training_is_done(fleet, done):
+    actor = fleet.join("a")
+    actor.client.inbox.clear()
+    fleet.service.stop(training_done=done)
+    fleet.service.finish()
+    assert [f.header.kind for f in actor.client.inbox] == ([Kind.DONE] if done else [])
