@@ -10,7 +10,7 @@ import pytest
 
 from tests.system.harness import Fleet, fleet_in, sets
 
-SEED = 11  # none of those the preset was tuned on
+SEED = 101  # none of those the preset was tuned on
 SOLVED = 475.0  # mean return of 100 episodes, the environment's own threshold (Gymnasium, CartPole-v1)
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]

@@ -151,6 +151,13 @@ def test_actors_that_come_while_training_ends_are_told(train: Callable[..., Trai
         actor.ends_with(0, limit=LIMIT)
 
 
+def test_a_learner_that_nobody_came_to_stops(train: Callable[..., Training]) -> None:
+    training = train(*counting())
+    training.learner.stop(training_done=True)
+    training.learner.save()
+    assert training.learner.core is None and training.learner.failure is None
+
+
 def _swap_rewards(book: Book) -> None:
     a, b = book.finished[0], book.finished[1]
     a.reward, b.reward = b.reward.copy(), a.reward.copy()

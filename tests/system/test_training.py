@@ -138,17 +138,12 @@ def test_a_stopped_learner_leaves_a_checkpoint_and_actors_that_look_for_it(fleet
         assert "has been lost" in actor.sentence
 
 
-def test_a_learner_that_nobody_came_to_stops_too(fleet: Fleet) -> None:
-    learner = fleet.learner("--preset", "cartpole_vtrace", "--logdir", "run", *sets(*TINY))
-    learner.wait_until_it_serves()
-    assert stop(learner, signal.SIGTERM) == 143
-
-
 def test_one_seed_gives_one_training(fleet: Fleet) -> None:
     """To the byte; another seed gives another one."""
-    options = ["--preset", "cartpole_vtrace", "--steps", "3000", "--envs", "4", "--actors", "2", "--deterministic"]
+    options = ["--preset", "cartpole_vtrace", "--steps", "1500", "--envs", "4", "--actors", "2", "--deterministic"]
+    options += sets(*TINY, "training.unroll_length=4", "training.batch_size=4")
     runs = [
-        (fleet.start("train", *options, "--seed", seed, "--logdir", name, *sets(*TINY)), fleet.folder / name)
+        (fleet.start("train", *options, "--seed", seed, "--logdir", name), fleet.folder / name)
         for name, seed in (("one", "5"), ("same", "5"), ("other", "6"))
     ]
     written = []
@@ -156,7 +151,7 @@ def test_one_seed_gives_one_training(fleet: Fleet) -> None:
         process.ends_with(0)
         written.append((run / "metrics.jsonl").read_bytes())
         lines = metrics(run)
-        assert len(lines) >= 3 and lines[-1]["env_steps"] >= 3000 and lines[-1]["learner_updates"] > 10
+        assert len(lines) >= 3 and lines[-1]["env_steps"] >= 1500 and lines[-1]["learner_updates"] > 10
         assert lines[-1]["loss"] is not None and lines[-1]["episode_return_100"] is not None
     one, same, other = written
     assert one == same
