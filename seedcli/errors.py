@@ -51,6 +51,12 @@ class ProtocolError(SeedError):
     exit_status = EXIT_REFUSED
 
 
+class TrainingDone(SeedError):
+    """The learner says, before an actor was let in, that training is over: nothing is left to do."""
+
+    exit_status = EXIT_DONE
+
+
 class ConnectionLost(SeedError):
     """The connection to the learner broke; the actor tries again until the reconnect time-out."""
 

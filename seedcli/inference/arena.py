@@ -136,7 +136,8 @@ class Arena:
     def acquire(self, num_envs: int) -> UnrollBuffer | None:
         """A free buffer, or None where all are in use: then the stream waits for `release`."""
         free = self._free[num_envs]
-        return free.popleft() if free else None
+        with self._lock:  # `release` may free surplus buffers meanwhile
+            return free.popleft() if free else None
 
     def release(self, buffer: UnrollBuffer) -> None:
         """Give a buffer back, once nothing reads it any more."""

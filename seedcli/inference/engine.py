@@ -34,14 +34,16 @@ class Stream:
     """
 
     __slots__ = ("arrived", "buffer", "closed", "cursor", "index", "num_envs", "owner", "pending", "records",
-                 "sequence", "slots", "span", "states")  # fmt: skip
+                 "rows", "sequence", "slots", "states")  # fmt: skip
 
-    def __init__(self, owner: Any, index: int, start: int, num_envs: int, buffer: UnrollBuffer) -> None:
+    def __init__(self, owner: Any, index: int, slots: npt.NDArray[np.int32], buffer: UnrollBuffer) -> None:
         self.owner = owner
         self.index = index
-        self.num_envs = num_envs
-        self.span = slice(start, start + num_envs)
-        self.slots: npt.NDArray[np.int32] = np.arange(start, start + num_envs, dtype=np.int32)
+        self.num_envs = len(slots)
+        self.slots = slots
+        # NumPy reads a slice several times faster than a list of indices.
+        together = slots[-1] - slots[0] == len(slots) - 1
+        self.rows: slice | npt.NDArray[np.int32] = slice(int(slots[0]), int(slots[-1]) + 1) if together else slots
         self.buffer = buffer
         self.cursor = 0
         self.sequence = 0
@@ -62,29 +64,25 @@ class Answer(NamedTuple):
 
 
 class SlotAllocator:
-    """Contiguous ranges of slots, first fit."""
+    """Which slots are free; neighbouring ones are given where there are enough of them."""
 
     def __init__(self, slots: int) -> None:
-        self._free: list[tuple[int, int]] = [(0, slots)] if slots else []
+        self._free: npt.NDArray[np.bool_] = np.ones(slots, np.bool_)
 
-    def take(self, count: int) -> int | None:
-        """Start of a free range of `count` slots, or None."""
-        for i, (start, stop) in enumerate(self._free):
-            if stop - start >= count:
-                self._free[i : i + 1] = [(start + count, stop)] if stop - start > count else []
-                return start
-        return None
+    def take(self, count: int) -> npt.NDArray[np.int32] | None:
+        """Take `count` slots, ascending and next to each other if possible; None where fewer are free."""
+        free = np.flatnonzero(self._free)
+        if len(free) < count:
+            return None
+        runs = np.flatnonzero(free[count - 1 :] - free[: len(free) - count + 1] == count - 1)
+        start = int(runs[0]) if len(runs) else 0
+        taken = free[start : start + count]
+        self._free[taken] = False
+        return taken.astype(np.int32)
 
-    def give(self, start: int, count: int) -> None:
-        """Free a range and join it with its neighbours."""
-        ranges = sorted([*self._free, (start, start + count)])
-        joined: list[tuple[int, int]] = []
-        for a, b in ranges:
-            if joined and joined[-1][1] == a:
-                joined[-1] = (joined[-1][0], b)
-            else:
-                joined.append((a, b))
-        self._free = joined
+    def give(self, slots: npt.NDArray[np.int32]) -> None:
+        """Give slots back."""
+        self._free[slots] = True
 
 
 @dataclass
@@ -159,14 +157,14 @@ class StepEngine:
 
     def open_stream(self, owner: Any, index: int, num_envs: int) -> Stream | None:
         """A new stream with fresh slots, or None where no room is left."""
-        start = self._allocator.take(num_envs)
-        if start is None:
+        slots = self._allocator.take(num_envs)
+        if slots is None:
             return None
         self._arena.admit(num_envs)
         buffer = self._arena.acquire(num_envs)
         assert buffer is not None, "admit makes a buffer for every stream"
-        stream = Stream(owner, index, start, num_envs, buffer)
-        self._final[stream.span] = True
+        stream = Stream(owner, index, slots, buffer)
+        self._final[slots] = True
         self.connected_envs += num_envs
         return stream
 
@@ -181,15 +179,12 @@ class StepEngine:
                 self._pending.remove(stream)
                 self._pending_envs -= stream.num_envs
                 self._gathered_streams = -1  # what was gathered has a hole: the batch is gathered anew
-        still_blocked = [item for item in self._blocked if item[0] is not stream]
-        if len(still_blocked) != len(self._blocked):
-            # Its buffer is complete and good; only the answer has nowhere to go.
-            self._blocked = still_blocked
-            self._hand_on(stream)
-        else:
-            self._arena.release(stream.buffer)
+        # A full buffer that waits for its successor is given back too: handed on, it would stand against the bound
+        # that keeps a buffer free for the next stream.
+        self._blocked = [item for item in self._blocked if item[0] is not stream]
+        self._arena.release(stream.buffer)
         self._arena.retire(stream.num_envs)
-        self._allocator.give(stream.span.start, stream.num_envs)
+        self._allocator.give(stream.slots)
         self.connected_envs -= stream.num_envs
 
     def destination(self, stream: Stream) -> memoryview:
@@ -244,8 +239,7 @@ class StepEngine:
             if not streams:
                 return []
         observation, reward, final, slots = batch
-        # A slice where it is one: NumPy reads it several times faster than a list of indices.
-        rows = streams[0].span if len(streams) == 1 else slots
+        rows = streams[0].rows if len(streams) == 1 else slots
         first = self._final[rows]
         self._capture_states(streams, slots, first)
         batched = self._clock()
@@ -351,14 +345,11 @@ class StepEngine:
         if following is None:
             return False
         following.carry_over(stream.buffer, self._stride)
-        self._hand_on(stream)
+        stream.buffer.state = stream.states.popleft()
+        self._on_unroll(stream.buffer)
         stream.buffer = following
         stream.cursor = self._records - self._stride
         return True
-
-    def _hand_on(self, stream: Stream) -> None:
-        stream.buffer.state = stream.states.popleft()
-        self._on_unroll(stream.buffer)
 
     def unblock(self) -> list[Answer]:
         """Answers that were held back for want of a buffer and can go out now."""

@@ -84,6 +84,7 @@ class AgentPolicy:
         rows = [None]
         self._act = tf.function(
             self._act_impl,
+            autograph=False,
             input_signature=[
                 tf.TensorSpec([*rows, *spec.observation.shape], spec.observation.dtype),
                 tf.TensorSpec(rows, tf.float32),
@@ -93,9 +94,9 @@ class AgentPolicy:
             ],
         )
         self._snapshot = tf.function(
-            self._gather, input_signature=[tf.TensorSpec(rows, tf.int32), tf.TensorSpec(rows, tf.bool)]
+            self._gather, autograph=False, input_signature=[tf.TensorSpec(rows, tf.int32), tf.TensorSpec(rows, tf.bool)]
         )
-        self._publish = tf.function(self._publish_impl)
+        self._publish = tf.function(self._publish_impl, autograph=False)
         self.publish(0)
 
     def _gather(self, slots: tf.Tensor, first: tf.Tensor) -> Any:

@@ -11,6 +11,7 @@ import secrets
 import select
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,6 +94,7 @@ class InferenceService:
         engine_for: Callable[[EnvSpec, Callable[[Stream, str], None]], StepEngine],
     ) -> None:
         self._transports = {transport.name: transport for transport in transports}
+        self._turns = deque(transports)
         self._settings = settings
         self._engine_for = engine_for
         self._engine: StepEngine | None = None
@@ -101,7 +103,7 @@ class InferenceService:
         self._by_number: dict[int, Session] = {}
         self._by_actor: dict[str, Session] = {}
         self._current: Stream | None = None
-        self._seeds_given = 0
+        self.seeds_given = 0
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self._wake_fd, select.POLLIN)
@@ -138,7 +140,6 @@ class InferenceService:
         while not self._stop.is_set():
             # Sleep only after a turn in which nothing came and nothing was sent, as `receive` asks for.
             idle = not self.turn(block=idle)
-        self.finish()
 
     def turn(self, *, block: bool) -> bool:
         """Receive what waits, answer what is due; returns whether anything happened.
@@ -151,7 +152,9 @@ class InferenceService:
         clock = time.perf_counter
         begun = clock()
         received = 0
-        for transport in self._transports.values():
+        # Each begins in turn, so that none can keep the others from being read.
+        self._turns.rotate()
+        for transport in self._turns:
             while not self.full and (count := transport.receive(self)) > 0:
                 received += count
         self.profile.add("wire", clock() - begun)
@@ -310,8 +313,8 @@ class InferenceService:
                 f"{in_use} are connected; lower --envs or raise inference.max_envs"
             )
         # Every environment of the fleet gets a seed of its own, reconnections included.
-        seed = self._settings.seed * 1_000_003 + self._seeds_given
-        self._seeds_given += hello.envs
+        seed = self._settings.seed * 1_000_003 + self.seeds_given
+        self.seeds_given += hello.envs
         return {"environment": self._settings.environment, "seed": seed % (2**31 - 2**17)}
 
     def _admit(self, peer: Peer, hello: Hello, spec: EnvSpec) -> dict[str, Any]:
@@ -376,8 +379,11 @@ class InferenceService:
         transport.drop(session.peer)
 
     def _housekeeping(self, now: float) -> None:
+        late = now - self._next_housekeeping > 2 * _TURN_SECONDS
         self._next_housekeeping = now + _TURN_SECONDS
         self.full = False  # what was pending may have gone with its session
+        if late:
+            return  # this thread was held up: what came meanwhile has not been read yet
         for session in list(self._by_number.values()):
             silent = now - session.last_seen
             if silent > self._settings.timeout_seconds:
@@ -389,11 +395,13 @@ class InferenceService:
                 self._transports[peer.transport].drop(peer)
 
     def finish(self) -> None:
-        """Close the listeners, after telling every actor that training is over, if it is."""
-        for session in list(self._by_number.values()):
-            if self._training_done:
+        """Close the listeners, after telling every actor that training is over, if it is; once `run` has ended."""
+        if self._training_done:
+            for session in list(self._by_number.values()):
                 header = pack_header(Kind.DONE, session=session.number)
                 self._transports[session.peer.transport].send(session.peer, header)
+            for peer in self._handshakes:
+                self._transports[peer.transport].send(peer, pack_header(Kind.DONE))
         for transport in self._transports.values():
             transport.close()
 

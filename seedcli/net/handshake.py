@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import seedcli
-from seedcli.errors import ConnectionLost, ProtocolError, RefusedError, UnreachableError
+from seedcli.errors import ConnectionLost, ProtocolError, RefusedError, TrainingDone, UnreachableError
 from seedcli.net.base import ClientTransport, Payload
 from seedcli.net.frames import Header, Kind, decode_control, encode_control, pack_header
 from seedcli.specs import EnvSpec
@@ -301,7 +301,9 @@ class ClientHandshake:
             if received == Kind.REFUSED:
                 reason = decode_control(frame.payload).get("reason")
                 raise RefusedError(reason if isinstance(reason, str) and reason else "the learner gave no reason")
-            if received in (Kind.UNKNOWN, Kind.DONE):
+            if received == Kind.DONE:
+                raise TrainingDone(f"training at {self._transport.address} is over")
+            if received == Kind.UNKNOWN:
                 raise ConnectionLost(f"the learner at {self._transport.address} ended the handshake")
             if received != kind:
                 raise ProtocolError(

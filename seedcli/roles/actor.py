@@ -26,12 +26,13 @@ import numpy.typing as npt
 from seedcli.config import EnvironmentConfig
 from seedcli.envs import create_env
 from seedcli.envs.base import VectorEnv
-from seedcli.errors import EXIT_DONE, ConnectionLost, ProtocolError, UnreachableError, UsageError
+from seedcli.errors import EXIT_DONE, ConnectionLost, ProtocolError, TrainingDone, UnreachableError, UsageError
 from seedcli.net import connect
 from seedcli.net.base import ClientTransport, Payload
 from seedcli.net.frames import Header, Kind, decode_control, pack_header
 from seedcli.net.handshake import ClientHandshake, Ready
 from seedcli.specs import EnvSpec, RowLayout, StepBatch, split_envs
+from seedcli.telemetry.logs import setup_logging
 from seedcli.telemetry.metrics import Profile
 
 _log = logging.getLogger(__name__)
@@ -42,8 +43,8 @@ _DEFAULT_RECONNECT_SECONDS = 300.0
 _POLL_SECONDS = 0.5
 
 
-class _Stop(Exception):
-    """A signal asked to stop; carries the exit status."""
+class _Stop(BaseException):
+    """A signal asked to stop; carries the exit status. No Exception: an environment must not take it for its own."""
 
     def __init__(self, status: int) -> None:
         self.status = status
@@ -302,6 +303,9 @@ class _Actor:
                         session.turn(_POLL_SECONDS)
                     goodbye = False
                     return
+                except TrainingDone:
+                    goodbye = False
+                    return
                 except (ConnectionLost, UnreachableError) as error:
                     goodbye = False
                     if session.ready is not None:
@@ -367,9 +371,7 @@ def run_actor(
     streams = min(2, envs) if streams is None else streams
     if not 1 <= streams <= envs:
         raise UsageError(f"--streams {streams} must lie between 1 and --envs ({envs})")
-    _handle_signals()
-    if parent is not None:
-        _die_with(parent)
+    setup_logging(None, None)
     actor = _Actor(
         address,
         envs=envs,
@@ -381,6 +383,9 @@ def run_actor(
     begun = time.perf_counter()
     status = EXIT_DONE
     try:
+        _handle_signals()
+        if parent is not None:
+            _die_with(parent)
         actor.run()
     except _Stop as stop:
         status = stop.status

@@ -121,12 +121,13 @@ class LearnerCore:
         weights = sum(int(np.prod(variable.shape)) for variable in self.agent.network.trainable_variables)
         batch = self.config.training.batch_size * self.agent.algorithm.records * self.spec.observation.nbytes
         _log.info(
-            "agent for %s: %s parameters; unrolls take at most %.0f MB with all %d environments, "
+            "agent for %s: %s parameters; unrolls take at most %.0f MB with all of %d environments in streams of %d, "
             "a training batch %.1f MB",
             self.spec.name,
             f"{weights:,}",
             bound / 1e6,
             self.config.inference.max_envs,
+            envs,
             batch / 1e6,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import queue
@@ -12,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import Any
 
 from seedcli.config import Config
 from seedcli.errors import EXIT_DONE, RefusedError, SeedError, UsageError
@@ -101,6 +103,7 @@ class Learner:
         transports: bound listeners; closed by the learner.
         checkpoint: where to continue, or None.
         deadline: seconds an inference batch waits; None: as configured.
+        timeout: seconds of silence after which a peer counts as dead; None: as configured.
 
     Attributes:
         core: built on the first actor's specification, or from the checkpoint's.
@@ -114,13 +117,17 @@ class Learner:
         checkpoint: Checkpoint | None,
         *,
         deadline: float | None = None,
+        timeout: float | None = None,
     ) -> None:
         self._deadline = deadline
         self.config = resolved.config
         self._config_text = to_toml(resolved)
         self._folder = folder
         self.core: LearnerCore | None = None
-        self.service = InferenceService(transports, fleet_settings(self.config), self.engine_for)
+        fleet = fleet_settings(self.config)
+        if timeout is not None:
+            fleet = dataclasses.replace(fleet, timeout_seconds=timeout)
+        self.service = InferenceService(transports, fleet, self.engine_for)
         self.results: deque[UpdateResult] = deque(maxlen=100_000)
         self.training_profile = Profile()
         self.prefetch_profile = Profile()
@@ -134,6 +141,7 @@ class Learner:
             self._build(checkpoint.spec, self.service.fault)
             assert self.core is not None
             self.core.resume(checkpoint)
+            self.service.seeds_given = int(checkpoint.counters["seeds_given"])
 
     def _build(self, spec: EnvSpec, on_fault: Callable[[Stream, str], None]) -> LearnerCore:
         self.core = LearnerCore(
@@ -215,7 +223,7 @@ class Learner:
             self.training_profile.add("training", time.perf_counter() - taken)
             if time.monotonic() - saved >= self.config.training.checkpoint_seconds:
                 saved = time.monotonic()
-                core.checkpointer.save(core.counters())
+                core.checkpointer.save(self.counters())
                 self.training_profile.add("checkpoint", time.monotonic() - saved)
         self.done.set()
 
@@ -231,8 +239,7 @@ class Learner:
         self._end(threads.get("training"), lambda: self._batches.put_nowait(None))
         self.service.stop(training_done=training_done)
         self._end(threads.get("inference"), lambda: None)
-        if not threads:
-            self.service.finish()
+        self.service.finish()
 
     @staticmethod
     def _end(thread: threading.Thread | None, nudge: Callable[[], object]) -> None:
@@ -244,10 +251,15 @@ class Learner:
             if time.monotonic() > deadline:
                 raise SeedError(f"the {thread.name} thread did not end within {_STOP_SECONDS:.0f} s: kill the process")
 
+    def counters(self) -> dict[str, Any]:
+        """What a checkpoint keeps besides variables."""
+        assert self.core is not None
+        return self.core.counters() | {"seeds_given": self.service.seeds_given}
+
     def save(self) -> None:
         """Write a checkpoint of where the run stands and wait for it; nothing before the agent is built."""
         if self.core is not None and self.core.trainer.updates:
-            self.core.checkpointer.save(self.core.counters(), wait=True)
+            self.core.checkpointer.save(self.counters(), wait=True)
 
 
 def resume_point(folder: RunFolder) -> Checkpoint | None:
@@ -318,9 +330,14 @@ def supervise(
         finally:
             if signals.status is not None:
                 view.log("stopping: writing a checkpoint (once more to stop at once)")
-            learner.stop(training_done=training_done)
-            learner.save()
-            profiles = closing()
+            # Whatever fails on the way, the rest is still done: no progress is lost, no actor left behind.
+            try:
+                learner.stop(training_done=training_done)
+            finally:
+                try:
+                    learner.save()
+                finally:
+                    profiles = closing()
         reporter.finish(profiles)
     finally:
         reporter.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from seedcli.config import Config
-from seedcli.errors import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_USAGE, SeedError, UsageError
+from seedcli.errors import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_USAGE, RefusedError, SeedError, UsageError
 from seedcli.layering import Resolved
 from seedcli.net.base import ServerTransport
 from seedcli.roles.learner import supervise
@@ -101,7 +101,7 @@ class ActorProcesses:
     def _plan_restart(self, child: _Child, status: int, now: float) -> None:
         sentence = self._last_line(child.log)
         if status in (EXIT_USAGE, EXIT_REFUSED):
-            raise UsageError(sentence) if status == EXIT_USAGE else SeedError(sentence)
+            raise UsageError(sentence) if status == EXIT_USAGE else RefusedError(sentence)
         quick = now - child.started < _QUICK_SECONDS
         child.restarts = child.restarts + 1 if quick else 0
         if status == EXIT_FAILED and child.restarts > 2 or child.restarts > _RESTARTS:

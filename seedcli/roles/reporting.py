@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,15 @@ from rich.console import Console
 from seedcli.inference.service import Session
 from seedcli.roles.runfolder import RunFolder
 from seedcli.telemetry.live import ActorRow, View, print_profile, print_summary
+from seedcli.telemetry.logs import log_once_per
 from seedcli.telemetry.metrics import MetricsWriter, Snapshot
 from seedcli.training.trainer import UpdateResult
 
 if TYPE_CHECKING:
     from seedcli.roles.learner import Learner
+
+
+_log = logging.getLogger(__name__)
 
 
 def _mean(values: list[float]) -> float | None:
@@ -91,7 +96,11 @@ class Reporter:
         """Take a snapshot, write its line, show it."""
         snapshot = self._take()
         self.snapshot = snapshot
-        self._writer.write(snapshot if self._wall_clock else snapshot.without_wall_clock())
+        try:
+            self._writer.write(snapshot if self._wall_clock else snapshot.without_wall_clock())
+        except OSError as error:
+            # A full disk must not end the training: the line is lost, the next may find room.
+            log_once_per("metrics", 60.0, _log, logging.ERROR, "metrics cannot be written: %s", error)
         self._rows = self._fleet()
         self._view.update(snapshot, self._rows, self._total)
         return snapshot

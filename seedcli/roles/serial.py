@@ -20,6 +20,7 @@ from seedcli.telemetry.metrics import Profile
 
 _log = logging.getLogger(__name__)
 
+_NEVER = 1e9  # seconds: neither end can die alone, and a debugger may hold both up
 UPDATES_PER_LINE = 20  # a metrics line so often, because the clock must not decide
 
 
@@ -55,7 +56,7 @@ def run_serial(resolved: Resolved, folder: RunFolder, view: View) -> int:
     checkpoint = resume_point(folder)
     server = InProcessServer()
     # A batch closes as soon as every stream that can has sent its step: the deadline's clock must not decide.
-    learner = Learner(resolved, folder, [server], checkpoint, deadline=0.0)
+    learner = Learner(resolved, folder, [server], checkpoint, deadline=0.0, timeout=_NEVER)
     folder.write_config(resolved)
     reporter = Reporter(
         learner, folder, view, resumed_at=checkpoint.env_steps if checkpoint else None, wall_clock=False
@@ -95,7 +96,7 @@ def _loop(learner: Learner, sessions: list[ActorSession], signals: Signals, repo
                 reporter.report()
             if time.monotonic() - saved >= learner.config.training.checkpoint_seconds:
                 saved = time.monotonic()
-                core.checkpointer.save(core.counters())
+                core.checkpointer.save(learner.counters())
         elif not moved:
             raise RuntimeError("serial mode stands still: no step, no answer and no batch are left to do")
     reporter.report()

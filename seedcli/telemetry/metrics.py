@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -245,7 +246,17 @@ class MetricsWriter:
     def write(self, snapshot: Snapshot) -> None:
         """Append a line, and its scalars."""
         line = snapshot.to_dict()
-        self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        data = json.dumps(line, allow_nan=False).encode() + b"\n"
+        size = os.fstat(self._file.fileno()).st_size
+        # Unbuffered: on a full disk part of a line may be written. It is cut off, or the next would be glued to it.
+        try:
+            whole = self._file.write(data) == len(data)
+        except OSError:
+            self._file.truncate(size)
+            raise
+        if not whole:
+            self._file.truncate(size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
         if self._events is not None:
             self._events.scalars(snapshot.env_steps, snapshot.time, _scalars(line, snapshot.extra))
 

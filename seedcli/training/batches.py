@@ -87,10 +87,12 @@ class PreparedBatch(NamedTuple):
     Attributes:
         unrolls: the arrays, on the training device.
         versions: int64 [K+T+1, B], the policy version behind each record.
+        final: bool [K+T+1, B], the last record of an episode: no transition of the environment follows it.
     """
 
     unrolls: UnrollBatch
     versions: npt.NDArray[np.int64]
+    final: npt.NDArray[np.bool_]
 
 
 def _join(parts: list[npt.NDArray[Any]], axis: int) -> npt.NDArray[Any]:
@@ -129,7 +131,8 @@ def assemble(pieces: list[Piece], arena: Arena) -> PreparedBatch:
     versions = np.concatenate(
         [np.broadcast_to(p.buffer.version[:, None], (len(p.buffer.version), p.stop - p.start)) for p in pieces], axis=1
     )
+    final = gather(lambda b: b.steps.terminated | b.steps.truncated) != 0
     for piece in pieces:
         if piece.stop == piece.buffer.num_envs:
             arena.release(piece.buffer)
-    return PreparedBatch(unrolls, versions)
+    return PreparedBatch(unrolls, versions, final)

@@ -186,6 +186,8 @@ class Checkpointer:
                 for group, variables in groups.items()
             }
         self._tensors = tf.train.Checkpoint(**self._copies)
+        for partial in folder.glob(".*.partial"):  # of a learner that was killed while writing
+            shutil.rmtree(partial, ignore_errors=True)
         self._thread: threading.Thread | None = None
         self.error: Exception | None = None
 
@@ -226,13 +228,17 @@ class Checkpointer:
             self._write_files(path, counters)
             self._prune()
             self.error = None
-        except (OSError, tf.errors.OpError) as error:
+        except Exception as error:
             # Training goes on: the previous checkpoint still stands, and the next one may succeed.
             self.error = error
+            shutil.rmtree(self._partial(path), ignore_errors=True)
             _log.error("the checkpoint %s could not be written: %s", path, error)
 
+    def _partial(self, path: Path) -> Path:
+        return self._folder / f".{path.name}.partial"
+
     def _write_files(self, path: Path, counters: dict[str, Any]) -> None:
-        temporary = self._folder / f".{path.name}.partial"
+        temporary = self._partial(path)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         self._tensors.write(str(temporary / "variables"))

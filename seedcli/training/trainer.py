@@ -47,7 +47,7 @@ class Trainer:
 
     Attributes:
         updates: updates applied; also the policy version of the weights.
-        trained_steps: transitions trained on, T·B an applied update.
+        trained_steps: environment steps trained on: T·B an applied update, less the resets among them.
         dropped: updates dropped because something was not finite.
     """
 
@@ -57,7 +57,7 @@ class Trainer:
         self._total_steps = total_steps
         self.optimizer = make_optimizer(config)
         self.optimizer.build(agent.network.trainable_variables)
-        self._update = tf.function(self._update_impl, reduce_retracing=True)
+        self._update = tf.function(self._update_impl, autograph=False, reduce_retracing=True)
         self.updates = 0
         self.trained_steps = 0
         self.dropped = 0
@@ -82,7 +82,7 @@ class Trainer:
         fault = None
         if bool(applied):
             self.updates += 1
-            self.trained_steps += self._agent.algorithm.unroll_length * batch.versions.shape[1]
+            self.trained_steps += int(np.count_nonzero(~batch.final[self._agent.algorithm.burn_in : -1]))
             self._agent.after_update(self.updates)
         else:
             self.dropped += 1

@@ -174,23 +174,62 @@ def test_closed_streams_free_slots_and_buffers():
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 5)), max_size=60))
 def test_slots_are_given_once(operations):
     allocator = SlotAllocator(16)
-    held: list[tuple[int, int]] = []
+    held: list[np.ndarray] = []
     for take, count in operations:
         if take:
-            start = allocator.take(count)
-            if start is None:
+            taken = {int(slot) for slots in held for slot in slots}
+            slots = allocator.take(count)
+            if slots is None:
+                assert len(taken) + count > 16, "there was room"
                 continue
-            taken = {i for a, n in held for i in range(a, a + n)}
-            assert not taken & set(range(start, start + count)) and start + count <= 16
-            held.append((start, count))
+            assert len(slots) == count and not taken & set(slots.tolist()) and slots.max() < 16
+            held.append(slots)
         elif held:
-            allocator.give(*held.pop(count % len(held)))
-    for start, count in held:
-        allocator.give(start, count)
-    assert allocator.take(16) == 0
+            allocator.give(held.pop(count % len(held)))
+    for slots in held:
+        allocator.give(slots)
+    np.testing.assert_array_equal(allocator.take(16), np.arange(16))
 
 
 def test_environments_are_spread_evenly():
     assert split_envs(7, 2) == [4, 3]
     assert split_envs(1, 2) == [1]
     assert split_envs(32, 4) == [8, 8, 8, 8]
+
+
+def test_a_stream_that_reconnects_while_training_lags_finds_a_buffer():
+    """Streams that were blocked leave and come back before a single buffer was trained on."""
+    engine, _, _, unrolls = make_engine(length=2, training_batch=32, max_envs=64)
+    players = [Player(engine, engine.open_stream(None, i, 16), i, np.full((16, 1), 1000)) for i in range(2)]
+    while not all(player.stream.pending for player in players):
+        for player in players:
+            if not player.stream.pending:
+                player.send()
+        if engine.wait() == 0.0:
+            engine.answer()
+    assert engine.unblock() == [] and unrolls, "both wait for buffers, all of which wait to be trained on"
+    for player in players:
+        engine.close_stream(player.stream)
+    for index in range(2):
+        again = engine.open_stream(None, index, 16)
+        assert again is not None
+        Player(engine, again, index, np.full((16, 1), 1000)).send()
+    assert len(engine.answer()) == 2
+
+
+def test_slots_that_are_apart_serve_a_stream_as_well():
+    engine, arena, policy, unrolls = make_engine(max_envs=6)
+    streams = [engine.open_stream(None, i, 2) for i in range(3)]
+    engine.close_stream(streams[0])
+    engine.close_stream(streams[2])
+    apart = engine.open_stream(None, 3, 4)
+    assert apart is not None and apart.slots.tolist() == [0, 1, 4, 5]
+    player = Player(engine, apart, 3, np.full((4, 1), 3))
+    for _ in range(7):
+        player.send()
+        assert len(engine.answer()) == 1
+        while unrolls:
+            arena.release(unrolls.pop())
+        engine.unblock()
+    assert policy.state[[2, 3]].tolist() == [0, 0], "the other stream's slots were left alone"
+    assert engine.stats.episodes == 2 * 4

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import seedcli
-from seedcli.errors import ConnectionLost, ProtocolError, RefusedError, UnreachableError
+from seedcli.errors import ConnectionLost, ProtocolError, RefusedError, TrainingDone, UnreachableError
 from seedcli.net import connect
 from seedcli.net.base import Frame
 from seedcli.net.frames import Header, Kind, encode_control
@@ -300,7 +300,8 @@ CHALLENGE = encode_control({"nonce": "00", "proof_required": False})
         ([(Kind.REFUSED, b"{}")], RefusedError, "no reason"),
         ([(Kind.HEARTBEAT_ACK, b""), (Kind.REFUSED, b'{"reason":"full"}')], RefusedError, "^full$"),
         ([(Kind.CHALLENGE, CHALLENGE), (Kind.UNKNOWN, b"")], ConnectionLost, "somewhere:1 ended the handshake"),
-        ([(Kind.DONE, b"")], ConnectionLost, "ended the handshake"),
+        ([(Kind.UNKNOWN, b"")], ConnectionLost, "ended the handshake"),
+        ([(Kind.DONE, b"")], TrainingDone, "is over"),
     ],
 )
 def test_answers_that_are_none(answers: list[tuple[Kind, bytes]], error: type[Exception], words: str) -> None:

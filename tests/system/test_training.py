@@ -124,6 +124,7 @@ def test_a_stopped_learner_leaves_a_checkpoint_and_actors_that_look_for_it(fleet
         fleet.actor(address, "--envs", "4", "--reconnect-timeout", "2")
         for address in learner.wait_until_it_serves().values()
     ]
+    # Signals find an actor in its environments most of the time, whose every Exception is an error of theirs.
     stopped = [fleet.actor(address, "--envs", "4") for address in learner.addresses.values()]
     wait_for(lambda: last(run, "actors") == 4, "all actors are in")
     for actor, number in zip(stopped, (signal.SIGTERM, signal.SIGINT), strict=True):

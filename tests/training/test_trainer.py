@@ -30,7 +30,7 @@ def _batch(reward: float = 1.0, version: int = 0) -> PreparedBatch:
         state={},
         weights=tf.ones(2),
     )
-    return PreparedBatch(unrolls, np.full(shape, version, np.int64))
+    return PreparedBatch(unrolls, np.full(shape, version, np.int64), np.zeros(shape, np.bool_))
 
 
 def _weights(trainer_agent) -> list[np.ndarray]:
