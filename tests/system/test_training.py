@@ -92,6 +92,8 @@ def test_a_killed_training_takes_its_actors_along_and_sigterm_stops_the_next(fle
 
     train = fleet.start("train", "--resume", "--logdir", "run")
     resumed_at = checkpoints(run)[-1]
+    # Until then the lines of the first run stand there.
+    wait_for(lambda: "continuing from" in train.stderr, "the training goes on")
     wait_until(run, train, resumed_at + 500)
     children = train.children()
     assert stop(train, signal.SIGTERM) == 143
