@@ -130,7 +130,7 @@ def test_bench_transport_prints_a_table(capsys: pytest.CaptureFixture[str], monk
 
 @pytest.mark.parametrize("preset", ["cartpole_vtrace", "pong_vtrace"])
 def test_bare_environments_step_as_many_as_the_run_has(preset: str) -> None:
-    config = load_config(preset, environ={}, sets=["actors.envs=3"]).config
+    config = load_config(preset, environ={}, sets=["actors.envs=3", "actors.streams=2"]).config
     with bench_training._environment_turn(config, cores=2) as turn:
         assert turn() == 3
         assert bench_training._rate(turn, 0.05) > 0

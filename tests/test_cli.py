@@ -137,7 +137,15 @@ def test_actor_passes_everything_on(role: Role) -> None:
     assert main("actor --connect zmq://h:1 --envs 4 --streams 2 --actor-id a --reconnect-timeout 3".split()) == 0
     assert role.calls[0] == (
         ("zmq://h:1",),
-        {"envs": 4, "streams": 2, "actor_id": "a", "reconnect_timeout": 3.0, "threads": 0},
+        {
+            "envs": 4,
+            "streams": 2,
+            "actor_id": "a",
+            "reconnect_timeout": 3.0,
+            "threads": 0,
+            "json_output": False,
+            "parent": None,
+        },
     )
     main(["actor", "--connect", "h:1"])
     assert set(role.calls[1][1].values()) == {None, 0}
@@ -260,7 +268,7 @@ def test_presets_show(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
     output = capsys.readouterr().out
     assert "\x1b" not in output
     row = next(line for line in output.splitlines() if "training.learning_rate " in line)
-    assert row.split()[:4] == ["training.learning_rate", "0.0006", "preset", "pong_vtrace"]
+    assert row.split()[:4] == ["training.learning_rate", "0.0008", "preset", "pong_vtrace"]
     assert "[64, 64]" in output
 
 

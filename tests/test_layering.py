@@ -59,7 +59,7 @@ def test_each_layer_beats_the_one_below(tmp_path: Path) -> None:
     environ = {"SEED_TRAINING__BATCH_SIZE": "64"}
     key = "training.batch_size"
     steps: list[tuple[dict[str, object], int, str]] = [
-        ({}, 32, "preset cartpole_vtrace"),
+        ({}, 16, "preset cartpole_vtrace"),
         ({"config_file": file}, 48, f"file {file}"),
         ({"environ": environ}, 64, "environment SEED_TRAINING__BATCH_SIZE"),
         ({"sets": ["training.batch_size=80"]}, 80, "--set"),
@@ -178,7 +178,7 @@ def test_a_wrong_value_is_one_sentence(text: str, sentence: str) -> None:
         ("cartpole_vtrace", ["actors.count=1000"], ["must be at most inference.max_envs = 4096"]),
         ("cartpole_vtrace", ["inference.batch_size=5000"], ["must be at most inference.max_envs = 4096"]),
         ("cartpole_vtrace", ["inference.pad_to=[8, 8]"], ["inference.pad_to = [8, 8] must rise"]),
-        ("cartpole_vtrace", ["training.learning_rate_end=1"], ["must be at most training.learning_rate = 0.001"]),
+        ("cartpole_vtrace", ["training.learning_rate_end=1"], ["must be at most training.learning_rate = 0.005"]),
         ("cartpole_vtrace", ["net.heartbeat_seconds=20"], ["must be below net.timeout_seconds = 20.0"]),
         ("cartpole_vtrace", ["net.grpc_port=8687"], ["must differ from net.zmq_port = 8687"]),
         ("cartpole_vtrace", ["net.host=0.0.0.0"], ["must be a loopback address"]),
