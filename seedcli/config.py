@@ -54,19 +54,33 @@ class EnvironmentConfig(Section):
 class AgentConfig(Section):
     """What is learned."""
 
-    algorithm: Literal["vtrace"] = Field("vtrace", description="learning algorithm")
+    algorithm: Literal["vtrace", "r2d2"] = Field("vtrace", description="learning algorithm")
     network: Literal["mlp", "impala_shallow", "nature", "impala_deep"] = Field("mlp", description="network torso")
     hidden: tuple[PositiveInt, ...] = Field((64, 64), description="mlp: widths of the hidden layers")
     lstm: Annotated[int, Field(ge=0)] = Field(0, description="LSTM units after the torso; 0: none")
     frame_stack: Annotated[int, Field(ge=1, le=16)] = Field(1, description="newest frames the network sees at once")
     previous_action_reward: bool = Field(False, description="previous action and reward are network inputs")
+    reward_input_clip: NonNegative = Field(1.0, description="rewards as inputs are clipped to ± this; 0: off")
     discount: Fraction = Field(0.99, description="discount per step, γ")
     reward_clip: NonNegative = Field(0.0, description="rewards are clipped to ± this in the loss; 0: off")
     lambda_: Fraction = Field(1.0, alias="lambda", description="V-trace λ")
     rho_clip: Positive = Field(1.0, description="V-trace ρ̄, clips importance weights of the TD errors")
     c_clip: Positive = Field(1.0, description="V-trace c̄, clips importance weights of the traces")
-    baseline_cost: NonNegative = Field(0.5, description="weight of the value loss")
-    entropy_cost: NonNegative = Field(0.01, description="weight of the entropy bonus")
+    baseline_cost: NonNegative = Field(0.5, description="V-trace: weight of the value loss")
+    entropy_cost: NonNegative = Field(0.01, description="V-trace: weight of the entropy bonus")
+    dueling_hidden: Annotated[int, Field(ge=0)] = Field(
+        512, description="r2d2: units of the hidden layer of each dueling head; 0: no hidden layer"
+    )
+    n_step: PositiveInt = Field(5, description="r2d2: steps of a target, n")
+    value_rescaling: bool = Field(True, description="r2d2: Q values live in the space of h(x)")
+    value_rescaling_epsilon: Positive = Field(1e-3, description="r2d2: ε of h(x)")
+    target_period: PositiveInt = Field(2500, description="r2d2: updates between copies to the target network")
+    priority_max_weight: Fraction = Field(0.9, description="r2d2: η, weight of the largest |TD| in a priority")
+    epsilon_base: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.4, description="r2d2: environment i of N explores with base^(1 + exponent·i/(N-1))"
+    )
+    epsilon_exponent: NonNegative = Field(7.0, description="r2d2: the exponent of that")
+    evaluation_epsilon: Fraction = Field(1e-3, description="r2d2: ε of environments that only evaluate")
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True, serialize_by_alias=True
@@ -77,6 +91,9 @@ class TrainingConfig(Section):
     """How it is learned."""
 
     unroll_length: PositiveInt = Field(20, description="transitions of an unroll, T")
+    burn_in: Annotated[int, Field(ge=0)] = Field(
+        0, description="records in front of an unroll that only bring the recurrent state up to date, K"
+    )
     batch_size: PositiveInt = Field(32, description="unrolls of a training batch, B")
     optimizer: Literal["adam", "rmsprop"] = Field("adam", description="optimizer")
     learning_rate: Positive = Field(1e-3, description="learning rate at the start")
@@ -94,6 +111,21 @@ class TrainingConfig(Section):
     keep_every_hours: NonNegative = Field(6.0, description="one checkpoint every so many hours is kept; 0: none")
 
 
+class ReplayConfig(Section):
+    """Where an algorithm with a replay keeps its unrolls."""
+
+    capacity: PositiveInt = Field(100_000, description="unrolls kept; the oldest go first")
+    capacity_gb: NonNegative = Field(0.0, description="they also take at most so many gigabytes (10⁹); 0: no such limit")
+    min_size: PositiveInt = Field(5_000, description="unrolls before training starts")
+    ratio: Positive = Field(0.75, description="times an unroll is trained on, on average")
+    window: NonNegative = Field(
+        0.0, description="unrolls by which training may run ahead of the ratio or fall behind it; 0: two batches"
+    )
+    priority_exponent: NonNegative = Field(0.9, description="sampling probability ∝ priority to this power")
+    importance_exponent: Fraction = Field(0.6, description="importance weight ∝ probability to minus this power")
+    save: bool = Field(False, description="checkpoints keep the replay, and --resume restores it")
+
+
 class InferenceConfig(Section):
     """How observations are answered."""
 
@@ -109,6 +141,9 @@ class ActorsConfig(Section):
     count: PositiveInt = Field(1, description="actor processes of seed train")
     envs: PositiveInt = Field(16, description="environments of an actor")
     streams: PositiveInt = Field(2, description="groups an actor's environments are split into")
+    evaluation_envs: Annotated[int, Field(ge=0)] = Field(
+        0, description="environments of the whole fleet that only evaluate, spread over its actors, never trained on"
+    )
 
 
 class NetConfig(Section):
@@ -137,6 +172,7 @@ class Config(Section):
     environment: EnvironmentConfig = EnvironmentConfig()
     agent: AgentConfig = AgentConfig()
     training: TrainingConfig = TrainingConfig()
+    replay: ReplayConfig = ReplayConfig()
     inference: InferenceConfig = InferenceConfig()
     actors: ActorsConfig = ActorsConfig()
     net: NetConfig = NetConfig()
@@ -179,6 +215,7 @@ def _conflicts(config: Config) -> Iterator[str]:
             f"training.learning_rate_end = {training.learning_rate_end} must be at most "
             f"training.learning_rate = {training.learning_rate}: the rate only falls"
         )
+    yield from _replay_conflicts(config)
     if actors.streams > actors.envs:
         yield (
             f"actors.streams = {actors.streams} must be at most actors.envs = {actors.envs}: "
@@ -207,4 +244,49 @@ def _conflicts(config: Config) -> Iterator[str]:
         yield (
             f'net.host = "{net.host}" must be a loopback address (127.0.0.1, ::1 or localhost): '
             "connections are not encrypted, so the learner listens on its own machine only"
+        )
+
+
+def _replay_conflicts(config: Config) -> Iterator[str]:
+    """Conflicts of lengths, exploration and replay, one sentence each."""
+    agent, training, replay, actors = config.agent, config.training, config.replay, config.actors
+    if actors.evaluation_envs > actors.count * (actors.envs - 1):
+        yield (
+            f"actors.evaluation_envs = {actors.evaluation_envs} must be at most "
+            f"{actors.count * (actors.envs - 1)}: each of the {actors.count} actors of {actors.envs} environments "
+            "needs one to train with"
+        )
+    if agent.algorithm != "r2d2":
+        if training.burn_in:
+            yield (
+                f"training.burn_in = {training.burn_in} must be 0 with agent.algorithm {agent.algorithm}: "
+                "only unrolls of a replay are stale enough to need it"
+            )
+        if actors.evaluation_envs:
+            yield (
+                f"actors.evaluation_envs = {actors.evaluation_envs} must be 0 with agent.algorithm {agent.algorithm}, "
+                "which explores with its policy alone: use seed eval --watch"
+            )
+        return
+    if agent.n_step > training.unroll_length:
+        yield (
+            f"agent.n_step = {agent.n_step} must be at most training.unroll_length = {training.unroll_length}: "
+            "a target cannot reach beyond its unroll"
+        )
+    if training.burn_in and not agent.lstm and agent.frame_stack == 1:
+        yield (
+            f"training.burn_in = {training.burn_in} must be 0 where agent.lstm = 0 and agent.frame_stack = 1: "
+            "there is no state to bring up to date"
+        )
+    if replay.capacity < replay.min_size:
+        yield (
+            f"replay.capacity = {replay.capacity} must be at least replay.min_size = {replay.min_size}, "
+            "or training never starts"
+        )
+    needed = (training.batch_size + replay.ratio) / 2
+    if 0 < replay.window < needed:
+        yield (
+            f"replay.window = {replay.window:g} must be 0 (automatic) or at least {needed:g}, half of "
+            f"training.batch_size = {training.batch_size} plus replay.ratio = {replay.ratio:g}: "
+            "in a smaller one neither training nor insertion could go on"
         )

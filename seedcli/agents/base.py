@@ -13,10 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from seedcli.specs import ArraySpec
 
+Role = Literal["training", "evaluation"]
 # A nested structure (dict, tuple) of tensors with a leading batch axis.
 State = Any
 
@@ -31,7 +34,8 @@ class AlgorithmSpec:
         unroll_length: T, transitions of an unroll.
         source: where training batches come from: "queue" (each unroll once, in order) or "replay".
         recorded: what `act` chooses besides the action and is kept with each record: name → spec of one row.
-        roles: what streams may be, e.g. ("training",) or ("training", "evaluation").
+        roles: what streams may be: "training", and "evaluation" where the algorithm acts otherwise when it is only
+            watched. Records of evaluation streams are never trained on.
     """
 
     name: str
@@ -39,7 +43,7 @@ class AlgorithmSpec:
     unroll_length: int
     source: Literal["queue", "replay"]
     recorded: Mapping[str, ArraySpec]
-    roles: tuple[str, ...] = ("training",)
+    roles: tuple[Role, ...] = ("training",)
 
     @property
     def records(self) -> int:
@@ -54,7 +58,7 @@ class ActInputs(NamedTuple):
         observation: [N, ...] in the environment's dtype.
         reward: [N] float32, raw.
         first: [N] bool, the first record of an episode: the state given is already reset there.
-        exploration: [N] float32, an algorithm's exploration input by environment (e.g. ε); 0 where unused.
+        exploration: [N] float32, by environment, as `Agent.exploration` gives it (e.g. ε).
         seed: [2] int32, for stateless random operations; differs from batch to batch.
     """
 
@@ -108,7 +112,7 @@ class LossOutputs(NamedTuple):
 
     Attributes:
         loss: scalar float32, sums divided by the fixed T·B.
-        priorities: [B] float32 for a replay, None for a queue.
+        priorities: [B] float32, at least 0, the new priorities of a replay's unrolls; None for a queue.
         metrics: name → scalar float32, for telemetry.
     """
 
@@ -137,6 +141,15 @@ class Agent(Protocol):
     def initial_state(self, batch_size: int) -> State:
         """The state at the start of an episode, [batch_size, ...]; the same structure as `act`'s."""
 
+    def exploration(self, role: Role, index: npt.NDArray[np.int64], total: int) -> npt.NDArray[np.float32]:
+        """How much each environment explores, [E] float32: what `act` gets as `ActInputs.exploration`.
+
+        Args:
+            role: of the environments' stream.
+            index: [E], which of the training environments each is, 0 to total-1; within the role.
+            total: training environments of the configured fleet, N.
+        """
+
     def act(self, network: Any, inputs: ActInputs, state: State) -> tuple[ActOutputs, State]:
         """Choose actions for a batch; pure but for reading the network's variables.
 
@@ -151,6 +164,12 @@ class Agent(Protocol):
 
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
         """The loss of a batch under `self.network`, differentiable."""
+
+    def initial_priorities(self, unrolls: UnrollBatch) -> tf.Tensor:
+        """Priorities [B] float32 of fresh unrolls from what was recorded while acting; no network is evaluated.
+
+        Asked for only where `algorithm.source` is "replay"; of `unrolls`, observation and state are None.
+        """
 
     def after_update(self, update: int) -> None:
         """Called after every applied update with its number, from 1 (e.g. to copy a target network)."""

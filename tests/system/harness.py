@@ -33,6 +33,13 @@ TINY = (
     "telemetry.tensorboard=false",
     "net.heartbeat_seconds=0.5",
 )
+# The kernel kills what runs when its tests are killed (Linux): a run of 10¹² steps would go on for ever.
+_START = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+os.execv(sys.executable, [sys.executable, "-m", "seedcli", *sys.argv[1:]])
+"""
 _MARK = "PYTEST_SEED_SESSION"  # inherited by what a process starts, so that it is found again
 
 T = TypeVar("T")
@@ -87,7 +94,7 @@ class Process:
         environ |= {"PYTHONPATH": str(Path(seedcli.__file__).parent.parent), _MARK: mark}
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "seedcli", *arguments],
+                [sys.executable, "-c", _START, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
