@@ -1,4 +1,4 @@
-"""Draw a run's return over environment steps: python docs/plot_curve.py RUN_FOLDER PICTURE.png (needs matplotlib)."""
+"""Draw a run's return over environment steps: python docs/plot_curve.py RUN_FOLDER PICTURE.png"""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -13,22 +14,34 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 
+def _series(lines: list[dict[str, Any]], name: str) -> tuple[list[float], list[float]]:
+    found = [(line["env_steps"] / 1e6, line[name]) for line in lines if line.get(name) is not None]
+    return [steps for steps, _ in found], [value for _, value in found]
+
+
 def main() -> None:
-    """Plot `episode_return_100` and `episode_return` of metrics.jsonl, and the wall-clock time above."""
+    """Plot returns of training, and of evaluation where environments evaluate, from a run's metrics.jsonl."""
     folder, picture = Path(sys.argv[1]), Path(sys.argv[2])
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in lines if line["episode_return_100"] is not None]
-    steps = [line["env_steps"] / 1e6 for line in lines]
     figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
-    each = [(line["env_steps"] / 1e6, line["episode_return"]) for line in lines if line["episode_return"] is not None]
-    axes.plot(*zip(*each, strict=True), color="#b7c9e2", linewidth=0.8, label="episodes finished between two lines")
     axes.plot(
-        steps, [line["episode_return_100"] for line in lines], color="#1f4e8c", label="mean of the last 100 episodes"
+        *_series(lines, "episode_return"), color="#b7c9e2", linewidth=0.8, label="episodes finished between two lines"
     )
+    axes.plot(*_series(lines, "episode_return_100"), color="#1f4e8c", label="mean of the last 100 episodes")
+    if lines[-1].get("evaluation_episodes"):
+        axes.plot(
+            *_series(lines, "evaluation_return"),
+            color="#d9822b",
+            linestyle="none",
+            marker=".",
+            markersize=3,
+            label="evaluation episodes finished between two lines",
+        )
     axes.set_xlabel("environment steps, millions")
     axes.set_ylabel("return (raw)")
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend(loc="best", frameon=False, fontsize=9)
     hours = (lines[-1]["time"] - lines[0]["time"]) / 3600
     config = tomllib.loads((folder / "config.toml").read_text())
     axes.set_title(f"{config['run']['preset']}, seed {config['run']['seed']}, {hours:.2f} h", fontsize=10)

@@ -10,11 +10,13 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from seedcli import __version__
+from seedcli.cli_bench import bench_app
+from seedcli.cli_options import Debug, Json, Sets, Transport, complete_preset, examples, quiet_tensorflow
 from seedcli.errors import EXIT_DONE, EXIT_FAILED, EXIT_SIGINT, EXIT_USAGE, SeedError, UsageError
 
 if TYPE_CHECKING:
@@ -24,26 +26,14 @@ if TYPE_CHECKING:
 # Plain help: drawing boxes with rich takes longer than everything else `seed --help` does.
 app = typer.Typer(name="seed", rich_markup_mode=None, pretty_exceptions_enable=False)
 presets_app = typer.Typer(rich_markup_mode=None)
-bench_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(presets_app, name="presets", help="Show the presets and their values.")
 app.add_typer(bench_app, name="bench", help="Measure this machine against bare loops.")
-
-
-def _examples(*lines: str) -> str:
-    """An epilog; the backspace in front keeps its lines from being wrapped."""
-    return "\b\n" + "\n".join(("Examples:", *(f"  {line}" for line in lines)))
-
-
-def _preset_names(incomplete: str) -> list[str]:
-    from seedcli.layering import preset_names
-
-    return [name for name in preset_names() if name.startswith(incomplete)]
 
 
 # Flags that stand for a key of the configuration are text here: the schema checks them like any other layer.
 Preset = Annotated[
     str | None,
-    typer.Option("--preset", metavar="NAME", help="Preset to start from.", autocompletion=_preset_names),
+    typer.Option("--preset", metavar="NAME", help="Preset to start from.", autocompletion=complete_preset),
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="TOML file laid over the preset.")]
 Steps = Annotated[str | None, typer.Option("--steps", metavar="N", help="Environment steps to train on.")]
@@ -54,18 +44,9 @@ Logdir = Annotated[
 EnvId = Annotated[
     str | None, typer.Option("--env", metavar="ID", help="Environment, such as breakout for atari_vtrace.")
 ]
-Sets = Annotated[
-    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set one value; may be repeated.")
-]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --logdir.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --logdir.")]
 NoLive = Annotated[bool, typer.Option("--no-live", help="Plain log lines instead of the live view.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Transport = Literal["shm", "zmq", "grpc"]
-BenchTransport = Annotated[Transport, typer.Option("--transport", help="How messages travel.")]
-Seconds = Annotated[float, typer.Option("--seconds", metavar="S", min=0.1, help="Length of each measurement.")]
-# `main` reads this flag itself, so that it works in front of the command and behind it.
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and TensorFlow's own log.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -76,7 +57,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback(
     invoke_without_command=True,
-    epilog=_examples("seed train --preset cartpole_vtrace", "seed eval runs/cartpole_vtrace/20250101-120000"),
+    epilog=examples("seed train --preset cartpole_vtrace", "seed eval runs/cartpole_vtrace/20250101-120000"),
 )
 def seed_command(
     context: typer.Context,
@@ -93,7 +74,7 @@ def seed_command(
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         "seed train --preset cartpole_vtrace",
         "seed train --preset atari_vtrace --env breakout --actors 2 --envs 64",
         "seed train --preset pong_vtrace --set training.learning_rate=3e-4 --logdir runs/slow",
@@ -124,14 +105,14 @@ def train(
     flags["--transport"] = transport
     resolved, folder = _start_run(preset, config, logdir, sets, flags, resume=resume, overwrite=overwrite)
     with folder:
-        _quiet_tensorflow()
+        quiet_tensorflow()
         from seedcli.roles.local import run_train
 
         return run_train(resolved, folder, deterministic=deterministic, live=_live(no_live))
 
 
 @app.command(
-    epilog=_examples("seed learner --preset pong_vtrace --logdir runs/pong", "seed learner --resume --logdir runs/pong")
+    epilog=examples("seed learner --preset pong_vtrace --logdir runs/pong", "seed learner --resume --logdir runs/pong")
 )
 def learner(
     preset: Preset = None,
@@ -154,14 +135,14 @@ def learner(
     flags |= {"--host": host, "--grpc-port": grpc_port, "--zmq-port": zmq_port}
     resolved, folder = _start_run(preset, config, logdir, sets, flags, resume=resume, overwrite=overwrite)
     with folder:
-        _quiet_tensorflow()
+        quiet_tensorflow()
         from seedcli.roles.learner import run_learner
 
         return run_learner(resolved, folder, live=_live(no_live))
 
 
 @app.command(
-    epilog=_examples("seed actor --connect 127.0.0.1:8686", "seed actor --connect zmq://127.0.0.1:8687 --envs 16")
+    epilog=examples("seed actor --connect 127.0.0.1:8686", "seed actor --connect zmq://127.0.0.1:8687 --envs 16")
 )
 def actor(
     connect: Annotated[
@@ -204,15 +185,24 @@ def actor(
 
 @app.command(
     name="eval",
-    epilog=_examples(
+    epilog=examples(
         "seed eval runs/pong --episodes 10 --video pong.mp4",
         "seed eval runs/pong/checkpoints/1000000 --sample --json",
         "seed eval runs/pong --watch",
+        "seed eval --suite atari57 runs --chart atari57.png",
     ),
 )
 def evaluate(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A run's folder, or one checkpoint's.")],
-    episodes: Annotated[int, typer.Option("--episodes", metavar="N", min=1, help="Episodes to play.")] = 20,
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="PATH", help="A run's folder, or one checkpoint's; with --suite, that of the runs."),
+    ],
+    suite: Annotated[
+        str | None, typer.Option("--suite", metavar="NAME", help="Play one run a game of a benchmark, such as atari57.")
+    ] = None,
+    episodes: Annotated[
+        int, typer.Option("--episodes", metavar="N", min=1, help="Episodes to play, of a suite in each game.")
+    ] = 20,
     sample: Annotated[
         bool, typer.Option("--sample/--greedy", help="Sample actions, or take the most probable one.")
     ] = False,
@@ -222,11 +212,36 @@ def evaluate(
         Path | None, typer.Option("--video", metavar="FILE", help="Also record one episode, as FILE.mp4.")
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow a run and play each new checkpoint.")] = False,
+    chart: Annotated[
+        Path | None, typer.Option("--chart", metavar="FILE", help="With --suite, draw the scores into FILE.png.")
+    ] = None,
     envs: Annotated[int, typer.Option("--envs", metavar="N", min=1, help="Environments played at once.")] = 8,
     debug: Debug = False,
 ) -> int:
-    """Play a trained agent."""
-    _quiet_tensorflow()
+    """Play a trained agent, or one for each game of a benchmark."""
+    if suite is not None:
+        if video is not None or watch:
+            flag = "--watch" if watch else "--video"
+            raise UsageError(f"{flag} is for one run and --suite {suite} plays many: give one of the two")
+        from seedcli.envs.scores import load_suite
+
+        benchmark = load_suite(suite)
+        quiet_tensorflow()
+        from seedcli.roles.suite import run_suite
+
+        return run_suite(
+            path,
+            benchmark,
+            episodes=episodes,
+            sample=sample,
+            seed=seed,
+            json_output=json_output,
+            chart=chart,
+            envs=envs,
+        )
+    if chart is not None:
+        raise UsageError(f"--chart {chart} draws the scores of a benchmark: give --suite too, such as --suite atari57")
+    quiet_tensorflow()
     from seedcli.roles.evaluator import run_eval
 
     return run_eval(
@@ -234,7 +249,7 @@ def evaluate(
     )
 
 
-@app.command(epilog=_examples("seed doctor", "seed doctor --json"))
+@app.command(epilog=examples("seed doctor", "seed doctor --json"))
 def doctor(json_output: Json = False, debug: Debug = False) -> int:
     """Say what this machine can run: devices, environments, ports."""
     from seedcli.roles.doctor import run_doctor
@@ -255,9 +270,9 @@ def presets_list(json_output: Json = False, debug: Debug = False) -> int:
     return EXIT_DONE
 
 
-@presets_app.command("show", epilog=_examples("seed presets show cartpole_vtrace --set training.batch_size=64 --json"))
+@presets_app.command("show", epilog=examples("seed presets show cartpole_vtrace --set training.batch_size=64 --json"))
 def presets_show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The preset.", autocompletion=_preset_names)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The preset.", autocompletion=complete_preset)],
     sets: Sets = None,
     json_output: Json = False,
     debug: Debug = False,
@@ -273,63 +288,6 @@ def presets_show(
         table = [(row.key, format_value(row.value), row.source, row.description) for row in rows]
         _print_table(("key", "value", "source", "meaning"), table)
     return EXIT_DONE
-
-
-@bench_app.command("inference", epilog=_examples("seed bench inference --envs 32 --envs 1024 --transport zmq --json"))
-def bench_inference(
-    envs: Annotated[
-        list[int] | None,
-        typer.Option("--envs", metavar="N", min=1, help="May be repeated.  [default: 32, 256, 1024, 4096]"),
-    ] = None,
-    envs_per_message: Annotated[int, typer.Option("--envs-per-message", metavar="N", min=1)] = 32,
-    transport: BenchTransport = "zmq",
-    seconds: Seconds = 5.0,
-    json_output: Json = False,
-    debug: Debug = False,
-) -> int:
-    """Central inference, with only the network replaced, against an echo of the same bytes."""
-    counts = envs or [32, 256, 1024, 4096]
-    for count in counts:
-        if count % envs_per_message:
-            raise UsageError(f"--envs {count} must be a multiple of --envs-per-message {envs_per_message}")
-    _quiet_tensorflow()
-    from seedcli.roles.bench import run_bench_inference
-
-    return run_bench_inference(
-        envs=counts, envs_per_message=envs_per_message, transport=transport, seconds=seconds, json_output=json_output
-    )
-
-
-@bench_app.command("transport", epilog=_examples("seed bench transport --transport grpc --json"))
-def bench_transport(
-    transport: BenchTransport = "zmq",
-    seconds: Seconds = 5.0,
-    json_output: Json = False,
-    debug: Debug = False,
-) -> int:
-    """A transport against a bare echo over the same sockets."""
-    from seedcli.roles.bench import run_bench_transport
-
-    return run_bench_transport(transport=transport, seconds=seconds, json_output=json_output)
-
-
-@bench_app.command("training", epilog=_examples("seed bench training --preset pong_vtrace --json"))
-def bench_training(
-    preset: Annotated[
-        str, typer.Option("--preset", metavar="NAME", help="What to train.", autocompletion=_preset_names)
-    ] = "pong_vtrace",
-    sets: Sets = None,
-    seconds: Seconds = 30.0,
-    json_output: Json = False,
-    debug: Debug = False,
-) -> int:
-    """Training against the limit composed of bare environment, inference and training rates."""
-    from seedcli.layering import load_config
-
-    _quiet_tensorflow()
-    from seedcli.roles.bench import run_bench_training
-
-    return run_bench_training(load_config(preset, sets=sets or ()), seconds=seconds, json_output=json_output)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -395,13 +353,6 @@ def _start_run(
     resolved = load_config(preset, config_file=config, run_folder=run_folder, sets=sets or (), flags=flags)
     check_environment_name(resolved.config.environment)
     return resolved, RunFolder.create(logdir, resolved.config.run.preset, resume=resume, overwrite=overwrite)
-
-
-def _quiet_tensorflow() -> None:
-    """Import TensorFlow here, where what it says while loading can be kept from the user."""
-    from seedcli.telemetry.logs import import_tensorflow
-
-    import_tensorflow()
 
 
 def _live(no_live: bool) -> bool:

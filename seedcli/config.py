@@ -115,7 +115,7 @@ class ReplayConfig(Section):
     """Where an algorithm with a replay keeps its unrolls."""
 
     capacity: PositiveInt = Field(100_000, description="unrolls kept; the oldest go first")
-    capacity_gb: NonNegative = Field(0.0, description="they also take at most so many gigabytes (10⁹); 0: no such limit")
+    capacity_gb: NonNegative = Field(0.0, description="and at most so many gigabytes (10⁹ bytes); 0: no such limit")
     min_size: PositiveInt = Field(5_000, description="unrolls before training starts")
     ratio: Positive = Field(0.75, description="times an unroll is trained on, on average")
     window: NonNegative = Field(
@@ -253,8 +253,8 @@ def _replay_conflicts(config: Config) -> Iterator[str]:
     if actors.evaluation_envs > actors.count * (actors.envs - 1):
         yield (
             f"actors.evaluation_envs = {actors.evaluation_envs} must be at most "
-            f"{actors.count * (actors.envs - 1)}: each of the {actors.count} actors of {actors.envs} environments "
-            "needs one to train with"
+            f"{actors.count * (actors.envs - 1)} with actors.count = {actors.count} and actors.envs = {actors.envs}: "
+            "each actor needs an environment to train with"
         )
     if agent.algorithm != "r2d2":
         if training.burn_in:

@@ -172,10 +172,17 @@ class RowLayout:
         return StepBatch(*arrays)
 
 
-def split_envs(envs: int, streams: int) -> list[int]:
-    """Spread an actor's environments over its streams as evenly as possible, the larger ones first."""
-    streams = min(streams, envs)
-    return [envs // streams + (i < envs % streams) for i in range(streams)]
+def split_envs(envs: int, streams: int, evaluation: int = 0) -> list[int]:
+    """Spread an actor's environments over its streams as evenly as possible, the larger ones first.
+
+    The last `evaluation` environments, fewer than `envs`, are no part of that: they form one more stream at the end.
+    """
+    if not 0 <= evaluation < envs:
+        raise ValueError(f"{evaluation} of {envs} environments cannot evaluate: one at least must train")
+    training = envs - evaluation
+    streams = min(streams, training)
+    split = [training // streams + (i < training % streams) for i in range(streams)]
+    return [*split, evaluation] if evaluation else split
 
 
 def aligned_empty(nbytes: int) -> npt.NDArray[np.uint8]:

@@ -204,6 +204,9 @@ def test_doctor_and_bench_pass_everything_on(role: Role, capsys: pytest.CaptureF
         ("train --preset cartpole_vtrace --steps many", "(from --steps) must be a whole number"),
         ("train --preset cartpole_vtrace --transport udp", "udp"),
         ("train --preset cartpole_vtrace --envs 5000", "inference.max_envs = 4096"),
+        ("train --preset pong_r2d2 --set agent.n_step=21", "training.unroll_length = 20"),
+        ("train --preset pong_r2d2 --envs 2 --set actors.streams=1", "actors.evaluation_envs = 2 must be at most 1"),
+        ("presets show recall_r2d2 --set replay.capacity=5", "must be at least replay.min_size = 100"),
         ("train --config absent.toml", "absent.toml cannot be read"),
         (
             "learner --preset pong_vtrace --zmq-port 70000",
@@ -317,7 +320,7 @@ def test_completion_knows_the_presets() -> None:
     environ = {**os.environ, "_SEED_COMPLETE": "complete_bash", "COMP_WORDS": "seed presets show po", "COMP_CWORD": "3"}
     script = "from seedcli.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=environ)
-    assert done.stdout.split() == ["pong_vtrace"], done.stderr
+    assert sorted(done.stdout.split()) == ["pong_r2d2", "pong_vtrace"], done.stderr
 
 
 def test_a_saved_configuration_is_a_configuration_file(role: Role, tmp_path: Path) -> None:

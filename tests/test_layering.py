@@ -36,6 +36,7 @@ def test_every_preset_is_valid_and_described(name: str) -> None:
 
 def test_the_expected_presets_are_there() -> None:
     assert {"cartpole_vtrace", "pong_vtrace", "atari_vtrace"} <= set(layering.preset_names())
+    assert {"cartpole_memory_r2d2", "recall_r2d2", "pong_r2d2", "atari_r2d2"} <= set(layering.preset_names())
     atari = load("atari_vtrace", flags={"--env": "breakout"}).config
     assert (atari.environment.id, atari.environment.full_action_set, atari.agent.network) == (
         "breakout",
@@ -49,6 +50,84 @@ def test_atari_presets_set_every_option_that_changes_the_task() -> None:
         sources = load(name).sources
         keys = [key for key in known_keys() if key.startswith("environment.")]
         left = {key for key in keys if sources[key] == "default"}
+        assert left == {"environment.max_episode_steps", "environment.kwargs"}, name
+        assert sources["agent.reward_clip"] == sources["agent.frame_stack"] == f"preset {name}"
+
+
+# The settings of R2D2 on Atari as published: Kapturowski et al., 2019, and Espeholt et al., 2020 with their repository.
+PUBLISHED = {
+    "run.steps": 10_000_000_000,  # 40e9 frames of 4 a step
+    "environment.family": "atari",
+    "environment.frame_skip": 4,
+    "environment.repeat_action_probability": 0.0,
+    "environment.noop_max": 30,
+    "environment.full_action_set": True,
+    "environment.max_frames": 108_000,
+    "environment.episodic_life": False,
+    "environment.fire_reset": False,
+    "environment.height": 84,
+    "environment.width": 84,
+    "agent.algorithm": "r2d2",
+    "agent.network": "nature",
+    "agent.lstm": 512,
+    "agent.dueling_hidden": 512,
+    "agent.frame_stack": 4,
+    "agent.previous_action_reward": True,
+    "agent.reward_input_clip": 0.0,
+    "agent.reward_clip": 0.0,
+    "agent.discount": 0.997,
+    "agent.n_step": 5,
+    "agent.value_rescaling": True,
+    "agent.value_rescaling_epsilon": 1e-3,
+    "agent.target_period": 2500,
+    "agent.priority_max_weight": 0.9,
+    "agent.epsilon_base": 0.4,
+    "agent.epsilon_exponent": 7.0,
+    "agent.evaluation_epsilon": 1e-3,
+    "training.burn_in": 40,
+    "training.unroll_length": 80,
+    "training.batch_size": 64,
+    "training.optimizer": "adam",
+    "training.learning_rate": 1e-4,
+    "training.learning_rate_schedule": "constant",
+    "training.adam_beta1": 0.9,
+    "training.adam_beta2": 0.999,
+    # Their loss is a sum over the unroll where ours is a mean: gradients are 80 times smaller.
+    "training.epsilon": 1e-3 / 80,
+    "training.clip_norm": 80 / 80,
+    "replay.capacity": 100_000,
+    "replay.min_size": 5_000,
+    "replay.ratio": 0.75,
+    "replay.priority_exponent": 0.9,
+    "replay.importance_exponent": 0.6,
+    "actors.count": 32,
+    "actors.envs": 20,
+    "actors.evaluation_envs": 30,
+}
+
+
+@pytest.mark.parametrize("key", PUBLISHED)
+def test_atari_r2d2_holds_the_published_settings(key: str) -> None:
+    rows = {row.key: row for row in describe(load("atari_r2d2"))}
+    assert rows[key].value == pytest.approx(PUBLISHED[key])
+
+
+@pytest.mark.parametrize("name", ["atari_r2d2", "pong_r2d2", "cartpole_memory_r2d2", "recall_r2d2"])
+def test_r2d2_presets_agree_with_themselves(name: str) -> None:
+    config = load(name).config
+    agent, training, replay, actors = config.agent, config.training, config.replay, config.actors
+    assert agent.algorithm == "r2d2" and agent.lstm > 0 and training.burn_in > 0
+    assert agent.n_step <= training.unroll_length and replay.min_size < replay.capacity
+    assert 0 < actors.evaluation_envs < actors.count * actors.envs <= config.inference.max_envs
+    # Unrolls come in from training environments alone, and the first fill takes but a part of the run.
+    assert replay.min_size * training.unroll_length < config.run.steps / 10
+    assert not agent.previous_action_reward or name != "recall_r2d2", "an action repeated could carry the cue along"
+
+
+def test_pong_r2d2_sets_every_option_that_changes_the_task() -> None:
+    for name in ("pong_r2d2", "atari_r2d2"):
+        sources = load(name).sources
+        left = {key for key in known_keys() if key.startswith("environment.") and sources[key] == "default"}
         assert left == {"environment.max_episode_steps", "environment.kwargs"}, name
         assert sources["agent.reward_clip"] == sources["agent.frame_stack"] == f"preset {name}"
 
@@ -191,6 +270,66 @@ def test_values_that_cannot_stand_together(preset: str, sets: list[str], parts: 
     message = refusal(preset, sets=sets)
     assert all(part in message for part in parts), message
     assert "from --set" in message
+
+
+@pytest.mark.parametrize(
+    ("preset", "sets", "sentence"),
+    [
+        (
+            "recall_r2d2",
+            ["agent.n_step=21"],
+            "agent.n_step = 21 must be at most training.unroll_length = 20: a target cannot reach beyond its unroll",
+        ),
+        (
+            "cartpole_vtrace",
+            ["training.burn_in=3"],
+            "training.burn_in = 3 must be 0 with agent.algorithm vtrace: only unrolls of a replay are stale enough",
+        ),
+        (
+            "recall_r2d2",
+            ["agent.lstm=0"],
+            "training.burn_in = 10 must be 0 where agent.lstm = 0 and agent.frame_stack = 1: there is no state",
+        ),
+        (
+            "recall_r2d2",
+            ["replay.capacity=99"],
+            "replay.capacity = 99 must be at least replay.min_size = 100, or training never starts",
+        ),
+        (
+            "recall_r2d2",
+            ["replay.window=31"],
+            "replay.window = 31 must be 0 (automatic) or at least 32, half of training.batch_size = 32 plus "
+            "replay.ratio = 32: in a smaller one neither training nor insertion could go on",
+        ),
+        (
+            "recall_r2d2",
+            ["actors.evaluation_envs=20"],
+            "actors.evaluation_envs = 20 must be at most 19 with actors.count = 1 and actors.envs = 20: each actor "
+            "needs an environment to train with",
+        ),
+        (
+            "recall_r2d2",
+            ["actors.count=3", "actors.envs=2", "actors.streams=1"],
+            "actors.evaluation_envs = 4 must be at most 3 with actors.count = 3 and actors.envs = 2",
+        ),
+        (
+            "cartpole_vtrace",
+            ["actors.evaluation_envs=1"],
+            "actors.evaluation_envs = 1 must be 0 with agent.algorithm vtrace, which explores with its policy alone: "
+            "use seed eval --watch",
+        ),
+    ],
+)
+def test_lengths_replay_and_evaluation_that_cannot_stand_together(preset: str, sets: list[str], sentence: str) -> None:
+    message = refusal(preset, sets=sets)
+    assert sentence in message and "from " in message
+
+
+def test_lengths_and_replays_at_their_limits() -> None:
+    assert load("recall_r2d2", sets=["agent.n_step=20", "replay.capacity=100", "replay.window=32"])
+    assert load("recall_r2d2", sets=["agent.lstm=0", "training.burn_in=0"])
+    assert load("recall_r2d2", sets=["agent.lstm=0", "agent.frame_stack=2"])
+    assert load("recall_r2d2", sets=["actors.evaluation_envs=19"])
 
 
 def test_values_that_only_look_like_a_conflict() -> None:

@@ -7,12 +7,13 @@ import os
 # The agents are written in TensorFlow; a user's own Keras settings must not choose another backend.
 os.environ["KERAS_BACKEND"] = "tensorflow"
 
-from seedcli.agents.base import Agent
+from seedcli.agents.base import Agent, ReplayAgent
+from seedcli.agents.r2d2 import R2D2Agent
 from seedcli.agents.vtrace import VTraceAgent
 from seedcli.config import AgentConfig, TrainingConfig
 from seedcli.specs import EnvSpec
 
-__all__ = ["Agent", "create_agent"]
+__all__ = ["Agent", "ReplayAgent", "create_agent"]
 
 
 def create_agent(agent: AgentConfig, training: TrainingConfig, spec: EnvSpec, seed: int) -> Agent:
@@ -20,11 +21,13 @@ def create_agent(agent: AgentConfig, training: TrainingConfig, spec: EnvSpec, se
 
     Args:
         agent: the algorithm and its network.
-        training: T and B, by which losses are divided.
+        training: K, T and B; losses are divided by T·B.
         spec: the environment.
         seed: of the initial variables, at least 0.
 
     Raises:
         UsageError: the network cannot take the environment's observations.
     """
+    if agent.algorithm == "r2d2":
+        return R2D2Agent(agent, training, spec, seed)
     return VTraceAgent(agent, training, spec, seed)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -165,14 +165,20 @@ class Agent(Protocol):
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
         """The loss of a batch under `self.network`, differentiable."""
 
-    def initial_priorities(self, unrolls: UnrollBatch) -> tf.Tensor:
-        """Priorities [B] float32 of fresh unrolls from what was recorded while acting; no network is evaluated.
-
-        Asked for only where `algorithm.source` is "replay"; of `unrolls`, observation and state are None.
-        """
-
     def after_update(self, update: int) -> None:
         """Called after every applied update with its number, from 1 (e.g. to copy a target network)."""
 
     def variables(self) -> Sequence[tf.Variable]:
         """Everything a checkpoint must hold of the agent, networks and targets, in a fixed order."""
+
+
+@runtime_checkable
+class ReplayAgent(Agent, Protocol):
+    """An agent whose `algorithm.source` is "replay": its losses give priorities, and so does this for fresh unrolls."""
+
+    def initial_priorities(self, unrolls: UnrollBatch) -> tf.Tensor:
+        """Priorities [B] float32 of fresh unrolls from what was recorded while acting; no network is evaluated.
+
+        Of `unrolls`, observation, action, state and weights may be None: only rewards, ends of episodes and recorded
+        fields are read.
+        """

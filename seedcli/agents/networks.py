@@ -1,4 +1,4 @@
-"""Networks with memory: frame stack, torso, previous action and reward, LSTM, policy and value heads.
+"""Networks with memory: frame stack, torso, previous action and reward, LSTM, and heads of policy and value.
 
 Axis conventions: N rows of an inference batch; L records of an unroll, B columns, time-major; A actions; F features.
 A network has two ways in, `step` for acting and `unroll` for learning, which compute the same.
@@ -153,6 +153,7 @@ class Encoder(keras.layers.Layer):
         super().__init__(name="encoder")
         self._num_actions = spec.num_actions
         self._previous = config.previous_action_reward
+        self._reward_clip = config.reward_input_clip
         self._stack = FrameStack(config, spec)
         self.torso = make_torso(config, rng)
         self.lstm = Lstm(config.lstm, rng) if config.lstm else None
@@ -233,11 +234,63 @@ class Encoder(keras.layers.Layer):
         return x, after
 
     def _with_previous(self, x: tf.Tensor, previous_action: tf.Tensor | None, reward: tf.Tensor) -> tf.Tensor:
-        """Features [M, F] with the previous action one-hot (none: zeros) and the reward clipped to ±1, if asked for."""
+        """Features [M, F] with the previous action one-hot (none: zeros) and the reward, if asked for.
+
+        The reward is clipped to ± `agent.reward_input_clip`; 0 leaves it as it is.
+        """
         if previous_action is None:
             return x
         one_hot = tf.one_hot(previous_action - 1, self._num_actions)
-        return tf.concat([x, one_hot, tf.clip_by_value(reward, -1.0, 1.0)[:, tf.newaxis]], axis=-1)
+        if self._reward_clip:
+            reward = tf.clip_by_value(reward, -self._reward_clip, self._reward_clip)
+        return tf.concat([x, one_hot, reward[:, tf.newaxis]], axis=-1)
+
+
+class RecurrentNetwork(keras.layers.Layer):
+    """An `Encoder` with the heads of a subclass; built, so that its variables exist.
+
+    The same seed gives the same variables. A subclass makes its layers in `make_heads` and applies them in `heads`.
+    """
+
+    def __init__(self, config: AgentConfig, spec: EnvSpec, seed: int) -> None:
+        """Build the network; raises UsageError where its torso cannot take the observations."""
+        super().__init__(name="network")
+        rng = np.random.default_rng(seed)
+        self.encoder = Encoder(config, spec, rng)
+        self.make_heads(config, spec, rng)
+        observation = tf.zeros([1, *spec.observation.shape], spec.observation.dtype)
+        self.step(observation, tf.zeros([1]), self.initial_state(1))
+        self.built = True
+
+    def make_heads(self, config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> None:
+        """Make the layers of the heads; their initialisers draw seeds from `rng`."""
+        raise NotImplementedError
+
+    def heads(self, features: tf.Tensor) -> Any:
+        """The outputs, nested [M, ...], for features [M, F]; all but the first axis static."""
+        raise NotImplementedError
+
+    def initial_state(self, batch_size: int | tf.Tensor) -> State:
+        """The state at the start of an episode, as `Encoder` has it."""
+        return self.encoder.initial_state(batch_size)
+
+    def step(self, observation: tf.Tensor, reward: tf.Tensor, state: State) -> tuple[Any, State]:
+        """Outputs [N, ...] of one record, and the next state but for the action; arguments as `Encoder.step`'s."""
+        features, state = self.encoder.step(observation, reward, state)
+        return self.heads(features), state
+
+    def remember(self, state: State, action: tf.Tensor) -> State:
+        """The state with the action [N] int32 chosen on the record in it."""
+        return self.encoder.remember(state, action)
+
+    def unroll(
+        self, observation: tf.Tensor, reward: tf.Tensor, action: tf.Tensor, first: tf.Tensor, state: State
+    ) -> tuple[Any, State]:
+        """Outputs [L, B, ...] of every record, and the state after the last; arguments as `Encoder.unroll`'s."""
+        features, state = self.encoder.unroll(observation, reward, action, first, state)
+        length, columns = tf.unstack(tf.shape(reward))
+        outputs = tf.nest.map_structure(lambda x: tf.reshape(x, [length, columns, *x.shape[1:]]), self.heads(features))
+        return outputs, state
 
 
 class PolicyValue(NamedTuple):
@@ -252,49 +305,54 @@ class PolicyValue(NamedTuple):
     value: tf.Tensor
 
 
-class PolicyValueNetwork(keras.layers.Layer):
-    """An `Encoder` with a policy head and a value head; built, so that its variables exist.
+class PolicyValueNetwork(RecurrentNetwork):
+    """A `RecurrentNetwork` with a policy head and a value head: outputs are `PolicyValue`."""
 
-    The same seed gives the same variables.
-    """
-
-    def __init__(self, config: AgentConfig, spec: EnvSpec, seed: int) -> None:
-        """Build the network; raises UsageError where its torso cannot take the observations."""
-        super().__init__(name="network")
-        rng = np.random.default_rng(seed)
-        self.encoder = Encoder(config, spec, rng)
+    def make_heads(self, config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> None:
+        """See `RecurrentNetwork.make_heads`."""
         # A policy that is all but uniform at the start explores, whatever the features are.
         self.policy = keras.layers.Dense(spec.num_actions, kernel_initializer=orthogonal(rng, 0.01), name="policy")
         self.value = keras.layers.Dense(1, kernel_initializer=orthogonal(rng, 1.0), name="value")
-        observation = tf.zeros([1, *spec.observation.shape], spec.observation.dtype)
-        self.step(observation, tf.zeros([1]), self.initial_state(1))
-        self.built = True
 
-    def initial_state(self, batch_size: int | tf.Tensor) -> State:
-        """The state at the start of an episode, as `Encoder` has it."""
-        return self.encoder.initial_state(batch_size)
-
-    def step(self, observation: tf.Tensor, reward: tf.Tensor, state: State) -> tuple[PolicyValue, State]:
-        """Policy and value of one record, and the next state but for the action; arguments as `Encoder.step`'s."""
-        features, state = self.encoder.step(observation, reward, state)
-        return self._heads(features), state
-
-    def remember(self, state: State, action: tf.Tensor) -> State:
-        """The state with the action [N] int32 chosen on the record in it."""
-        return self.encoder.remember(state, action)
-
-    def unroll(
-        self, observation: tf.Tensor, reward: tf.Tensor, action: tf.Tensor, first: tf.Tensor, state: State
-    ) -> tuple[PolicyValue, State]:
-        """Policy and value of every record, and the state after the last; arguments as `Encoder.unroll`'s."""
-        features, state = self.encoder.unroll(observation, reward, action, first, state)
-        logits, value = self._heads(features)
-        shape = tf.shape(reward)
-        logits = tf.reshape(logits, [shape[0], shape[1], logits.shape[-1]])
-        return PolicyValue(logits, tf.reshape(value, shape)), state
-
-    def _heads(self, features: tf.Tensor) -> PolicyValue:
+    def heads(self, features: tf.Tensor) -> PolicyValue:
+        """See `RecurrentNetwork.heads`."""
         return PolicyValue(self.policy(features), self.value(features)[:, 0])
+
+
+class DuelingQNetwork(RecurrentNetwork):
+    """A `RecurrentNetwork` with the dueling heads of Wang et al., "Dueling Network Architectures" (2016), equation 9.
+
+    Q(s, a) = V(s) + A(s, a) − mean_a' A(s, a'): outputs are Q values [N, A] or [L, B, A] float32. Each head is a
+    hidden layer of `agent.dueling_hidden` units with ReLU and a linear one, or the linear one alone where that is 0.
+    """
+
+    def make_heads(self, config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> None:
+        """See `RecurrentNetwork.make_heads`."""
+
+        def head(name: str, units: int, gain: float) -> list[keras.layers.Layer]:
+            layers = []
+            if config.dueling_hidden:
+                initializer = orthogonal(rng, math.sqrt(2.0))
+                layers.append(
+                    keras.layers.Dense(
+                        config.dueling_hidden, activation="relu", kernel_initializer=initializer, name=f"{name}_hidden"
+                    )
+                )
+            layers.append(keras.layers.Dense(units, kernel_initializer=orthogonal(rng, gain), name=name))
+            return layers
+
+        self.value_head = head("value", 1, 1.0)
+        # Actions that all but tie at the start leave the first targets little maximisation bias.
+        self.advantage_head = head("advantage", spec.num_actions, 0.1)
+
+    def heads(self, features: tf.Tensor) -> tf.Tensor:
+        """See `RecurrentNetwork.heads`."""
+        value = advantage = features
+        for layer in self.value_head:
+            value = layer(value)
+        for layer in self.advantage_head:
+            advantage = layer(advantage)
+        return value + advantage - tf.reduce_mean(advantage, axis=-1, keepdims=True)
 
 
 def evaluate(network: Any, unrolls: UnrollBatch, burn_in: int) -> Any:
@@ -304,7 +362,7 @@ def evaluate(network: Any, unrolls: UnrollBatch, burn_in: int) -> Any:
     gradient flows into them.
 
     Args:
-        network: anything with the `unroll` of `PolicyValueNetwork`.
+        network: anything with the `unroll` of `RecurrentNetwork`.
         unrolls: records [K+T+1, B, ...]; the length of `reward` must be static for a network with an LSTM.
         burn_in: K.
     """

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from seedcli.agents import targets
-from seedcli.agents.base import ActInputs, ActOutputs, AlgorithmSpec, LossOutputs, State, UnrollBatch
+from seedcli.agents.base import ActInputs, ActOutputs, AlgorithmSpec, LossOutputs, Role, State, UnrollBatch
 from seedcli.agents.networks import PolicyValueNetwork, evaluate
 from seedcli.config import AgentConfig, TrainingConfig
 from seedcli.specs import ArraySpec, EnvSpec
@@ -45,6 +47,10 @@ class VTraceAgent:
     def initial_state(self, batch_size: int) -> State:
         """The state at the start of an episode, [batch_size, ...]; an empty dict for a network without memory."""
         return self.network.initial_state(batch_size)
+
+    def exploration(self, role: Role, index: npt.NDArray[np.int64], total: int) -> npt.NDArray[np.float32]:
+        """Zeros [E]: the policy's own randomness is all its exploration."""
+        return np.zeros(len(index), np.float32)
 
     def act(self, network: PolicyValueNetwork, inputs: ActInputs, state: State) -> tuple[ActOutputs, State]:
         """Sample an action of the policy for each row; the arguments and the seed decide it entirely."""

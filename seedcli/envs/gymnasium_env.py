@@ -163,8 +163,9 @@ class GymnasiumVectorEnv:
         """Take actions [E] in 0..num_actions-1 and write the next records into `out`.
 
         Raises:
-            EnvironmentFailed: the environment's own code failed, an action is out of range, or a reward or
-                observation is not finite or not what the observation space says.
+            EnvironmentFailed: the environment's own code failed, an action is out of range, or an observation is not
+                finite or not what the observation space says. A reward that is not finite is passed on: the learner
+                drops what holds it.
         """
         check_actions(actions, self.num_envs, self.spec.num_actions, self._name)
         np.add(actions, self._action_start, out=self._actions, dtype=np.int64)
@@ -173,9 +174,8 @@ class GymnasiumVectorEnv:
         except Exception as error:
             raise self._failure("step", error) from error
         self._write_observations(observations, out.observation)
-        with np.errstate(over="ignore"):  # found below, and worded better than NumPy's warning
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, which the learner names
             out.reward[...] = rewards
-        check_finite(out.reward, "reward", self._name)
         out.terminated[...] = terminated
         out.truncated[...] = truncated
 

@@ -36,6 +36,7 @@ class UnrollBuffer:
         recorded: name → [R, E, ...], what the algorithm keeps with each action.
         version: int64 [R], the policy version that chose the record's action.
         state: the agent state before record 0, nested arrays [E, ...]; set when it is handed on.
+        keep: bool [E], columns that may be trained on; None: all of them. Set when it is handed on.
     """
 
     def __init__(self, layout: RowLayout, records: int, recorded: Mapping[str, ArraySpec]) -> None:
@@ -51,6 +52,7 @@ class UnrollBuffer:
         }
         self.version: npt.NDArray[np.int64] = np.zeros(records, np.int64)
         self.state: Any = None
+        self.keep: npt.NDArray[np.bool_] | None = None
 
     @property
     def num_envs(self) -> int:
@@ -133,6 +135,10 @@ class Arena:
             free.pop()
             self._allocated[num_envs] -= 1
 
+    def unpooled(self, num_envs: int) -> UnrollBuffer:
+        """A buffer of one record outside the pools, for a stream whose records are not kept; never released."""
+        return UnrollBuffer(self.layout(num_envs), 1, self._recorded)
+
     def acquire(self, num_envs: int) -> UnrollBuffer | None:
         """A free buffer, or None where all are in use: then the stream waits for `release`."""
         free = self._free[num_envs]
@@ -141,7 +147,7 @@ class Arena:
 
     def release(self, buffer: UnrollBuffer) -> None:
         """Give a buffer back, once nothing reads it any more."""
-        buffer.state = None
+        buffer.state = buffer.keep = None
         with self._lock:
             self._free[buffer.num_envs].append(buffer)
             self._shrink(buffer.num_envs)

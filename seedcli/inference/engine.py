@@ -5,99 +5,30 @@ It knows nothing of connections. One thread owns it (`release` of the arena's bu
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from seedcli.agents.base import AlgorithmSpec
+from seedcli.agents.base import AlgorithmSpec, Role
 from seedcli.inference.arena import Arena, UnrollBuffer
 from seedcli.inference.policy import Policy
+from seedcli.inference.streams import Answer, EngineStats, SlotAllocator, Stream
 from seedcli.specs import EnvSpec
-from seedcli.telemetry.metrics import Profile, Reservoir
+from seedcli.telemetry.logs import log_once_per
+from seedcli.telemetry.metrics import Profile
+
+_log = logging.getLogger(__name__)
 
 
-class Stream:
-    """E environments stepped in lock-step: an open buffer, a cursor, a range of slots.
-
-    Attributes:
-        owner: whatever the service needs to send the answer; the engine only carries it.
-        index: number of the stream within its session.
-        slots: int32 [E], rows of the agent-state table.
-        sequence: sequence number of the step that is expected next.
-        pending: a row has arrived and is not answered yet.
-    """
-
-    __slots__ = ("arrived", "buffer", "closed", "cursor", "index", "num_envs", "owner", "pending", "records",
-                 "rows", "sequence", "slots", "states")  # fmt: skip
-
-    def __init__(self, owner: Any, index: int, slots: npt.NDArray[np.int32], buffer: UnrollBuffer) -> None:
-        self.owner = owner
-        self.index = index
-        self.num_envs = len(slots)
-        self.slots = slots
-        # NumPy reads a slice several times faster than a list of indices.
-        together = slots[-1] - slots[0] == len(slots) - 1
-        self.rows: slice | npt.NDArray[np.int32] = slice(int(slots[0]), int(slots[-1]) + 1) if together else slots
-        self.buffer = buffer
-        self.cursor = 0
-        self.sequence = 0
-        self.pending = False
-        self.closed = False
-        self.arrived = 0.0
-        self.records = 0
-        # Agent states before the first record of each unroll begun and not yet handed on.
-        self.states: deque[Any] = deque()
-
-
-class Answer(NamedTuple):
-    """Actions [E] int32 for a stream's pending step, with the step's sequence number."""
-
-    stream: Stream
-    sequence: int
-    actions: npt.NDArray[np.int32]
-
-
-class SlotAllocator:
-    """Which slots are free; neighbouring ones are given where there are enough of them."""
-
-    def __init__(self, slots: int) -> None:
-        self._free: npt.NDArray[np.bool_] = np.ones(slots, np.bool_)
-
-    def take(self, count: int) -> npt.NDArray[np.int32] | None:
-        """Take `count` slots, ascending and next to each other if possible; None where fewer are free."""
-        free = np.flatnonzero(self._free)
-        if len(free) < count:
-            return None
-        runs = np.flatnonzero(free[count - 1 :] - free[: len(free) - count + 1] == count - 1)
-        start = int(runs[0]) if len(runs) else 0
-        taken = free[start : start + count]
-        self._free[taken] = False
-        return taken.astype(np.int32)
-
-    def give(self, slots: npt.NDArray[np.int32]) -> None:
-        """Give slots back."""
-        self._free[slots] = True
-
-
-@dataclass
-class EngineStats:
-    """Counters of the engine; read by telemetry, written by the engine's thread.
-
-    Environment steps count transitions: the first record of an episode is none.
-    """
-
-    env_steps: int = 0
-    episodes: int = 0
-    batches: int = 0
-    batch_rows: int = 0
-    latency: Reservoir = field(default_factory=Reservoir)
-    finished: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=100_000))
+def _episodes(
+    returns: npt.NDArray[np.float64], lengths: npt.NDArray[np.int64], ended: npt.NDArray[np.bool_]
+) -> Iterator[tuple[float, int]]:
+    return zip(returns[ended].tolist(), lengths[ended].tolist(), strict=True)
 
 
 class StepEngine:
@@ -140,6 +71,7 @@ class StepEngine:
         self._on_fault = on_fault
         self._clock = clock
         self._allocator = SlotAllocator(max_envs)
+        self._ranks = SlotAllocator(max_envs)
         self._check_observation = np.dtype(spec.observation.dtype).kind == "f"
         self._pending: list[Stream] = []
         self._pending_envs = 0
@@ -152,18 +84,31 @@ class StepEngine:
         self._final: npt.NDArray[np.bool_] = np.ones(max_envs, np.bool_)
         self._return: npt.NDArray[np.float64] = np.zeros(max_envs, np.float64)
         self._length: npt.NDArray[np.int64] = np.zeros(max_envs, np.int64)
+        self._evaluates: npt.NDArray[np.bool_] = np.zeros(max_envs, np.bool_)
+        self._trains: npt.NDArray[np.bool_] = np.zeros(max_envs, np.bool_)
+        self._evaluation_envs = 0
         self.stats = EngineStats()
         self.profile = Profile()
 
-    def open_stream(self, owner: Any, index: int, num_envs: int) -> Stream | None:
+    def open_stream(self, owner: Any, index: int, num_envs: int, role: Role = "training") -> Stream | None:
         """A new stream with fresh slots, or None where no room is left."""
         slots = self._allocator.take(num_envs)
         if slots is None:
             return None
-        self._arena.admit(num_envs)
-        buffer = self._arena.acquire(num_envs)
-        assert buffer is not None, "admit makes a buffer for every stream"
-        stream = Stream(owner, index, slots, buffer)
+        if role == "training":
+            self._arena.admit(num_envs)
+            buffer = self._arena.acquire(num_envs)
+            assert buffer is not None, "admit makes a buffer for every stream"
+            ranks = self._ranks.take(num_envs)
+            assert ranks is not None, "there are as many ranks as slots"
+            stream = Stream(owner, index, role, slots, ranks, buffer)
+            self._policy.assign(slots, role, ranks.astype(np.int64))
+        else:
+            stream = Stream(owner, index, role, slots, None, self._arena.unpooled(num_envs))
+            self._policy.assign(slots, role, np.arange(num_envs))
+            self._evaluation_envs += num_envs
+        self._trains[slots] = role == "training"
+        self._evaluates[slots] = role == "evaluation"
         self._final[slots] = True
         self.connected_envs += num_envs
         return stream
@@ -182,8 +127,13 @@ class StepEngine:
         # A full buffer that waits for its successor is given back too: handed on, it would stand against the bound
         # that keeps a buffer free for the next stream.
         self._blocked = [item for item in self._blocked if item[0] is not stream]
-        self._arena.release(stream.buffer)
-        self._arena.retire(stream.num_envs)
+        if stream.ranks is not None:
+            self._arena.release(stream.buffer)
+            self._arena.retire(stream.num_envs)
+            self._ranks.give(stream.ranks)
+        else:
+            self._evaluation_envs -= stream.num_envs
+        self._trains[stream.slots] = self._evaluates[stream.slots] = False
         self._allocator.give(stream.slots)
         self.connected_envs -= stream.num_envs
 
@@ -210,6 +160,11 @@ class StepEngine:
         return self._batch_size or (self.connected_envs + 1) // 2
 
     @property
+    def training_slots(self) -> npt.NDArray[np.bool_]:
+        """[max_envs] bool, the slots of environments that train now; a copy, safe to read from another thread."""
+        return self._trains.copy()
+
+    @property
     def full(self) -> bool:
         """Whether the pending rows make up a batch."""
         return self._pending_envs >= self._target() > 0
@@ -227,17 +182,17 @@ class StepEngine:
         streams, self._pending, self._pending_envs = self._pending, [], 0
         gathered, self._gathered_streams = self._gathered_streams == len(streams), 0
         begun = self._clock()
-        while True:
-            batch = self._batch(streams, gathered)
-            faulty = self._faulty(streams, batch)
-            if not faulty:
-                break
-            gathered = False
-            for stream, sentence in faulty:
-                self._on_fault(stream, sentence)
+        batch = self._batch(streams, gathered)
+        if self._suspicious(batch):
+            # Only here the streams are looked at one by one: the batch as a whole shows a fault.
+            for stream in streams:
+                sentence = self._inspect(stream)
+                if sentence is not None:
+                    self._on_fault(stream, sentence)
             streams = [stream for stream in streams if not stream.closed]
             if not streams:
                 return []
+            batch = self._batch(streams, gathered=False)
         observation, reward, final, slots = batch
         rows = streams[0].rows if len(streams) == 1 else slots
         first = self._final[rows]
@@ -272,23 +227,35 @@ class StepEngine:
         final = np.concatenate([r.terminated for r in records]) | np.concatenate([r.truncated for r in records])
         return observation, reward, final, np.concatenate([stream.slots for stream in streams])
 
-    def _faulty(self, streams: list[Stream], batch: tuple[Any, Any, Any, Any]) -> list[tuple[Stream, str]]:
-        """The streams whose data is unusable: looked for only where the batch as a whole shows a fault."""
+    def _suspicious(self, batch: tuple[Any, Any, Any, Any]) -> bool:
+        """Whether something in the batch may be unusable."""
         observation, reward, final, _ = batch
-        # A sum is finite only where every part of it is; the streams are looked at one by one only where it is not.
-        if final.max() <= 1 and math.isfinite(reward.sum()):
-            if not self._check_observation or math.isfinite(observation.sum()):
-                return []
-        faulty = []
-        for stream in streams:
-            record = stream.buffer.records[stream.cursor]
-            if max(record.terminated.max(), record.truncated.max()) > 1:
-                faulty.append((stream, "an end-of-episode flag that is neither 0 nor 1"))
-            elif not np.isfinite(record.reward).all():
-                faulty.append((stream, "a reward that is not finite"))
-            elif self._check_observation and not np.isfinite(record.observation).all():
-                faulty.append((stream, "an observation that is not finite"))
-        return faulty
+        # A sum is finite only where every part of it is.
+        if final.max() > 1 or not math.isfinite(reward.sum()):
+            return True
+        return self._check_observation and not math.isfinite(observation.sum())
+
+    def _inspect(self, stream: Stream) -> str | None:
+        """What makes a stream's row unusable, if anything does.
+
+        A reward that is not finite does not: it becomes 0, and no unroll that holds it is trained on.
+        """
+        record = stream.buffer.records[stream.cursor]
+        if max(record.terminated.max(), record.truncated.max()) > 1:
+            return "an end-of-episode flag that is neither 0 nor 1"
+        if self._check_observation and not np.isfinite(record.observation).all():
+            return "an observation that is not finite"
+        bad = ~np.isfinite(record.reward)
+        if bad.any():
+            record.reward[bad] = 0.0
+            if stream.mended is None:
+                stream.mended = np.full(stream.num_envs, -1, np.int64)
+            stream.mended[bad] = stream.records
+            log_once_per(
+                "rewards", 30.0, _log, logging.WARNING,
+                "a reward that is not finite counts as 0, and unrolls with it are dropped: repair the environment",
+            )  # fmt: skip
+        return None
 
     def _capture_states(
         self, streams: list[Stream], slots: npt.NDArray[np.int32], first: npt.NDArray[np.bool_]
@@ -297,7 +264,7 @@ class StepEngine:
         start = 0
         for stream in streams:
             stop = start + stream.num_envs
-            if stream.records % self._stride == 0:
+            if stream.ranks is not None and stream.records % self._stride == 0:
                 stream.states.append(self._policy.snapshot(slots[start:stop], first[start:stop]))
             start = stop
 
@@ -311,12 +278,25 @@ class StepEngine:
         self._return[rows] = returns
         self._length[rows] = lengths
         self._final[rows] = final
-        self.stats.env_steps += int(np.count_nonzero(ongoing))
-        episodes = int(np.count_nonzero(final))
-        if episodes:
-            ended = final != 0
-            self.stats.episodes += episodes
-            self.stats.finished.extend(zip(returns[ended].tolist(), lengths[ended].tolist(), strict=True))
+        stats = self.stats
+        steps = int(np.count_nonzero(ongoing))
+        if self._evaluation_envs:
+            evaluates = self._evaluates[rows]
+            watched = int(np.count_nonzero(ongoing & evaluates))
+            stats.evaluation_steps += watched
+            steps -= watched
+        stats.env_steps += steps
+        if not np.count_nonzero(final):
+            return
+        ended = final != 0
+        if self._evaluation_envs:
+            watched = int(np.count_nonzero(ended & evaluates))
+            if watched:
+                stats.evaluation_episodes += watched
+                stats.finished_evaluation.extend(_episodes(returns, lengths, ended & evaluates))
+            ended &= ~evaluates
+        stats.episodes += int(np.count_nonzero(ended))
+        stats.finished.extend(_episodes(returns, lengths, ended))
 
     def _record(self, streams: list[Stream], action: Any, recorded: Any, version: int) -> list[Answer]:
         answers = []
@@ -331,7 +311,7 @@ class StepEngine:
             buffer.version[t] = version
             stream.cursor = t + 1
             stream.records += 1
-            if stream.cursor < self._records or self._turn_over(stream):
+            if stream.cursor < len(buffer.records) or self._turn_over(stream):
                 stream.pending = False
                 answers.append(Answer(stream, stream.sequence - 1 & 0xFFFFFFFF, actions))
             else:
@@ -341,11 +321,21 @@ class StepEngine:
 
     def _turn_over(self, stream: Stream) -> bool:
         """Hand on the full buffer and open the next; False where the arena has none."""
+        if stream.ranks is None:
+            stream.cursor = 0  # nobody reads it
+            return True
         following = self._arena.acquire(stream.num_envs)
         if following is None:
             return False
         following.carry_over(stream.buffer, self._stride)
         stream.buffer.state = stream.states.popleft()
+        if stream.mended is not None:
+            # `records` counts those of this unroll too.
+            keep = stream.mended < stream.records - self._records
+            stream.buffer.keep = keep
+            self.stats.dropped_unrolls += int(np.count_nonzero(~keep))
+            if keep.all():
+                stream.buffer.keep = stream.mended = None
         self._on_unroll(stream.buffer)
         stream.buffer = following
         stream.cursor = self._records - self._stride

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from seedcli.agents.base import ActInputs, Agent
+from seedcli.agents.base import ActInputs, Agent, Role
 from seedcli.specs import EnvSpec
 
 
@@ -43,6 +43,17 @@ class Policy(Protocol):
     def snapshot(self, slots: npt.NDArray[np.int32], first: npt.NDArray[np.bool_]) -> Any:
         """The agent states [N, ...] of the slots as they stand before the record at hand, after any reset."""
 
+    def assign(self, slots: npt.NDArray[np.int32], role: Role, index: npt.NDArray[np.int64]) -> None:
+        """Say what the environments of the slots [N] are for, and which of that role each is."""
+
+
+def spread(count: int) -> npt.NDArray[np.int64]:
+    """0 to count-1 in an order of which every beginning is spread over all: by reversed bits (van der Corput, 1935)."""
+    bits = (count - 1).bit_length()
+    numbers = np.arange(1 << bits)
+    mirrored = sum((((numbers >> bit) & 1) << (bits - 1 - bit) for bit in range(bits)), np.zeros_like(numbers))
+    return mirrored[mirrored < count]
+
 
 class AgentPolicy:
     """An agent answering with its own copy of the weights.
@@ -54,6 +65,10 @@ class AgentPolicy:
         seed: of action sampling; the batch number is the other half of each seed.
         pad_to: batch sizes to pad to, ascending; empty: dynamic batches.
         greedy: answer the action without exploration (evaluation).
+        training_envs: environments of the configured fleet that train, over which exploration is spread.
+
+    Attributes:
+        exploration: [max_slots + 1] float32, `ActInputs.exploration` by slot; 0 where never assigned.
     """
 
     def __init__(
@@ -65,6 +80,7 @@ class AgentPolicy:
         seed: int,
         pad_to: Sequence[int] = (),
         greedy: bool = False,
+        training_envs: int = 1,
     ) -> None:
         self._agent = agent
         self._greedy = greedy
@@ -72,6 +88,9 @@ class AgentPolicy:
         self._seed = seed
         self._pad_to = sorted(pad_to)
         self._scratch = max_slots
+        self._ranks = spread(training_envs)
+        self.exploration: npt.NDArray[np.float32] = np.zeros(max_slots + 1, np.float32)
+        self._exploration_table = tf.Variable(self.exploration, trainable=False)
         self.batches = 0
         self._version = 0
         self._lock = threading.Lock()
@@ -110,7 +129,7 @@ class AgentPolicy:
     def _act_impl(
         self, observation: tf.Tensor, reward: tf.Tensor, first: tf.Tensor, slots: tf.Tensor, seed: tf.Tensor
     ) -> tuple[tf.Tensor, Any]:
-        exploration = tf.zeros_like(reward)
+        exploration = tf.gather(self._exploration_table, slots)
         inputs = ActInputs(observation, reward, first, exploration, seed)
         outputs, state = self._agent.act(self._network, inputs, self._gather(slots, first))
         for table, rows in zip(tf.nest.flatten(self._table), tf.nest.flatten(state), strict=True):
@@ -155,6 +174,14 @@ class AgentPolicy:
             action, recorded = self._act(observation, reward, first, slots, seed)
             version = self._version
         return Decision(action.numpy()[:n], {name: value.numpy()[:n] for name, value in recorded.items()}, version)
+
+    def assign(self, slots: npt.NDArray[np.int32], role: Role, index: npt.NDArray[np.int64]) -> None:
+        """See `Policy.assign`."""
+        if role == "training":
+            # A fleet that is not complete explores as widely as the whole one, not as its first environments do.
+            index = self._ranks[index % len(self._ranks)]
+        self.exploration[slots] = self._agent.exploration(role, index, len(self._ranks))
+        self._exploration_table.assign(self.exploration)
 
     def snapshot(self, slots: npt.NDArray[np.int32], first: npt.NDArray[np.bool_]) -> Any:
         """See `Policy.snapshot`."""

@@ -16,8 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from seedcli.agents.base import Role
 from seedcli.errors import ProtocolError, RefusedError, SeedError
-from seedcli.inference.engine import Answer, StepEngine, Stream
+from seedcli.inference.engine import StepEngine
+from seedcli.inference.streams import Answer, Stream
 from seedcli.net.base import Payload, Peer, ServerTransport
 from seedcli.net.frames import Header, Kind, encode_control, pack_header
 from seedcli.net.handshake import Hello, NoAuthenticator, ServerHandshake
@@ -57,6 +59,20 @@ class Session:
         """Environments of all its streams."""
         return sum(stream.num_envs for stream in self.streams)
 
+    @property
+    def evaluation_envs(self) -> int:
+        """Those of them that only evaluate."""
+        return sum(stream.num_envs for stream in self.streams if stream.role == "evaluation")
+
+
+@dataclass
+class _Admission:
+    """A handshake under way, until `deadline` (monotonic seconds), with the evaluation environments promised in it."""
+
+    handshake: ServerHandshake
+    deadline: float
+    evaluation_envs: int = 0
+
 
 @dataclass(frozen=True)
 class FleetSettings:
@@ -67,6 +83,8 @@ class FleetSettings:
         seed: base of the environments' seeds.
         max_envs: environments at once.
         heartbeat_seconds, timeout_seconds, reconnect_timeout: see `config.NetConfig`.
+        fleet_envs: environments of the configured fleet.
+        evaluation_envs: those of them that only evaluate.
     """
 
     environment: dict[str, Any]
@@ -75,6 +93,8 @@ class FleetSettings:
     heartbeat_seconds: float
     timeout_seconds: float
     reconnect_timeout: float
+    fleet_envs: int = 1
+    evaluation_envs: int = 0
 
 
 class InferenceService:
@@ -98,7 +118,7 @@ class InferenceService:
         self._settings = settings
         self._engine_for = engine_for
         self._engine: StepEngine | None = None
-        self._handshakes: dict[Peer, tuple[ServerHandshake, float]] = {}
+        self._handshakes: dict[Peer, _Admission] = {}
         self._sessions: dict[Peer, Session] = {}
         self._by_number: dict[int, Session] = {}
         self._by_actor: dict[str, Session] = {}
@@ -285,13 +305,15 @@ class InferenceService:
             raise ProtocolError(f"a handshake message (kind {header.kind}) inside a session")
         entry = self._handshakes.get(peer)
         if entry is None:
-            handshake = ServerHandshake(self._configure, lambda hello, spec: self._admit(peer, hello, spec),
-                                        NoAuthenticator())  # fmt: skip
-            entry = (handshake, time.monotonic() + HANDSHAKE_SECONDS)
-            self._handshakes[peer] = entry
+            handshake = ServerHandshake(
+                lambda hello: self._configure(peer, hello),
+                lambda hello, spec: self._admit(peer, hello, spec),
+                NoAuthenticator(),
+            )
+            entry = self._handshakes[peer] = _Admission(handshake, time.monotonic() + HANDSHAKE_SECONDS)
         transport = self._transports[peer.transport]
         try:
-            kind, message = entry[0].receive(header, payload)
+            kind, message = entry.handshake.receive(header, payload)
         except RefusedError as error:
             body = encode_control({"reason": str(error)})
             transport.send(peer, pack_header(Kind.REFUSED, len(body)), body)
@@ -301,10 +323,10 @@ class InferenceService:
             return
         body = encode_control(message)
         transport.send(peer, pack_header(kind, len(body)), body)
-        if entry[0].complete:
+        if entry.handshake.complete:
             del self._handshakes[peer]
 
-    def _configure(self, hello: Hello) -> dict[str, Any]:
+    def _configure(self, peer: Peer, hello: Hello) -> dict[str, Any]:
         in_use = sum(s.envs for s in self._by_number.values() if s.actor_id != hello.actor_id)
         room = self._settings.max_envs - in_use
         if hello.envs > room:
@@ -315,7 +337,23 @@ class InferenceService:
         # Every environment of the fleet gets a seed of its own, reconnections included.
         seed = self._settings.seed * 1_000_003 + self.seeds_given
         self.seeds_given += hello.envs
-        return {"environment": self._settings.environment, "seed": seed % (2**31 - 2**17)}
+        share = self._evaluation_share(hello)
+        self._handshakes[peer].evaluation_envs = share
+        return {
+            "environment": self._settings.environment,
+            "seed": seed % (2**31 - 2**17),
+            "evaluation_envs": share,
+        }
+
+    def _evaluation_share(self, hello: Hello) -> int:
+        """How many of an actor's environments only evaluate: as the whole fleet's, rounded up while there are any."""
+        wanted, fleet = self._settings.evaluation_envs, self._settings.fleet_envs
+        given = sum(s.evaluation_envs for s in self._by_number.values() if s.actor_id != hello.actor_id)
+        for entry in self._handshakes.values():
+            other = entry.handshake.hello
+            if other is not None and other.actor_id != hello.actor_id:
+                given += entry.evaluation_envs
+        return max(0, min(-(-hello.envs * wanted // fleet), wanted - given, hello.envs - 1))
 
     def _admit(self, peer: Peer, hello: Hello, spec: EnvSpec) -> dict[str, Any]:
         self._engine = self._engine_for(spec, self.fault)
@@ -326,8 +364,11 @@ class InferenceService:
         session = Session(secrets.randbits(63) + 1, hello.actor_id, peer)
         session.started = session.last_seen = time.monotonic()
         try:
-            for index, envs in enumerate(split_envs(hello.envs, hello.streams)):
-                stream = self._engine.open_stream(session, index, envs)
+            evaluation = self._handshakes[peer].evaluation_envs
+            split = split_envs(hello.envs, hello.streams, evaluation)
+            for index, envs in enumerate(split):
+                role: Role = "evaluation" if evaluation and index == len(split) - 1 else "training"
+                stream = self._engine.open_stream(session, index, envs, role)
                 if stream is None:
                     raise RefusedError(
                         f"{hello.envs} environments do not fit in what is left of {self._settings.max_envs}: "
@@ -389,8 +430,8 @@ class InferenceService:
             if silent > self._settings.timeout_seconds:
                 self.lost(session.peer, f"silent for {silent:.0f} s")
                 self._transports[session.peer.transport].drop(session.peer)
-        for peer, (_, deadline) in list(self._handshakes.items()):
-            if now > deadline:
+        for peer, entry in list(self._handshakes.items()):
+            if now > entry.deadline:
                 self.lost(peer, f"no handshake within {HANDSHAKE_SECONDS:.0f} s")
                 self._transports[peer.transport].drop(peer)
 

@@ -23,10 +23,12 @@ class InProcessServer:
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._incoming: deque[tuple[Peer, bytes, Payload]] = deque()
         self._clients: dict[Peer, InProcessClient] = {}
+        self._connections = 0
 
     def client(self) -> InProcessClient:
         """A new client of this server, connected."""
-        peer = Peer(self.name, len(self._clients), f"inprocess-{len(self._clients)}")
+        peer = Peer(self.name, self._connections, f"inprocess-{self._connections}")
+        self._connections += 1
         client = InProcessClient(self, peer)
         self._clients[peer] = client
         return client

@@ -134,12 +134,11 @@ class ActorSession:
         message = handshake.configure()
         config = EnvironmentConfig.model_validate(message["environment"])
         seed = int(message["seed"])
-        spec = self._environments.build(config, split_envs(self._envs, self._streams))
+        split = split_envs(self._envs, self._streams, int(message["evaluation_envs"]))
+        spec = self._environments.build(config, split)
         ready = handshake.announce(spec)
         layouts = [RowLayout(spec, envs) for envs in ready.stream_envs]
-        if list(ready.stream_envs) != split_envs(self._envs, self._streams) or list(ready.payload_bytes) != [
-            layout.nbytes for layout in layouts
-        ]:
+        if list(ready.stream_envs) != split or list(ready.payload_bytes) != [layout.nbytes for layout in layouts]:
             raise ProtocolError("the learner expects other streams or rows than this actor has: use one version")
         buffers = self._transport.open_session(ready.extra, ready.payload_bytes)
         self._views = [

@@ -173,6 +173,11 @@ def run_bench_transport(*, transport: str, seconds: float, json_output: bool) ->
     return _show(result, json_output, [table])
 
 
+def _composition(figures: Mapping[str, Any]) -> str:
+    n = figures["trainings_of_a_step"]
+    return "1/(1/env + 1/inference + 1/train)" if n == 1 else f"1/((1/env + 1/inference)/{n:g} + 1/train)"
+
+
 def run_bench_training(resolved: Resolved, *, seconds: float, json_output: bool) -> int:
     """`seed bench training`: a real training run against the limit composed of its bare parts.
 
@@ -199,7 +204,45 @@ def run_bench_training(resolved: Resolved, *, seconds: float, json_output: bool)
     )
     for name in ("environment", "inference", "training"):
         table.add_row(f"bare {name}", f"{figures[name]['steps_per_second']:,.0f}", figures[name]["what"])
-    table.add_row("composed limit", f"{figures['composed_steps_per_second']:,.0f}", "1/(1/env + 1/inference + 1/train)")
+    table.add_row("composed limit", f"{figures['composed_steps_per_second']:,.0f}", _composition(figures))
     run = figures["end_to_end"]
     table.add_row("seed train", f"{run['trained_steps_per_second']:,.0f}", "environment steps that training consumed")
     return _show(result, json_output, [table], [f"ratio: {figures['ratio']:.2f} of the composed limit"])
+
+
+def run_bench_replay(*, games: Sequence[str], unrolls: int, preset: str, json_output: bool) -> int:
+    """`seed bench replay`: memory, packing, sampling and the sum tree, on frames of real games.
+
+    Args:
+        games: Atari games in snake_case.
+        unrolls: of each game.
+        preset: of the unrolls' lengths, the network and the batch.
+        json_output: print JSON instead of tables.
+
+    Raises:
+        UsageError: there is no such game.
+    """
+    from seedcli.roles.bench_replay import measure_replay
+
+    figures = measure_replay(games, unrolls, preset, _say)
+    result = {"bench": "replay", "preset": preset, "machine": _machine(), **figures}
+    table = _table(
+        f"unrolls of {preset} in the replay, of frames under random actions; rates per core",
+        "game", "unrolls", "raw frames MB", "replay MB", "replay / raw", "KB an unroll",
+        "insert MB/s", "decode MB/s", "plain copy MB/s",
+    )  # fmt: skip
+    for game in figures["games"]:
+        table.add_row(
+            game["game"], f"{game['unrolls']:,}", f"{game['unique_raw_mb']:,.1f}", f"{game['replay_mb']:,.2f}",
+            f"1/{1 / game['memory_ratio']:.1f}", f"{game['bytes_per_unroll'] / 1e3:.1f}",
+            f"{game['insert_mb_per_second']:,.0f}", f"{game['decode_mb_per_second']:,.0f}",
+            f"{game['copy_mb_per_second']:,.0f}",
+        )  # fmt: skip
+    step, tree = figures["sampling"], figures["tree"]
+    notes = (
+        f"a batch of {step['batch_size']} x {step['records']} records: sampled in {1e3 * step['sample_seconds']:.0f} "
+        f"ms, trained on in {1e3 * step['training_step_seconds']:.0f} ms: {step['ratio']:.3f} of it",
+        f"sum tree of {tree['entries']:,} entries, {tree['batch_size']} at once: sample {tree['sample_us']:.0f} µs, "
+        f"update {tree['update_us']:.0f} µs; a draw without a tree {tree['bare_sample_us']:,.0f} µs",
+    )
+    return _show(result, json_output, [table], notes)

@@ -141,6 +141,9 @@ class ConstantPolicy:
         """See `Policy.snapshot`."""
         return {}
 
+    def assign(self, slots: Any, role: Any, index: Any) -> None:
+        """See `Policy.assign`."""
+
 
 class InferenceServer:
     """The learner's own path from the socket to the answer, with its default settings: transport, service, step

@@ -130,14 +130,14 @@ def _random_observations(spec: EnvSpec, shape: Sequence[int]) -> tf.Tensor:
 
 
 def _inference_turn(agent: Agent, spec: EnvSpec, batch_size: int) -> Turn:
-    """Logits and values of a fixed batch."""
+    """What the network says of a fixed batch."""
     observation = _random_observations(spec, [batch_size])
     reward, state = tf.zeros(batch_size), agent.initial_state(batch_size)
 
     @tf.function
     def infer(observation: tf.Tensor, reward: tf.Tensor, state: Any) -> Any:
         outputs, _ = agent.network.step(observation, reward, state)
-        return tuple(outputs)
+        return tf.nest.flatten(outputs)
 
     def turn() -> int:
         for output in infer(observation, reward, state):
@@ -280,8 +280,8 @@ def measure_training(resolved: Resolved, seconds: float, say: Callable[[str], No
         say: told what is being measured.
 
     Returns:
-        The parts' rates (means of both halves), the composed limit, the run's rates, and the ratio of the steps it
-        trained on to the limit.
+        The parts' rates (means of both halves), the composed limit of steps trained on, the run's rates, how often a
+        step is trained on, and the ratio of the steps it trained on to the limit.
 
     Raises:
         SeedError: the run ended, or did not begin to train.
@@ -317,9 +317,13 @@ def measure_training(resolved: Resolved, seconds: float, say: Callable[[str], No
         name: {"steps_per_second": float(np.mean(values)), "halves": values, "what": what[name]}
         for name, values in rates.items()
     }
-    composed = 1.0 / sum(1.0 / float(np.mean(values)) for values in rates.values())
+    # A replay trains on each step several times: playing and acting are shared out among these.
+    trainings = config.replay.ratio if agent.algorithm.source == "replay" else 1.0
+    environment, inferring, updating = (float(np.mean(values)) for values in rates.values())
+    composed = 1.0 / ((1.0 / environment + 1.0 / inferring) / trainings + 1.0 / updating)
     return {
         **parts,
+        "trainings_of_a_step": trainings,
         "composed_steps_per_second": composed,
         "end_to_end": run,
         "ratio": run["trained_steps_per_second"] / composed,

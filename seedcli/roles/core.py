@@ -13,12 +13,15 @@ import tensorflow as tf
 
 from seedcli.agents import create_agent
 from seedcli.config import Config
+from seedcli.errors import UsageError
 from seedcli.inference.arena import Arena
-from seedcli.inference.engine import StepEngine, Stream
+from seedcli.inference.engine import StepEngine
 from seedcli.inference.policy import AgentPolicy
+from seedcli.inference.streams import Stream
 from seedcli.specs import EnvSpec
-from seedcli.training.batches import Piece, PreparedBatch, UnrollQueue, assemble
+from seedcli.training.batches import PreparedBatch
 from seedcli.training.checkpoint import Checkpoint, Checkpointer, restore
+from seedcli.training.sources import create_source
 from seedcli.training.trainer import Trainer, UpdateResult
 
 _log = logging.getLogger(__name__)
@@ -81,18 +84,30 @@ class LearnerCore:
         self.spec = spec
         self.agent = create_agent(config.agent, config.training, spec, config.run.seed)
         algorithm = self.agent.algorithm
+        actors = config.actors
+        if actors.evaluation_envs and "evaluation" not in algorithm.roles:
+            raise UsageError(
+                f"actors.evaluation_envs = {actors.evaluation_envs} must be 0 with agent.algorithm {algorithm.name}, "
+                "which acts in evaluation as in training"
+            )
         self.policy = AgentPolicy(
-            self.agent, spec, max_slots=config.inference.max_envs, seed=config.run.seed, pad_to=padding(config)
+            self.agent,
+            spec,
+            max_slots=config.inference.max_envs,
+            seed=config.run.seed,
+            pad_to=padding(config),
+            training_envs=actors.count * actors.envs - actors.evaluation_envs,
         )
-        self.queue = UnrollQueue()
         self.arena = Arena(
             spec,
             algorithm.records,
             algorithm.recorded,
-            batch_size=config.training.batch_size,
+            # A replay takes buffers whole, one at a time; a queue's must be able to make up a batch.
+            batch_size=config.training.batch_size if algorithm.source == "queue" else 1,
             queue_batches=config.training.queue_batches,
             on_release=on_release,
         )
+        self.source = create_source(self.agent, spec, config, self.arena, checkpoints.parent / "replay")
         self.engine = StepEngine(
             algorithm,
             spec,
@@ -101,7 +116,7 @@ class LearnerCore:
             max_envs=config.inference.max_envs,
             batch_size=config.inference.batch_size,
             deadline=config.inference.deadline_ms / 1000 if deadline is None else deadline,
-            on_unroll=self.queue.put,
+            on_unroll=self.source.put,
             on_fault=on_fault,
         )
         self.trainer = Trainer(self.agent, config.training, config.run.steps)
@@ -112,6 +127,7 @@ class LearnerCore:
             {"agent": self.agent.variables(), "optimizer": self.trainer.variables()},
             keep=config.training.keep_checkpoints,
             keep_every_hours=config.training.keep_every_hours,
+            attachment=self.source,
         )
         self._log_memory()
 
@@ -134,9 +150,13 @@ class LearnerCore:
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint: weights, optimizer, counters, random state."""
         restore(checkpoint, {"agent": self.agent.variables(), "optimizer": self.trainer.variables()})
+        self.source.restore(checkpoint.path)
         counters = checkpoint.counters
         self.engine.stats.env_steps = int(counters["env_steps"])
         self.engine.stats.episodes = int(counters["episodes"])
+        # Checkpoints made before there was evaluation in training do not count it.
+        self.engine.stats.evaluation_steps = int(counters.get("evaluation_steps", 0))
+        self.engine.stats.evaluation_episodes = int(counters.get("evaluation_episodes", 0))
         self.trainer.updates = int(counters["learner_updates"])
         self.trainer.trained_steps = int(counters["trained_steps"])
         self.trainer.dropped = int(counters["dropped_updates"])
@@ -149,29 +169,31 @@ class LearnerCore:
             "env_steps": self.engine.stats.env_steps,
             "env_frames": self.engine.stats.env_steps * self.spec.frames_per_step,
             "episodes": self.engine.stats.episodes,
+            "evaluation_steps": self.engine.stats.evaluation_steps,
+            "evaluation_episodes": self.engine.stats.evaluation_episodes,
             "learner_updates": self.trainer.updates,
             "trained_steps": self.trainer.trained_steps,
             "dropped_updates": self.trainer.dropped,
             "inference_batches": self.policy.batches,
         }
 
-    def next_batch(self, *, wait: bool) -> PreparedBatch | None:
-        """Assemble the next training batch; None: the queue is closed, or (not waiting) too short."""
-        pieces = self.queue.take(self.config.training.batch_size, wait=wait)
-        return None if pieces is None else self.assemble(pieces)
-
-    def assemble(self, pieces: list[Piece]) -> PreparedBatch:
-        """Copy pieces into a batch; see `training.batches.assemble`."""
-        return assemble(pieces, self.arena)
-
     def train(self, batch: PreparedBatch) -> UpdateResult:
         """One update, published to inference."""
         result = self.trainer.update(batch, self.engine.stats.env_steps)
+        self.source.trained(batch, result.priorities)
         if result.applied:
             self.policy.publish(self.trainer.updates)
         else:
             _log.error("update dropped: %s is not finite; %d dropped so far", result.fault, self.trainer.dropped)
         return result
+
+    def source_stats(self) -> dict[str, float]:
+        """Figures of the source, with the range of exploration inputs where there is any exploration."""
+        stats = self.source.stats()
+        exploration = self.policy.exploration[:-1][self.engine.training_slots]
+        if exploration.any():
+            stats |= {"epsilon_min": float(exploration.min()), "epsilon_max": float(exploration.max())}
+        return stats
 
     @property
     def finished(self) -> bool:

@@ -17,9 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from seedcli.agents import create_agent
+from seedcli.agents.base import Role
 from seedcli.config import Config
 from seedcli.envs import create_env
 from seedcli.envs.base import VectorEnv
+from seedcli.envs.checks import check_finite
 from seedcli.errors import EXIT_DONE, CheckpointError, UsageError
 from seedcli.inference.policy import AgentPolicy
 from seedcli.layering import from_toml_file
@@ -76,6 +78,8 @@ class Player:
         self._agent = create_agent(self.config.agent, self.config.training, checkpoint.spec, seed)
         restore(checkpoint, {"agent": self._agent.variables()})
         self._policy = AgentPolicy(self._agent, checkpoint.spec, max_slots=envs, seed=seed, greedy=not sample)
+        role: Role = "evaluation" if "evaluation" in self._agent.algorithm.roles else "training"
+        self._policy.assign(np.arange(envs, dtype=np.int32), role, np.arange(envs))
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Play another checkpoint of the same run."""
@@ -118,6 +122,7 @@ class Player:
         while True:
             if video is not None:
                 video.add(env.render())
+            check_finite(out.reward, "reward", env.spec.name)
             total = np.where(first, 0.0, total) + out.reward
             length = np.where(first, 0, length + 1)
             ended = (out.terminated | out.truncated) != 0

@@ -17,8 +17,9 @@ from typing import Any
 
 from seedcli.config import Config
 from seedcli.errors import EXIT_DONE, RefusedError, SeedError, UsageError
-from seedcli.inference.engine import StepEngine, Stream
+from seedcli.inference.engine import StepEngine
 from seedcli.inference.service import FleetSettings, InferenceService
+from seedcli.inference.streams import Stream
 from seedcli.layering import Resolved, to_toml
 from seedcli.net.base import ServerTransport
 from seedcli.roles.core import LearnerCore, share_cores
@@ -46,6 +47,8 @@ def fleet_settings(config: Config) -> FleetSettings:
         heartbeat_seconds=config.net.heartbeat_seconds,
         timeout_seconds=config.net.timeout_seconds,
         reconnect_timeout=config.net.reconnect_timeout,
+        fleet_envs=config.actors.count * config.actors.envs,
+        evaluation_envs=config.actors.evaluation_envs,
     )
 
 
@@ -130,7 +133,6 @@ class Learner:
         self.service = InferenceService(transports, fleet, self.engine_for)
         self.results: deque[UpdateResult] = deque(maxlen=100_000)
         self.training_profile = Profile()
-        self.prefetch_profile = Profile()
         self.done = threading.Event()
         self.failure: BaseException | None = None
         self._built = threading.Event()
@@ -175,9 +177,12 @@ class Learner:
     def start(self) -> None:
         """Start the inference, prefetch and training threads."""
         for name, target in (("inference", self.service.run), ("prefetch", self._prefetch), ("training", self._train)):
-            thread = threading.Thread(target=self._guard, args=(target,), name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self._start_thread(name, target)
+
+    def _start_thread(self, name: str, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=self._guard, args=(target,), name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _guard(self, target: Callable[[], None]) -> None:
         try:
@@ -192,18 +197,16 @@ class Learner:
         if self._stopping.is_set():
             return
         assert self.core is not None
+        source = self.core.source
+        for name, worker in source.workers().items():
+            self._start_thread(name, worker)
         while not self._stopping.is_set():
-            begun = time.perf_counter()
-            pieces = self.core.queue.take(self.config.training.batch_size)
-            taken = time.perf_counter()
-            self.prefetch_profile.add("waiting", taken - begun)
-            if pieces is None:
+            batch = source.next_batch(wait=True)
+            if batch is None:
                 break
-            batch = self.core.assemble(pieces)
-            assembled = time.perf_counter()
-            self.prefetch_profile.add("batching", assembled - taken)
+            begun = time.perf_counter()
             self._batches.put(batch)
-            self.prefetch_profile.add("waiting", time.perf_counter() - assembled)
+            source.profiles["prefetch thread"].add("waiting", time.perf_counter() - begun)
 
     def _train(self) -> None:
         self._built.wait()
@@ -232,13 +235,14 @@ class Learner:
         self._stopping.set()
         self._built.set()
         if self.core is not None:
-            self.core.queue.close()
+            self.core.source.close()
         threads = {thread.name: thread for thread in self._threads}
         # Prefetch may wait for room, training for a batch: the first is given room, the second an end.
         self._end(threads.get("prefetch"), lambda: self._batches.get_nowait())
         self._end(threads.get("training"), lambda: self._batches.put_nowait(None))
         self.service.stop(training_done=training_done)
-        self._end(threads.get("inference"), lambda: None)
+        for thread in list(self._threads):
+            self._end(thread, lambda: None)
         self.service.finish()
 
     @staticmethod

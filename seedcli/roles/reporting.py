@@ -55,6 +55,7 @@ class Reporter:
         if folder.resume:
             self._writer.truncate_after(resumed_at or 0)
         self._last_100: deque[float] = deque(maxlen=100)
+        self._evaluation_100: deque[float] = deque(maxlen=100)
         self._actor_steps: dict[int, int] = {}
         self._fleet_time = time.monotonic()
         self._process = psutil.Process()
@@ -126,6 +127,9 @@ class Reporter:
         if core is not None:
             fields |= self._engine_fields(grown)
             fields |= self._training_fields()
+            fields["replay"] = core.source_stats()
+            # A replay counts those of the engine too, once they reach it.
+            fields["dropped_unrolls"] = max(core.engine.stats.dropped_unrolls, core.source.dropped)
             fields["env_frames"] = counters["env_steps"] * core.spec.frames_per_step
             fields["env_frames_per_second"] = fields["env_steps_per_second"] * core.spec.frames_per_step
         return Snapshot(**fields)
@@ -137,6 +141,8 @@ class Reporter:
         finished = [stats.finished.popleft() for _ in range(len(stats.finished))]
         returns = [episode[0] for episode in finished]
         self._last_100.extend(returns)
+        watched = [stats.finished_evaluation.popleft()[0] for _ in range(len(stats.finished_evaluation))]
+        self._evaluation_100.extend(watched)
         percentiles = stats.latency.percentiles(50, 99)
         stats.latency.reset()
         return {
@@ -144,6 +150,9 @@ class Reporter:
             "episode_return": _mean(returns),
             "episode_return_100": _mean(list(self._last_100)),
             "episode_length": _mean([float(episode[1]) for episode in finished]),
+            "evaluation_episodes": stats.evaluation_episodes,
+            "evaluation_return": _mean(watched),
+            "evaluation_return_100": _mean(list(self._evaluation_100)),
             "inference_batch_size": grown["batch_rows"] / grown["batches"] if grown["batches"] else None,
             "inference_latency_ms": (
                 {"p50": 1000 * percentiles[0], "p99": 1000 * percentiles[1]} if percentiles is not None else None
@@ -210,7 +219,8 @@ class Reporter:
             for name, seconds in learner.core.engine.profile.seconds().items():
                 inference[name] = inference.get(name, 0.0) + seconds
             shown["inference thread"] = inference
-            shown["prefetch thread"] = learner.prefetch_profile.seconds()
+            for name, profile in learner.core.source.profiles.items():
+                shown[name] = profile.seconds()
             shown["training thread"] = learner.training_profile.seconds()
         shown |= profiles
         console = Console(stderr=True)

@@ -87,7 +87,7 @@ def _loop(learner: Learner, sessions: list[ActorSession], signals: Signals, repo
         for session in sessions:
             while session.turn(0.0):
                 moved = True
-        batch = core.next_batch(wait=False)
+        batch = core.source.next_batch(wait=False)
         if batch is not None:
             begun = time.perf_counter()
             learner.results.append(core.train(batch))

@@ -56,7 +56,8 @@ class ViewState:
         fleet: the actors.
         total_steps: environment steps at which training ends.
         seconds_left: None where not known.
-        returns: mean returns over the run, oldest first.
+        returns: mean returns over the run, oldest first: of evaluation where there is any.
+        evaluating: whether there is.
     """
 
     header: Mapping[str, str] = field(default_factory=dict)
@@ -66,6 +67,7 @@ class ViewState:
     total_steps: int = 0
     seconds_left: float | None = None
     returns: Sequence[float] = ()
+    evaluating: bool = False
 
 
 def duration(seconds: float | None) -> str:
@@ -134,21 +136,23 @@ Rows = list[tuple[str, str, str]]  # label, figure, style of the figure
 
 
 def figures(snapshot: Snapshot) -> dict[str, Rows]:
-    """The rows of the three panels, most important first."""
+    """The rows of the panels, most important first: three, and one of the replay where there is one."""
     s = snapshot
     bad = "bold red"
-    learning: Rows = [
-        ("return (100)", tenth(s.episode_return_100), "bold green"),
-        ("episode length", tenth(s.episode_length), "bold"),
-        ("loss", number(s.loss), "bold"),
-        ("entropy", number(s.extra.get("entropy")), "bold"),
+    learning: Rows = [("return (100)", tenth(s.episode_return_100), "bold green")]
+    if s.evaluation_episodes:
+        learning.append(("eval (100)", tenth(s.evaluation_return_100), "bold green"))
+    learning += [("episode length", tenth(s.episode_length), "bold"), ("loss", number(s.loss), "bold")]
+    if "entropy" in s.extra:
+        learning.append(("entropy", number(s.extra["entropy"]), "bold"))
+    learning += [
         ("learning rate", number(s.learning_rate), "bold"),
         ("gradient norm", number(s.grad_norm), "bold"),
     ]
     learning += [
         (name.replace("_", " "), number(value), "bold") for name, value in s.extra.items() if name != "entropy"
     ]
-    return {
+    panels = {
         "speed": [
             ("steps/s", count(s.env_steps_per_second), "bold cyan"),
             ("frames/s", count(s.env_frames_per_second), "bold"),
@@ -170,6 +174,38 @@ def figures(snapshot: Snapshot) -> dict[str, Rows]:
             ("protocol errors", count(s.protocol_errors), bad if s.protocol_errors else "bold"),
         ],
     }
+    if s.replay:
+        dropped: Rows = [("dropped unrolls", count(s.dropped_unrolls), bad)] if s.dropped_unrolls else []
+        panels["replay"] = dropped + _replay_rows(s.replay)
+    elif s.dropped_unrolls:
+        panels["inference"].insert(0, ("dropped unrolls", count(s.dropped_unrolls), bad))
+    return panels
+
+
+# Most important first, under labels that fit beside their figures.
+_REPLAY_LABELS = {
+    "replay_size": "unrolls",
+    "replay_ratio": "replay ratio",
+    "priority_mean": "priority",
+    "priority_max": "priority max",
+    "epsilon_min": "epsilon min",
+    "epsilon_max": "epsilon max",
+    "replay_mb": "size MB",
+    "bytes_per_unroll": "bytes each",
+}
+
+
+def _replay_rows(figures: Mapping[str, float]) -> Rows:
+    names = [*(name for name in _REPLAY_LABELS if name in figures), *(figures.keys() - _REPLAY_LABELS.keys())]
+    whole = ("replay_size", "bytes_per_unroll")
+    return [
+        (
+            _REPLAY_LABELS.get(name, name.replace("_", " ")),
+            count(round(value)) if name in whole else number(value),
+            "bold",
+        )
+        for name, value in ((name, figures[name]) for name in names)
+    ]
 
 
 def _line(left: Text, right: Text) -> Table:
@@ -313,15 +349,19 @@ class Picture:
         if state.snapshot is None:
             return Group(*parts, self._waiting())
         rows = 8 if height >= 34 else 6
-        side_by_side = width >= 132
+        curve_title = "evaluation return" if state.evaluating else "return"
+        side_by_side = width >= (160 if state.snapshot.replay else 132)
         panels = Table.grid(expand=True, pad_edge=False)
         cells: list[RenderableType] = []
-        for title, lines in figures(state.snapshot).items():
+        shown = figures(state.snapshot)
+        if len(shown) > 3 and width < 110:
+            del shown["inference"]  # four do not fit, and the replay says more of how learning goes
+        for title, lines in shown.items():
             panels.add_column(width=30 if side_by_side else None, ratio=None if side_by_side else 1)
             cells.append(_panel(_rows(lines, rows), title, rows + 2))
         if side_by_side:
             panels.add_column(ratio=1)
-            cells.append(_panel(_Curve(state.returns, rows), "return", rows + 2))
+            cells.append(_panel(_Curve(state.returns, rows), curve_title, rows + 2))
         panels.add_row(*cells)
         parts.append(panels)
         used += rows + 2
@@ -330,7 +370,7 @@ class Picture:
         fleet_lines = max(1, len(state.fleet)) + 3
         if not side_by_side and room >= 3 + min(4, fleet_lines):
             curve = max(1, min(10, room - 2 - min(fleet_lines, 8)))
-            parts.append(_panel(_Curve(state.returns, curve), "return", curve + 2))
+            parts.append(_panel(_Curve(state.returns, curve), curve_title, curve + 2))
             room -= curve + 2
         if room >= 4:
             envs = count(sum(row.envs for row in state.fleet))

@@ -98,8 +98,13 @@ class LiveView:
         state = self._state
         if snapshot is not None and snapshot is not state.snapshot:
             self._left.add(snapshot)
-            if snapshot.episode_return is not None:
-                self._add_return(snapshot.episode_return)
+            # Where environments only evaluate, theirs is the curve: the others' holds all their exploration.
+            if snapshot.evaluation_episodes and not state.evaluating:
+                state.evaluating = True
+                self._returns.clear()
+            value = snapshot.evaluation_return if state.evaluating else snapshot.episode_return
+            if value is not None:
+                self._add_return(value)
         state.snapshot, state.fleet, state.total_steps = snapshot, fleet, total_steps
         state.returns = self._returns
         if snapshot is not None:
@@ -196,6 +201,7 @@ class PlainView:
             f"steps {count(snapshot.env_steps)}/{count(total)} ({percent(snapshot, total)}%)",
             f"{count(snapshot.env_steps_per_second)} steps/s",
             f"return {tenth(snapshot.episode_return_100)}",
+            *([f"evaluation {tenth(snapshot.evaluation_return_100)}"] if snapshot.evaluation_episodes else []),
             f"lag {tenth(snapshot.policy_lag)}",
             f"batch {tenth(snapshot.inference_batch_size)}",
             f"latency {tenth(latency(snapshot, 'p50'))}/{tenth(latency(snapshot, 'p99'))} ms",

@@ -129,6 +129,10 @@ class Snapshot:
         episode_return: mean raw (unclipped) return of the episodes finished; None where none was.
         episode_return_100: mean raw return of the last 100 episodes; None before the first.
         episode_length: mean length in environment steps of the episodes finished; None where none was.
+        evaluation_episodes: episodes finished by environments that only evaluate, since training began; no other
+            figure of episodes or environment steps counts them.
+        evaluation_return: mean raw return of those finished; None where none was.
+        evaluation_return_100: mean raw return of the last 100 of them; None before the first.
         policy_lag: mean updates between acting on a record and training on it.
         policy_lag_max: the largest such lag.
         inference_batch_size: mean environments of an inference batch.
@@ -137,10 +141,13 @@ class Snapshot:
         learning_rate: learning rate of the last update.
         grad_norm: global gradient norm of the last update, before clipping.
         dropped_updates: updates dropped because a loss or gradient was not finite, since training began.
+        dropped_unrolls: unrolls dropped because a reward or a priority was not finite, since the learner started.
         actors: actors connected.
         envs: their environments.
         protocol_errors: connections ended for breaking the protocol, since training began.
         learner_memory_mb: resident memory of the learner process, MiB.
+        replay: figures of where batches come from and of exploration (replay_size, priority_max, epsilon_min, …);
+            a name of its own each.
         extra: the algorithm's own metrics (policy_loss, entropy, …); a name of its own each.
     """
 
@@ -156,6 +163,9 @@ class Snapshot:
     episode_return: float | None = None
     episode_return_100: float | None = None
     episode_length: float | None = None
+    evaluation_episodes: int = 0
+    evaluation_return: float | None = None
+    evaluation_return_100: float | None = None
     policy_lag: float | None = None
     policy_lag_max: float | None = None
     inference_batch_size: float | None = None
@@ -164,14 +174,16 @@ class Snapshot:
     learning_rate: float | None = None
     grad_norm: float | None = None
     dropped_updates: int = 0
+    dropped_unrolls: int = 0
     actors: int = 0
     envs: int = 0
     protocol_errors: int = 0
     learner_memory_mb: float | None = None
+    replay: Mapping[str, float] = field(default_factory=dict)
     extra: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        clash = sorted(self.extra.keys() & {f.name for f in dataclasses.fields(self)})
+        clash = sorted(self.extra.keys() & ({f.name for f in dataclasses.fields(self)} | self.replay.keys()))
         if clash:
             raise ValueError(f"the algorithm's metric {clash[0]!r} has the name of a general one; rename it")
 
@@ -188,12 +200,13 @@ class Snapshot:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields in a fixed order, `time` first and `extra` flattened to the end, ready for JSON.
+        """The fields in a fixed order, `time` first, `replay` and `extra` flattened to the end, ready for JSON.
 
         Numbers that are not finite become None; NumPy scalars become Python's.
         """
-        names = ["time", *(f.name for f in dataclasses.fields(self) if f.name not in ("time", "extra"))]
+        names = ["time", *(f.name for f in dataclasses.fields(self) if f.name not in ("time", "replay", "extra"))]
         line = {name: _plain(getattr(self, name)) for name in names}
+        line.update((name, _plain(value)) for name, value in self.replay.items())
         line.update((name, _plain(self.extra[name])) for name in sorted(self.extra))
         return line
 
@@ -258,7 +271,7 @@ class MetricsWriter:
             self._file.truncate(size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
         if self._events is not None:
-            self._events.scalars(snapshot.env_steps, snapshot.time, _scalars(line, snapshot.extra))
+            self._events.scalars(snapshot.env_steps, snapshot.time, _scalars(line, snapshot))
 
     def close(self) -> None:
         """Close the files; safe to call twice."""
@@ -269,17 +282,19 @@ class MetricsWriter:
 
 _GROUPS = {
     "episode": ("episodes", "episode_return", "episode_return_100", "episode_length"),
+    "evaluation": ("evaluation_episodes", "evaluation_return", "evaluation_return_100"),
     "speed": ("env_steps_per_second", "env_frames_per_second", "updates_per_second"),
     "progress": ("env_frames", "trained_steps", "learner_updates"),
-    "learner": ("loss", "learning_rate", "grad_norm", "dropped_updates", "learner_memory_mb"),
+    "learner": ("loss", "learning_rate", "grad_norm", "dropped_updates", "dropped_unrolls", "learner_memory_mb"),
     "inference": ("policy_lag", "policy_lag_max", "inference_batch_size"),
     "fleet": ("actors", "envs", "protocol_errors"),
 }
 
 
-def _scalars(line: Mapping[str, Any], extra: Iterable[str]) -> dict[str, float]:
+def _scalars(line: Mapping[str, Any], snapshot: Snapshot) -> dict[str, float]:
     scalars = {f"{group}/{name}": line[name] for group, names in _GROUPS.items() for name in names}
-    scalars.update((f"agent/{name}", line[name]) for name in extra)
+    scalars.update((f"replay/{name}", line[name]) for name in snapshot.replay)
+    scalars.update((f"agent/{name}", line[name]) for name in snapshot.extra)
     for quantile, value in (line["inference_latency_ms"] or {}).items():
         scalars[f"inference/latency_ms_{quantile}"] = value
     return {tag: value for tag, value in scalars.items() if value is not None}

@@ -42,6 +42,19 @@ class UnrollQueue:
             self._columns += buffer.num_envs
             self._ready.notify()
 
+    def take_buffer(self, *, wait: bool = True) -> UnrollBuffer | None:
+        """The oldest buffer, whole, for a consumer that never calls `take`; None: closed, or none and not waiting."""
+        with self._ready:
+            while not self._buffers and not self._closed:
+                if not wait:
+                    return None
+                self._ready.wait()
+            if self._closed:
+                return None
+            buffer = self._buffers.popleft()
+            self._columns -= buffer.num_envs
+            return buffer
+
     def close(self) -> None:
         """Wake whoever waits: `take` returns None from now on."""
         with self._ready:
@@ -88,15 +101,25 @@ class PreparedBatch(NamedTuple):
         unrolls: the arrays, on the training device.
         versions: int64 [K+T+1, B], the policy version behind each record.
         final: bool [K+T+1, B], the last record of an episode: no transition of the environment follows it.
+        serials: int64 [B], which unrolls of a replay these are; None from a queue.
     """
 
     unrolls: UnrollBatch
     versions: npt.NDArray[np.int64]
     final: npt.NDArray[np.bool_]
+    serials: npt.NDArray[np.int64] | None = None
 
 
 def _join(parts: list[npt.NDArray[Any]], axis: int) -> npt.NDArray[Any]:
     return np.ascontiguousarray(parts[0]) if len(parts) == 1 else np.concatenate(parts, axis=axis)
+
+
+def _weights(piece: Piece) -> npt.NDArray[np.float32]:
+    """1 for columns that may be trained on, 0 for the others."""
+    keep = piece.buffer.keep
+    if keep is None:
+        return np.ones(piece.stop - piece.start, np.float32)
+    return keep[piece.start : piece.stop].astype(np.float32)
 
 
 def assemble(pieces: list[Piece], arena: Arena) -> PreparedBatch:
@@ -114,7 +137,6 @@ def assemble(pieces: list[Piece], arena: Arena) -> PreparedBatch:
         tf.nest.map_structure(lambda x, p=piece: np.asarray(x)[p.start : p.stop], piece.buffer.state)
         for piece in pieces
     ]
-    columns = sum(piece.stop - piece.start for piece in pieces)
     state = tf.nest.map_structure(lambda *parts: tf.convert_to_tensor(_join(list(parts), 0)), *states)
     unrolls = UnrollBatch(
         observation=tf.convert_to_tensor(gather(lambda b: b.steps.observation)),
@@ -126,7 +148,7 @@ def assemble(pieces: list[Piece], arena: Arena) -> PreparedBatch:
             name: tf.convert_to_tensor(gather(lambda b, n=name: b.recorded[n])) for name in pieces[0].buffer.recorded
         },
         state=state,
-        weights=tf.ones(columns, tf.float32),
+        weights=tf.convert_to_tensor(np.concatenate([_weights(piece) for piece in pieces])),
     )
     versions = np.concatenate(
         [np.broadcast_to(p.buffer.version[:, None], (len(p.buffer.version), p.stop - p.start)) for p in pieces], axis=1

@@ -14,10 +14,10 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -151,6 +151,16 @@ def restore(checkpoint: Checkpoint, groups: dict[str, Sequence[tf.Variable]]) ->
             variable.assign(reader.get_tensor(key))
 
 
+class Attachment(Protocol):
+    """What a checkpoint keeps besides variables and counters."""
+
+    def capture(self) -> Callable[[Path], None] | None:
+        """Take a picture now; the function writes it into the checkpoint's folder later. None: nothing to keep."""
+
+    def prune(self, checkpoints: list[Path]) -> None:
+        """Delete what none of these checkpoints keeps any more."""
+
+
 class Checkpointer:
     """Writes checkpoints of a run from a thread of its own.
 
@@ -161,6 +171,7 @@ class Checkpointer:
         groups: variables by group name.
         keep: newest checkpoints kept.
         keep_every_hours: one checkpoint in so many hours is kept for good; 0: none.
+        attachment: what else they keep, if anything.
     """
 
     def __init__(
@@ -172,12 +183,14 @@ class Checkpointer:
         *,
         keep: int,
         keep_every_hours: float,
+        attachment: Attachment | None = None,
     ) -> None:
         self._folder = folder
         self._config_text = config_text
         self._spec = spec
         self._groups = groups
         self._keep = keep
+        self._attachment = attachment
         self._keep_every = keep_every_hours * 3600
         # Host copies, so that writing takes its time while training goes on changing the variables.
         with tf.device("/CPU:0"):
@@ -206,7 +219,10 @@ class Checkpointer:
             for copy, variable in zip(self._copies[group], variables, strict=True):
                 copy.assign(variable)
         path = self._folder / str(counters["env_steps"])
-        self._thread = threading.Thread(target=self._write, args=(path, dict(counters)), name="checkpoint", daemon=True)
+        attach = self._attachment.capture() if self._attachment is not None else None
+        self._thread = threading.Thread(
+            target=self._write, args=(path, dict(counters), attach), name="checkpoint", daemon=True
+        )
         self._thread.start()
         if wait:
             self.wait()
@@ -223,9 +239,9 @@ class Checkpointer:
             self._thread.join()
             self._thread = None
 
-    def _write(self, path: Path, counters: dict[str, Any]) -> None:
+    def _write(self, path: Path, counters: dict[str, Any], attach: Callable[[Path], None] | None) -> None:
         try:
-            self._write_files(path, counters)
+            self._write_files(path, counters, attach)
             self._prune()
             self.error = None
         except Exception as error:
@@ -237,10 +253,12 @@ class Checkpointer:
     def _partial(self, path: Path) -> Path:
         return self._folder / f".{path.name}.partial"
 
-    def _write_files(self, path: Path, counters: dict[str, Any]) -> None:
+    def _write_files(self, path: Path, counters: dict[str, Any], attach: Callable[[Path], None] | None) -> None:
         temporary = self._partial(path)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
+        if attach is not None:
+            attach(temporary)
         self._tensors.write(str(temporary / "variables"))
         (temporary / "config.toml").write_text(self._config_text)
         state = {"format": FORMAT, "time": time.time(), "spec": self._spec.to_dict(), "counters": counters}
@@ -273,3 +291,5 @@ class Checkpointer:
                 kept_time = made
             else:
                 shutil.rmtree(path, ignore_errors=True)
+        if self._attachment is not None:
+            self._attachment.prune(list_checkpoints(self._folder))

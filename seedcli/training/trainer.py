@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from seedcli.agents.base import Agent, UnrollBatch
@@ -25,6 +26,7 @@ class UpdateResult(NamedTuple):
         policy_lag_max: the largest.
         metrics: the algorithm's own scalars.
         fault: what was not finite, where `applied` is false.
+        priorities: [B] float32, the unrolls' new priorities in a replay; None where the algorithm gives none.
     """
 
     applied: bool
@@ -35,6 +37,7 @@ class UpdateResult(NamedTuple):
     policy_lag_max: int
     metrics: dict[str, float]
     fault: str | None
+    priorities: npt.NDArray[np.float32] | None = None
 
 
 class Trainer:
@@ -62,7 +65,7 @@ class Trainer:
         self.trained_steps = 0
         self.dropped = 0
 
-    def _update_impl(self, unrolls: UnrollBatch) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Any]:
+    def _update_impl(self, unrolls: UnrollBatch) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Any, Any]:
         variables = self._agent.network.trainable_variables
         with tf.GradientTape() as tape:
             outputs = self._agent.loss(unrolls)
@@ -70,14 +73,14 @@ class Trainer:
         norm = apply_gradients(self.optimizer, gradients, variables, self._config.clip_norm, outputs.loss)
         # The norm is finite exactly where every element of every gradient is.
         applied = tf.math.is_finite(outputs.loss) & tf.math.is_finite(norm)
-        return applied, outputs.loss, norm, dict(outputs.metrics)
+        return applied, outputs.loss, norm, dict(outputs.metrics), outputs.priorities
 
     def update(self, batch: PreparedBatch, env_steps: int) -> UpdateResult:
         """Train on a batch; `env_steps` places the learning rate on its schedule."""
         rate = learning_rate(self._config, env_steps, self._total_steps)
         self.optimizer.learning_rate.assign(rate)
         lag = self.updates - batch.versions[self._agent.algorithm.burn_in : -1]
-        applied, loss, norm, metrics = self._update(batch.unrolls)
+        applied, loss, norm, metrics, priorities = self._update(batch.unrolls)
         loss_value, norm_value = float(loss), float(norm)
         fault = None
         if bool(applied):
@@ -96,6 +99,7 @@ class Trainer:
             policy_lag_max=int(lag.max()),
             metrics={name: float(value) for name, value in metrics.items()},
             fault=fault,
+            priorities=None if priorities is None else priorities.numpy(),
         )
 
     def variables(self) -> list[tf.Variable]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from seedcli.agents.base import ActInputs, UnrollBatch
-from seedcli.agents.networks import PolicyValueNetwork
+from seedcli.agents.networks import RecurrentNetwork
 from seedcli.config import AgentConfig, TrainingConfig
 from seedcli.specs import ArraySpec, EnvSpec
 
@@ -60,15 +61,15 @@ def random_records(spec: EnvSpec, length: int, columns: int, seed: int = 0, ends
     }
 
 
-def unroll_batch(records: Records, state: Any) -> UnrollBatch:
-    """Records as a training batch."""
+def unroll_batch(records: Records, state: Any, recorded: Sequence[str] = ("logits",)) -> UnrollBatch:
+    """Records as a training batch, some of their fields as what the algorithm recorded."""
     return UnrollBatch(
         observation=tf.constant(records["observation"]),
         reward=tf.constant(records["reward"]),
         terminated=tf.constant(records["terminated"]),
         truncated=tf.constant(records["truncated"]),
         action=tf.constant(records["action"]),
-        recorded={"logits": tf.constant(records["logits"])},
+        recorded={name: tf.constant(records[name]) for name in recorded},
         state=state,
         weights=tf.ones(records["reward"].shape[1]),
     )
@@ -86,7 +87,7 @@ def act_inputs(spec: EnvSpec, rows: int, seed: tuple[int, int] = (1, 2)) -> ActI
     )
 
 
-def reset(network: PolicyValueNetwork, state: Any, first: npt.NDArray[np.bool_]) -> Any:
+def reset(network: RecurrentNetwork, state: Any, first: npt.NDArray[np.bool_]) -> Any:
     """The state with the rows of `first` as at the start of an episode."""
     initial = network.initial_state(len(first))
 
@@ -96,7 +97,7 @@ def reset(network: PolicyValueNetwork, state: Any, first: npt.NDArray[np.bool_])
     return tf.nest.map_structure(choose, initial, state)
 
 
-def play(network: PolicyValueNetwork, records: Records) -> tuple[Any, list[Any], Any]:
+def play(network: RecurrentNetwork, records: Records) -> tuple[Any, list[Any], Any]:
     """Act step by step: outputs [L, B, ...], the state before each record (after any reset), and the last state."""
     state = network.initial_state(records["reward"].shape[1])
     step = tf.function(network.step)

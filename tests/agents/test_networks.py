@@ -124,19 +124,34 @@ def test_memory_is_zero_at_the_start_and_holds_what_is_asked_for() -> None:
     assert not any(np.any(x) for x in state.values())
 
 
+def value_of(net: PolicyValueNetwork, action: int | None, reward: float) -> float:
+    """The value of one observation after an action (None: the first of an episode) and a reward."""
+    state = net.initial_state(1)
+    if action is not None:
+        state = net.remember(state, tf.constant([action]))
+    return float(net.step(tf.ones([1, 5]), tf.constant([reward]), state)[0].value[0])
+
+
 def test_previous_action_and_reward_reach_the_heads() -> None:
     net = PolicyValueNetwork(agent_config(previous_action_reward=True), VECTOR, 0)
-    observation = tf.ones([1, 5])
+    assert len({value_of(net, action, 0.0) for action in (None, 0, 1, 2)}) == 4
+    assert value_of(net, 1, 0.5) != value_of(net, 1, 0.0)
+    assert value_of(net, 1, 3.0) == value_of(net, 1, 1.0)
 
-    def value(action: int | None, reward: float) -> float:
-        state = net.initial_state(1)
-        if action is not None:
-            state = net.remember(state, tf.constant([action]))
-        return float(net.step(observation, tf.constant([reward]), state)[0].value[0])
 
-    assert len({value(action, 0.0) for action in (None, 0, 1, 2)}) == 4
-    assert value(1, 0.5) != value(1, 0.0)
-    assert value(1, 3.0) == value(1, 1.0)
+@pytest.mark.parametrize(("clip", "seen"), [(1.0, (-1.0, 1.0)), (2.5, (-2.5, 2.5)), (0.0, (-40.0, 90.0))])
+def test_rewards_as_inputs_are_clipped_as_asked_for(clip: float, seen: tuple[float, float]) -> None:
+    config = {"previous_action_reward": True, "hidden": ()}
+    net = PolicyValueNetwork(agent_config(reward_input_clip=clip, **config), VECTOR, 0)
+    raw = PolicyValueNetwork(agent_config(reward_input_clip=0.0, **config), VECTOR, 0)
+    for reward, clipped in zip((-40.0, 90.0), seen, strict=True):
+        assert value_of(net, 1, reward) == value_of(raw, 1, clipped)
+        records = random_records(VECTOR, 2, 1, ends=0.0)
+        records["reward"][:] = reward
+        unclipped = {**records, "reward": np.full_like(records["reward"], clipped)}
+        outputs, _ = net.unroll(**whole(records), state=net.initial_state(1))
+        expected, _ = raw.unroll(**whole(unclipped), state=raw.initial_state(1))
+        np.testing.assert_array_equal(outputs.value, expected.value)
 
 
 def test_the_lstm_agrees_with_keras() -> None:

@@ -12,6 +12,7 @@ from seedcli.specs import RowLayout, StepBatch, aligned_empty
 
 COUNTER = "seedcli.envs.testing:Counter-v0"
 RECALL = "seedcli.envs.testing:Recall-v0"
+POSITIONS = "seedcli.envs.memory:CartPolePositions-v0"
 
 
 def gymnasium_config(env_id: str, **fields: Any) -> EnvironmentConfig:

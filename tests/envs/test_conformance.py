@@ -10,7 +10,7 @@ import pytest
 from seedcli.config import EnvironmentConfig
 from seedcli.envs import create_env
 from seedcli.errors import EnvironmentFailed
-from tests.envs.helpers import COUNTER, FIELDS, RECALL, Played, atari_config, gymnasium_config, play
+from tests.envs.helpers import COUNTER, FIELDS, POSITIONS, RECALL, Played, atari_config, gymnasium_config, play
 
 
 class Case(NamedTuple):
@@ -23,6 +23,7 @@ CASES = {
     "CartPole": Case(gymnasium_config("CartPole-v1", max_episode_steps=12), 80),
     "FrozenLake": Case(gymnasium_config("FrozenLake-v1", max_episode_steps=12), 80),
     "Counter": Case(gymnasium_config(COUNTER), 120),
+    "CartPolePositions": Case(gymnasium_config(POSITIONS, max_episode_steps=12), 80),
     "Recall": Case(gymnasium_config(RECALL), 40),
     "pong": Case(atari_config("pong", max_frames=60), 60),
     "breakout": Case(atari_config("breakout", max_frames=100, repeat_action_probability=0.25), 80),

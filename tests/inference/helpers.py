@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from seedcli.agents.base import AlgorithmSpec
 from seedcli.inference.arena import Arena, UnrollBuffer
-from seedcli.inference.engine import Answer, StepEngine, Stream
+from seedcli.inference.engine import StepEngine
 from seedcli.inference.policy import Decision
+from seedcli.inference.streams import Answer, Stream
 from seedcli.specs import ArraySpec, EnvSpec
 
 SPEC = EnvSpec("test/env", ArraySpec((3,), "float32"), num_actions=1000)
@@ -29,6 +30,7 @@ class CountingPolicy:
         self.state = np.zeros(slots, np.int64)
         self.version = 0
         self.batches: list[int] = []
+        self.assigned: dict[int, tuple[str, int]] = {}  # by slot: role, which of that role
 
     def act(self, observation: Any, reward: Any, first: Any, slots: Any) -> Decision:
         self.state[slots] = np.where(first, 0, self.state[slots]) + 1
@@ -39,6 +41,10 @@ class CountingPolicy:
 
     def snapshot(self, slots: Any, first: Any) -> Any:
         return {"count": np.where(first, 0, self.state[slots])}
+
+    def assign(self, slots: Any, role: Any, index: Any) -> None:
+        for slot, number in zip(slots.tolist(), index.tolist(), strict=True):
+            self.assigned[slot] = (role, number)
 
 
 class Player:
@@ -53,8 +59,8 @@ class Player:
         self.step = np.zeros(stream.num_envs, np.int64)
         self.sent: list[dict[str, npt.NDArray[Any]]] = []
 
-    def send(self) -> None:
-        """Write the next row where the engine says, and keep what was written."""
+    def send(self, bad: npt.NDArray[np.bool_] | None = None, value: float = np.nan) -> None:
+        """Write the next row where the engine says, and keep what was written; `value` as reward where `bad` [E]."""
         envs = self.stream.num_envs
         layout = self.stream.buffer.layout
         views = layout.views(np.frombuffer(self.engine.destination(self.stream), np.uint8))
@@ -62,6 +68,8 @@ class Player:
         final = self.step + 1 >= self.lengths[np.arange(envs), self.episode % self.lengths.shape[1]]
         views.observation[:] = np.stack([ids, self.episode, self.step], axis=1)
         views.reward[:] = np.where(self.step == 0, 0.0, 1.0 + self.episode)
+        if bad is not None:
+            views.reward[bad] = value
         views.terminated[:] = final & (self.episode % 2 == 0)
         views.truncated[:] = final & (self.episode % 2 == 1)
         self.sent.append(

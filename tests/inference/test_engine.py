@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seedcli.inference.engine import SlotAllocator
+from seedcli.inference.streams import SlotAllocator
 from seedcli.specs import split_envs
 from tests.inference.helpers import Player, make_engine
 
@@ -143,12 +143,12 @@ def test_a_fault_ends_its_stream_alone():
     players = [Player(engine, engine.open_stream(None, i, 2), i, np.full((2, 1), 50)) for i in range(3)]
     for player in players:
         player.send()
-    players[1].stream.buffer.records[0].reward[1] = np.nan
+    players[1].stream.buffer.records[0].observation[1, 2] = np.nan
     players[2].stream.buffer.records[0].terminated[0] = 7
     answers = engine.answer()
     assert [a.stream.index for a in answers] == [0]
     assert [index for index, _ in faults] == [1, 2]
-    assert "reward" in faults[0][1] and "flag" in faults[1][1]
+    assert "observation" in faults[0][1] and "flag" in faults[1][1]
     assert engine.connected_envs == 2
 
 
@@ -195,6 +195,15 @@ def test_environments_are_spread_evenly():
     assert split_envs(7, 2) == [4, 3]
     assert split_envs(1, 2) == [1]
     assert split_envs(32, 4) == [8, 8, 8, 8]
+
+
+def test_evaluation_environments_are_a_stream_of_their_own():
+    assert split_envs(18, 2, 2) == [8, 8, 2]
+    assert split_envs(20, 2, 1) == [10, 9, 1]
+    assert split_envs(2, 2, 1) == [1, 1]
+    for evaluation in (-1, 4, 5):
+        with pytest.raises(ValueError, match="one at least must train"):
+            split_envs(4, 2, evaluation)
 
 
 def test_a_stream_that_reconnects_while_training_lags_finds_a_buffer():

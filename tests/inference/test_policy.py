@@ -7,7 +7,7 @@ import pytest
 
 from seedcli.agents import create_agent
 from seedcli.config import AgentConfig, TrainingConfig
-from seedcli.inference.policy import AgentPolicy
+from seedcli.inference.policy import AgentPolicy, spread
 from seedcli.specs import ArraySpec, EnvSpec
 
 SPEC = EnvSpec("test/env", ArraySpec((4,), "float32"), 3)
@@ -76,3 +76,49 @@ def test_actions_are_sampled_by_seed_and_batch(batches):
     actions = [[_act(p, [0, 1, 2], True).action.tolist() for _ in range(batches)] for p in (one, two)]
     assert actions[0] == actions[1]
     assert len({tuple(a) for a in actions[0]}) > 3, "actions differ from batch to batch"
+
+
+def _q_policy(training_envs: int) -> AgentPolicy:
+    config = AgentConfig(algorithm="r2d2", hidden=(8,), lstm=5, evaluation_epsilon=0.125)
+    agent = create_agent(config, TrainingConfig(), SPEC, 3)
+    return AgentPolicy(agent, SPEC, max_slots=12, seed=9, training_envs=training_envs)
+
+
+def test_epsilon_is_spread_over_training_environments_by_slot():
+    """ε_i = 0.4^(1 + 7i/(N-1)) with N the environments that train, wherever their slots are (Horgan et al., 2018).
+
+    The first to come are spread over all of them.
+    """
+    policy = _q_policy(training_envs=5)
+    assert not policy.exploration.any()
+    policy.assign(np.array([7, 2, 4], np.int32), "training", np.array([0, 1, 2]))
+    policy.assign(np.array([0, 1], np.int32), "evaluation", np.array([0, 1]))
+    policy.assign(np.array([9, 3], np.int32), "training", np.array([3, 4]))
+    expected = np.zeros(13)
+    for rank, slot in zip((0, 4, 2, 1, 3), (7, 2, 4, 9, 3), strict=True):
+        expected[slot] = 0.4 ** (1 + 7 * rank / 4)
+    expected[:2] = 0.125
+    np.testing.assert_allclose(policy.exploration, expected, rtol=1e-6)
+    policy.assign(np.array([7], np.int32), "evaluation", np.array([0]))
+    assert policy.exploration[7] == 0.125, "a slot that changes its part changes its ε"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 16, 610])
+def test_ranks_are_all_there_and_every_beginning_is_spread(count):
+    ranks = spread(count)
+    assert sorted(ranks) == list(range(count))
+    for n in range(2, count + 1):
+        gaps = np.diff(np.sort(ranks[:n]))
+        assert gaps.max() <= 4 * count / n, f"the first {n} leave a gap"
+
+
+def test_actions_explore_as_the_table_says():
+    policy = _q_policy(training_envs=2)
+    policy.assign(np.array([3, 5], np.int32), "training", np.array([0, 1]))  # ε 0.4 and 0.00066
+    observation = np.ones((2, 4), np.float32)
+    explored = np.zeros(2)
+    for _ in range(600):
+        decision = policy.act(observation, np.zeros(2, np.float32), np.ones(2, np.bool_), np.array([3, 5], np.int32))
+        explored += decision.recorded["q_taken"] != decision.recorded["q_max"]
+    # Of explored actions one third is the best one: 160 of 600 expected, standard deviation 11.
+    assert 110 < explored[0] < 210 and explored[1] <= 5

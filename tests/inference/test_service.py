@@ -20,7 +20,9 @@ from tests.inference.helpers import SPEC, make_engine
 class Fleet:
     """A service over the in-process transport, and clients that play actors."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, max_envs: int = 8) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, max_envs: int = 8, fleet_envs: int = 1, evaluation_envs: int = 0
+    ) -> None:
         self.now = 1000.0
         monkeypatch.setattr("seedcli.inference.service.time.monotonic", lambda: self.now)
         self.server = InProcessServer()
@@ -31,6 +33,8 @@ class Fleet:
             heartbeat_seconds=1.0,
             timeout_seconds=10.0,
             reconnect_timeout=60.0,
+            fleet_envs=fleet_envs,
+            evaluation_envs=evaluation_envs,
         )
         self.engine: StepEngine | None = None
         self.max_envs = max_envs
@@ -69,9 +73,11 @@ class Actor:
         self.buffers = self.client.open_session(self.ready.extra, self.ready.payload_bytes)
         self.layouts = [RowLayout(spec, n) for n in self.ready.stream_envs]
 
-    def send(self, sequence: int, stream: int = 0, reward: float = 0.0, **header: int) -> None:
+    def send(
+        self, sequence: int, stream: int = 0, reward: float = 0.0, observation: float | None = None, **header: int
+    ) -> None:
         views = self.layouts[stream].views(np.frombuffer(self.buffers[stream], np.uint8))
-        views.observation[:] = sequence
+        views.observation[:] = sequence if observation is None else observation
         views.reward[:] = reward
         views.terminated[:] = 0
         views.truncated[:] = 0
@@ -161,14 +167,24 @@ def test_a_step_out_of_order_ends_its_connection_alone(fleet, fault):
     assert len(good.answers()) == 1
 
 
-def test_a_reward_that_is_not_finite_ends_its_actor_with_the_reason(fleet):
+def test_an_observation_that_is_not_finite_ends_its_actor_with_the_reason(fleet):
     good, bad = fleet.join("good"), fleet.join("bad")
-    bad.send(0, reward=float("nan"))
+    bad.send(0, observation=float("nan"))
     good.send(0)
     (refusal,) = bad.answers()
-    assert refusal.header.kind == Kind.REFUSED and b"reward that is not finite" in bytes(refusal.payload)
+    assert refusal.header.kind == Kind.REFUSED and b"observation that is not finite" in bytes(refusal.payload)
     assert len(good.answers()) == 1
     assert [s.actor_id for s in fleet.service.sessions()] == ["good"]
+
+
+def test_a_reward_that_is_not_finite_drops_unrolls_and_leaves_its_actor_in_peace(fleet):
+    good, odd = fleet.join("good"), fleet.join("odd")
+    for sequence in range(8):
+        odd.send(sequence, reward=float("nan") if sequence == 2 else 1.0)
+        good.send(sequence)
+        assert [a.header.kind for a in odd.answers() + good.answers()] == [Kind.ACTION] * 2
+    assert len(fleet.service.sessions()) == 2 and fleet.service.protocol_errors == 0
+    assert fleet.engine.stats.dropped_unrolls == 2, "record 2 stands in one unroll of each of two environments"
 
 
 def test_silence_ends_a_session_and_heartbeats_keep_it(fleet):
@@ -223,3 +239,102 @@ def test_actors_are_told_to_leave_only_when_training_is_done(fleet, done):
     fleet.service.stop(training_done=done)
     fleet.service.finish()
     assert [f.header.kind for f in actor.client.inbox] == ([Kind.DONE] if done else [])
+
+
+def _evaluating(fleet: Fleet) -> dict[str, int]:
+    return {session.actor_id: session.evaluation_envs for session in fleet.service.sessions()}
+
+
+def test_a_whole_fleet_shares_the_evaluation_environments(monkeypatch):
+    """The published fleet: 30 of 32 actors with 20 environments evaluate with one each."""
+    fleet = Fleet(monkeypatch, max_envs=640, fleet_envs=640, evaluation_envs=30)
+    actors = [fleet.join(f"actor-{i}", envs=20, streams=2) for i in range(32)]
+    assert [actor.configuration["evaluation_envs"] for actor in actors] == [1] * 30 + [0] * 2
+    assert actors[0].ready.stream_envs == (10, 9, 1) and actors[31].ready.stream_envs == (10, 10)
+    assert sum(_evaluating(fleet).values()) == 30
+    assert fleet.engine.training_slots.sum() == 610
+    roles = [role for role, _ in fleet.policy.assigned.values()]
+    assert roles.count("evaluation") == 30
+    assert sorted(rank for role, rank in fleet.policy.assigned.values() if role == "training") == list(range(610))
+
+
+@pytest.mark.parametrize(
+    ("envs", "fleet_envs", "wanted", "share"),
+    [
+        (18, 18, 2, 2),  # one actor is the whole fleet
+        (20, 20, 4, 4),
+        (1, 20, 4, 0),  # never all of an actor's environments
+        (2, 20, 19, 1),
+        (3, 3, 2, 2),
+        (40, 20, 4, 4),  # never more than were asked for
+        (7, 100, 1, 1),  # rounded up
+        (8, 8, 0, 0),
+    ],
+)
+def test_the_share_of_one_actor(monkeypatch, envs, fleet_envs, wanted, share):
+    fleet = Fleet(monkeypatch, max_envs=64, fleet_envs=fleet_envs, evaluation_envs=wanted)
+    actor = fleet.join("a", envs=envs, streams=min(2, envs))
+    assert actor.configuration["evaluation_envs"] == share == sum(_evaluating(fleet).values())
+    assert sum(actor.ready.stream_envs) == envs
+    if share:
+        assert actor.ready.stream_envs[-1] == share
+        assert [stream.role for stream in fleet.service.sessions()[0].streams][-1] == "evaluation"
+    streams = fleet.service.sessions()[0].streams
+    assert streams[0].role == "training"
+
+
+def test_an_actor_keeps_its_share_when_it_connects_anew(monkeypatch):
+    fleet = Fleet(monkeypatch, max_envs=40, fleet_envs=40, evaluation_envs=2)
+    for name, share in (("a", 1), ("b", 1), ("a", 1), ("a", 1), ("c", 0), ("b", 1)):
+        assert fleet.join(name, envs=10, streams=2).configuration["evaluation_envs"] == share
+    assert _evaluating(fleet) == {"a": 1, "b": 1, "c": 0}
+
+
+def test_a_share_is_free_again_when_its_actor_leaves(monkeypatch):
+    fleet = Fleet(monkeypatch, max_envs=40, fleet_envs=20, evaluation_envs=1)
+    first = fleet.join("a", envs=10)
+    assert fleet.join("b", envs=10).configuration["evaluation_envs"] == 0
+    first.client.send(pack_header(Kind.GOODBYE, session=first.ready.session))
+    fleet.turn()
+    assert fleet.join("c", envs=10).configuration["evaluation_envs"] == 1
+
+
+def test_handshakes_at_once_are_not_promised_the_same_share(monkeypatch):
+    """A share is promised with CONFIGURE, long before the environments are built."""
+    fleet = Fleet(monkeypatch, max_envs=60, fleet_envs=60, evaluation_envs=2)
+    handshakes = []
+    for name in ("a", "b", "c"):
+        client = fleet.server.client()
+        client.pump_with(fleet.turn)
+        handshakes.append(ClientHandshake(client, actor_id=name, envs=20, streams=1, timeout=5.0))
+    promised = [handshake.configure()["evaluation_envs"] for handshake in handshakes]
+    assert promised == [1, 1, 0]
+    for handshake in reversed(handshakes):
+        handshake.announce(SPEC)
+    assert _evaluating(fleet) == {"a": 1, "b": 1, "c": 0}
+
+
+def test_a_handshake_that_breaks_off_frees_its_share(monkeypatch):
+    fleet = Fleet(monkeypatch, max_envs=60, fleet_envs=40, evaluation_envs=1)
+    client = fleet.server.client()
+    client.pump_with(fleet.turn)
+    handshake = ClientHandshake(client, actor_id="slow", envs=20, streams=1, timeout=5.0)
+    assert handshake.configure()["evaluation_envs"] == 1
+    fleet.now += 1000.0
+    fleet.turn()
+    fleet.now += 0.6
+    fleet.turn()
+    assert fleet.join("b", envs=20).configuration["evaluation_envs"] == 1
+
+
+def test_evaluation_streams_of_a_session_are_answered_like_the_others(monkeypatch):
+    fleet = Fleet(monkeypatch, max_envs=8, fleet_envs=8, evaluation_envs=2)
+    actor = fleet.join("a", envs=8, streams=2)
+    assert actor.ready.stream_envs == (3, 3, 2)
+    for sequence in range(9):
+        for stream in range(3):
+            actor.send(sequence, stream=stream)
+        answers = actor.answers()
+        assert sorted((a.header.stream, a.header.sequence) for a in answers) == [(i, sequence) for i in range(3)]
+        assert len(np.frombuffer({a.header.stream: a for a in answers}[2].payload, np.int32)) == 2
+    assert (fleet.engine.stats.env_steps, fleet.engine.stats.evaluation_steps) == (6 * 8, 2 * 8)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seedcli.inference.arena import UnrollBuffer
+from seedcli.inference.arena import Arena, UnrollBuffer
 from seedcli.inference.policy import AgentPolicy
 from seedcli.layering import load_config
-from seedcli.roles.core import LearnerCore
 from seedcli.roles.learner import Learner, open_transports
 from seedcli.roles.runfolder import RunFolder
+from seedcli.training import sources
 from seedcli.training.batches import Piece, PreparedBatch, UnrollQueue
 from tests.system.harness import LIMIT, TINY, Fleet, counting, wait_for
 from tests.system.records import STEP, Book, marked
@@ -67,19 +67,19 @@ class Training:
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fleet: Fleet) -> Iterator[Callable[..., Training]]:
     book = Book()
-    put, assemble = UnrollQueue.put, LearnerCore.assemble
+    put, assemble = UnrollQueue.put, sources.assemble
 
     def put_and_note(queue: UnrollQueue, buffer: UnrollBuffer) -> None:
         book.finish(buffer)  # before somebody may train on it and give it back
         put(queue, buffer)
 
-    def assemble_and_note(core: LearnerCore, pieces: list[Piece]) -> PreparedBatch:
-        batch = assemble(core, pieces)
+    def assemble_and_note(pieces: list[Piece], arena: Arena) -> PreparedBatch:
+        batch = assemble(pieces, arena)
         book.train(batch.unrolls)
         return batch
 
     monkeypatch.setattr(UnrollQueue, "put", put_and_note)
-    monkeypatch.setattr(LearnerCore, "assemble", assemble_and_note)
+    monkeypatch.setattr(sources, "assemble", assemble_and_note)
     monkeypatch.setattr(AgentPolicy, "act", marked(AgentPolicy.act))
     trainings = []
 

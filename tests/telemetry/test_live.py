@@ -277,3 +277,93 @@ def test_numbers_for_people() -> None:
     ]
     found = [number(value) for value in (None, float("inf"), 0, 1e-5, 0.5, 1.5, 15, 150, -1500, 1e8)]
     assert found == ["-", "-", "0.0000", "1.00e-05", "0.5000", "1.500", "15.00", "150.0", "-1,500", "1.00e+08"]
+
+
+REPLAY = {
+    "replay_size": 81_234.0,
+    "replay_mb": 1234.5,
+    "replay_ratio": 0.75,
+    "priority_mean": 0.0123,
+    "priority_max": 4.56,
+    "bytes_per_unroll": 15_000.0,
+    "epsilon_min": 6.554e-4,
+    "epsilon_max": 0.4,
+}
+Q_VALUES = {"q_mean": 1.5, "q_max": 2.5, "target_mean": 1.25, "td_error": 0.125}
+
+
+def replaying(step: int, **values: object) -> Snapshot:
+    figures: dict[str, object] = {"replay": REPLAY, "extra": Q_VALUES}
+    return snapshot(30_000 * (step + 1), **{**figures, **values})
+
+
+def picture(width: int, height: int, *snapshots: Snapshot) -> str:
+    """What is last shown of these, which must fit."""
+    console, file = terminal(width, height)
+    clock = Clock()
+    view = LiveView(console, clock)
+    view.start(HEADER)
+    for each in snapshots:
+        clock.now += 2
+        view.update(each, actors(3), 500_000)
+    view.stop()
+    lines = last_picture(file.getvalue())
+    assert len(lines) < height and max(map(len, lines)) <= width
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("height", [24, 40])
+@pytest.mark.parametrize("width", [80, 100, 140, 170])
+def test_the_replay_has_a_panel_of_its_own(width: int, height: int) -> None:
+    text = picture(width, height, *(replaying(step) for step in range(4)))
+    assert " replay " in text and "81,234" in text and "0.7500" in text and "q mean" in text
+    assert ("inference" in text) == (width >= 110), "narrow ones leave the panel of inference out"
+    assert "entropy" not in text
+    for label in ("replay ratio", "priority max", "epsilon min", "epsilon max"):
+        assert label in text
+    without = picture(width, height, *(snapshot(30_000 * (step + 1)) for step in range(4)))
+    assert " replay " not in without and "priority" not in without and "inference" in without
+
+
+@pytest.mark.parametrize("width", [80, 100, 140, 170])
+def test_the_curve_is_that_of_evaluation_where_there_is_any(width: int) -> None:
+    def watched(step: int, value: float | None) -> Snapshot:
+        return replaying(
+            step, evaluation_episodes=step, evaluation_return=value, evaluation_return_100=432.1, episode_return=7.0
+        )
+
+    before = picture(width, 40, *(replaying(step) for step in range(3)))
+    assert "evaluation" not in before and " return " in before
+    text = picture(width, 40, replaying(0), watched(1, 50.0), watched(2, None), watched(3, 450.0))
+    assert " evaluation return " in text and "eval (100)" in text
+    assert "432.1" in text and "187.2" in text
+    # Its axis spans the evaluation returns alone, not the 7.0 of environments that explore.
+    assert re.search(r"450", text) and re.search(r"\b50", text) and not re.search(r"\b7\.0", text)
+
+
+def test_dropped_unrolls_are_shown_with_and_without_a_replay() -> None:
+    for width in (100, 170):
+        text = picture(width, 40, replaying(0, dropped_unrolls=12), replaying(1, dropped_unrolls=12))
+        assert len(re.findall(r"dropped unrolls\s+12\b", text)) == 1
+    text = picture(100, 40, snapshot(dropped_unrolls=12), snapshot(121_000, dropped_unrolls=12))
+    assert re.search(r"dropped unrolls\s+12\b", text)
+    assert "dropped unrolls" not in picture(100, 40, snapshot(), snapshot(121_000))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (5, 1), (10, 3), (40, 10), (71, 14), (72, 16), (99, 20), (160, 15), (300, 4)])
+def test_no_size_breaks_the_view_of_a_replay(size: tuple[int, int]) -> None:
+    console, _ = terminal(*size)
+    view = LiveView(console, Clock())
+    view.start(HEADER)
+    view.update(replaying(1, evaluation_episodes=3, evaluation_return=1.0, dropped_unrolls=2), actors(5), 500_000)
+    view.stop()
+
+
+def test_plain_lines_hold_the_evaluation_return() -> None:
+    file = io.StringIO()
+    view = PlainView(Console(file=file), interval_seconds=0)
+    view.start({})
+    view.update(snapshot(), [], 500_000)
+    view.update(snapshot(evaluation_episodes=2, evaluation_return_100=432.1), [], 500_000)
+    first, second = file.getvalue().splitlines()[-2:]
+    assert "evaluation" not in first and "return 187.2 evaluation 432.1 lag" in second

@@ -207,6 +207,43 @@ def test_an_algorithm_may_not_take_a_general_name() -> None:
         Snapshot(env_steps=1, extra={"loss": 1.0})
 
 
+def test_an_algorithm_may_not_take_a_name_of_the_replay() -> None:
+    with pytest.raises(ValueError, match="'priority_max'"):
+        Snapshot(env_steps=1, replay={"priority_max": 1.0}, extra={"priority_max": 1.0})
+
+
+def test_replay_and_evaluation_are_written(tmp_path: Path) -> None:
+    path, folder = tmp_path / "metrics.jsonl", tmp_path / "tensorboard"
+    replay = {"replay_size": 100.0, "priority_max": np.float32(2.5), "epsilon_min": math.nan}
+    writer = MetricsWriter(path, folder, resume=False)
+    writer.write(
+        snapshot(
+            10,
+            replay=replay,
+            evaluation_episodes=3,
+            evaluation_return=21.0,
+            evaluation_return_100=20.5,
+            dropped_unrolls=4,
+        )
+    )
+    writer.write(snapshot(20))
+    writer.close()
+    line, plain = read_metrics(path)
+    assert (line["replay_size"], line["priority_max"], line["epsilon_min"]) == (100.0, 2.5, None)
+    assert (line["evaluation_episodes"], line["evaluation_return"], line["evaluation_return_100"]) == (3, 21.0, 20.5)
+    assert line["dropped_unrolls"] == 4 and "replay" not in line
+    names = list(line)
+    assert names.index("replay_size") < names.index("entropy"), "the algorithm's own figures come last"
+    assert not any(name in plain for name in replay)
+    assert (plain["evaluation_episodes"], plain["evaluation_return"], plain["dropped_unrolls"]) == (0, None, 0)
+    first, second = ({v.tag: v.simple_value for v in e.summary.value} for e in _events(folder) if e.HasField("summary"))
+    assert (first["replay/replay_size"], first["replay/priority_max"]) == (100.0, 2.5)
+    assert first["evaluation/evaluation_return"] == 21.0 and first["evaluation/evaluation_return_100"] == 20.5
+    assert first["evaluation/evaluation_episodes"] == 3 and first["learner/dropped_unrolls"] == 4
+    assert "replay/epsilon_min" not in first and first["agent/entropy"] == pytest.approx(0.7)
+    assert not any(tag.startswith("replay/") for tag in second) and "evaluation/evaluation_return" not in second
+
+
 def test_torn_last_line_is_left_out_and_cut_on_resume(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, [10, 20, 30])

@@ -114,3 +114,45 @@ def test_the_arena_holds_a_batch_beside_the_open_buffers(batch, envs):
     while arena.acquire(envs) is not None:
         count += 1
     assert (count - 1) * envs >= batch
+
+
+def test_columns_that_must_not_be_trained_on_weigh_nothing():
+    arena = _arena(4)
+    queue = UnrollQueue()
+    for size, first, keep in ((3, 0, [True, False, True]), (3, 3, None), (3, 6, [False, False, False])):
+        arena.admit(size)
+        buffer = _filled(arena.acquire(size), first)
+        buffer.keep = None if keep is None else np.array(keep)
+        queue.put(buffer)
+    weights = []
+    for _ in range(2):
+        prepared = assemble(queue.take(4, wait=False), arena)
+        assert prepared.serials is None and prepared.unrolls.weights.dtype == np.float32
+        weights += prepared.unrolls.weights.numpy().tolist()
+    assert weights == [1, 0, 1, 1, 1, 1, 0, 0]
+    assert arena.acquire(3).keep is None, "a buffer that came back starts anew"
+
+
+def test_whole_buffers_are_taken_in_order():
+    arena = _arena(4)
+    queue = UnrollQueue()
+    assert queue.take_buffer(wait=False) is None
+    buffers = []
+    for size in (2, 3):
+        arena.admit(size)
+        buffers.append(_filled(arena.acquire(size), 0))
+        queue.put(buffers[-1])
+    assert [queue.take_buffer(wait=False) for _ in range(3)] == [*buffers, None]
+    taken: list[object] = ["nothing"]
+    waiter = threading.Thread(target=lambda: taken.__setitem__(0, queue.take_buffer()))
+    waiter.start()
+    queue.put(buffers[0])
+    waiter.join(timeout=10)
+    assert taken == [buffers[0]]
+    waiter = threading.Thread(target=lambda: taken.__setitem__(0, queue.take_buffer()))
+    waiter.start()
+    queue.close()
+    waiter.join(timeout=10)
+    assert not waiter.is_alive() and taken == [None]
+    queue.put(buffers[0])
+    assert queue.take_buffer() is None, "closed for good"

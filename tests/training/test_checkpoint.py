@@ -141,3 +141,72 @@ def test_a_disk_that_refuses_does_not_stop_training(tmp_path, monkeypatch):
     assert find_checkpoint(tmp_path).env_steps == 1
     with pytest.raises(SeedError, match="No space left"):
         writer.save(_counters(3), wait=True)
+
+
+class Attached:
+    """Stands for a replay: keeps what it holds at the moment of the call."""
+
+    def __init__(self) -> None:
+        self.content: str | None = "first"
+        self.error: OSError | None = None
+        self.pruned: list[list[str]] = []
+
+    def capture(self):
+        content, error = self.content, self.error
+        if content is None:
+            return None
+
+        def write(directory):
+            if error is not None:
+                raise error
+            (directory / "attached.txt").write_text(content)
+
+        return write
+
+    def prune(self, checkpoints):
+        self.pruned.append([path.name for path in checkpoints])
+
+
+def test_what_is_attached_is_that_of_the_call_and_checked_like_the_rest(tmp_path):
+    attached = Attached()
+    writer = _writer(tmp_path, _variables(1.0), attachment=attached)
+    path = writer.save(_counters(1))
+    attached.content = "later"
+    writer.wait()
+    assert (path / "attached.txt").read_text() == "first"
+    assert open_checkpoint(path).env_steps == 1
+    (path / "attached.txt").write_text("other")
+    with pytest.raises(CheckpointError, match=r"damaged \(checksum of attached.txt\)"):
+        open_checkpoint(path)
+
+
+def test_nothing_attached_leaves_a_checkpoint_as_it_was(tmp_path):
+    attached = Attached()
+    attached.content = None
+    path = _writer(tmp_path, _variables(1.0), attachment=attached).save(_counters(1), wait=True)
+    plain = _writer(tmp_path / "plain", _variables(1.0)).save(_counters(1), wait=True)
+    assert {p.name for p in path.iterdir()} == {p.name for p in plain.iterdir()}
+
+
+def test_what_no_checkpoint_needs_is_pruned_with_the_checkpoints(tmp_path):
+    attached = Attached()
+    writer = _writer(tmp_path, _variables(1.0), keep=2, attachment=attached)
+    for steps in (5, 10, 100):
+        writer.save(_counters(steps), wait=True)
+    assert attached.pruned == [["5"], ["5", "10"], ["10", "100"]]
+
+
+def test_an_attachment_that_cannot_be_written_leaves_the_earlier_checkpoint(tmp_path):
+    attached = Attached()
+    writer = _writer(tmp_path, _variables(1.0), attachment=attached)
+    writer.save(_counters(1), wait=True)
+    attached.error = OSError(28, "No space left on device")
+    writer.save(_counters(2))
+    writer.wait()
+    assert writer.error is attached.error and find_checkpoint(tmp_path).env_steps == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["1"], "nothing half-written is left"
+    with pytest.raises(SeedError, match="No space left"):
+        writer.save(_counters(3), wait=True)
+    attached.error = None
+    writer.save(_counters(4), wait=True)
+    assert find_checkpoint(tmp_path).env_steps == 4

@@ -90,3 +90,74 @@ def test_clipping_bounds_the_step_by_the_global_norm():
     step = np.sqrt(sum(((a - b) ** 2).sum() for a, b in zip(before, _weights(agent), strict=True)))
     assert result.grad_norm > 0.1, "the norm told is that before clipping"
     assert step == pytest.approx(1e-3 * training.learning_rate, rel=0.05)
+
+
+@pytest.mark.parametrize("algorithm", ["vtrace", "r2d2"])
+def test_columns_of_weight_0_change_nothing(algorithm):
+    """What an unroll that must not be trained on holds makes no difference to the update."""
+    steps = []
+    for reward in (1.0, 50.0):
+        agent = create_agent(AgentConfig(algorithm=algorithm, hidden=(8,), n_step=2), TRAINING, SPEC, 1)
+        before = _weights(agent)
+        batch = _batch()
+        unrolls = batch.unrolls._replace(
+            reward=tf.constant([[1.0, reward]] * 5),
+            weights=tf.constant([1.0, 0.0]),
+            recorded={"logits": tf.zeros((5, 2, 2)), "q_taken": tf.zeros((5, 2)), "q_max": tf.zeros((5, 2))},
+        )
+        assert Trainer(agent, TRAINING, total_steps=100).update(batch._replace(unrolls=unrolls), env_steps=0).applied
+        steps.append([now - then for then, now in zip(before, _weights(agent), strict=True)])
+    for one, other in zip(*steps, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert any(step.any() for step in steps[0])
+
+
+def _q_trainer(**values):
+    config = AgentConfig(algorithm="r2d2", hidden=(8,), n_step=2, value_rescaling=False, **values)
+    agent = create_agent(config, TRAINING, SPEC, 1)
+    return agent, Trainer(agent, TRAINING, total_steps=100)
+
+
+def _q_batch(reward: float = 1.0) -> PreparedBatch:
+    batch = _batch(reward)
+    recorded = {"q_taken": tf.zeros((5, 2)), "q_max": tf.zeros((5, 2))}
+    return batch._replace(unrolls=batch.unrolls._replace(recorded=recorded), serials=np.array([3, 4]))
+
+
+def test_an_update_gives_the_priorities_of_its_unrolls():
+    agent, trainer = _q_trainer()
+    batch = _q_batch()
+    expected = agent.loss(batch.unrolls).priorities.numpy()
+    result = trainer.update(batch, env_steps=0)
+    assert result.priorities is not None and result.priorities.shape == (2,)
+    np.testing.assert_allclose(result.priorities, expected, rtol=1e-5)  # of the weights before the update
+    plain = create_agent(AgentConfig(hidden=(8,)), TRAINING, SPEC, 1)
+    assert Trainer(plain, TRAINING, total_steps=100).update(_batch(), env_steps=0).priorities is None
+
+
+def test_an_update_that_is_dropped_still_says_which_unrolls_are_to_blame():
+    agent, trainer = _q_trainer()
+    batch = _q_batch()
+    reward = batch.unrolls.reward.numpy()
+    reward[2, 1] = np.nan
+    before = _weights(agent)
+    result = trainer.update(batch._replace(unrolls=batch.unrolls._replace(reward=tf.constant(reward))), env_steps=0)
+    assert not result.applied and trainer.updates == 0
+    assert np.isfinite(result.priorities[0]) and np.isnan(result.priorities[1])
+    for kept, now in zip(before, _weights(agent), strict=True):
+        np.testing.assert_array_equal(kept, now)
+
+
+def test_the_target_network_follows_after_as_many_applied_updates():
+    agent, trainer = _q_trainer(target_period=3)
+    targets = [v.numpy() for v in agent.target_network.variables]
+
+    def moved() -> bool:
+        return any((a != b.numpy()).any() for a, b in zip(targets, agent.target_network.variables, strict=True))
+
+    for update in (1, 2):
+        trainer.update(_q_batch(), env_steps=0)
+        trainer.update(_q_batch(np.nan), env_steps=0)
+        assert not moved(), f"after {update} applied updates"
+    trainer.update(_q_batch(), env_steps=0)
+    assert trainer.updates == 3 and trainer.dropped == 2 and moved()

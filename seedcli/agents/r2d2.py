@@ -1,0 +1,202 @@
+"""R2D2: recurrent Q-learning from a replay (Kapturowski et al., 2019), as SEED RL trains it (Espeholt et al., 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from seedcli.agents import q_targets, targets
+from seedcli.agents.base import ActInputs, ActOutputs, AlgorithmSpec, LossOutputs, Role, State, UnrollBatch
+from seedcli.agents.networks import DuelingQNetwork, evaluate
+from seedcli.config import AgentConfig, TrainingConfig
+from seedcli.specs import ArraySpec, EnvSpec
+
+
+class _Errors(NamedTuple):
+    """Targets and TD errors of transitions, [T, B] float32; the errors are 0 where `mask_tm1` is."""
+
+    target_tm1: tf.Tensor
+    td_error_tm1: tf.Tensor
+    mask_tm1: tf.Tensor
+
+
+class R2D2Agent:
+    """An `agents.base.ReplayAgent` that acts ε-greedily on Q values and learns them by n-step double Q-learning.
+
+    Where `agent.value_rescaling` is on, Q values live in the space of h(x) (`q_targets.rescale`).
+
+    Every record keeps "q_taken" and "q_max" [] float32: the Q value of the action taken and the largest one.
+
+    Attributes:
+        algorithm: K burn-in records, T transitions, unrolls from a replay.
+        network: the trained network; `network.trainable_variables` are what is learned.
+        target_network: what targets are bootstrapped from: the trained network as it was at the last copy.
+    """
+
+    def __init__(self, config: AgentConfig, training: TrainingConfig, spec: EnvSpec, seed: int) -> None:
+        """Build the agent; raises UsageError where the network cannot take the environment's observations."""
+        self._config = config
+        self._spec = spec
+        self._seed = seed
+        self._batch_size = training.batch_size
+        self.algorithm = AlgorithmSpec(
+            name="r2d2",
+            burn_in=training.burn_in,
+            unroll_length=training.unroll_length,
+            source="replay",
+            recorded={"q_taken": ArraySpec((), "float32"), "q_max": ArraySpec((), "float32")},
+            roles=("training", "evaluation"),
+        )
+        self.network = self.make_network()
+        self.target_network = self.make_network()
+        self.target_network.trainable = False
+        self._copy_to_target = tf.function(self._copy_to_target_impl, autograph=False)
+        records = [self.algorithm.records, None]
+        self._initial_priorities = tf.function(
+            self._initial_priorities_impl,
+            autograph=False,
+            input_signature=[
+                tf.TensorSpec(records, tf.float32),
+                tf.TensorSpec(records, tf.bool),
+                tf.TensorSpec(records, tf.bool),
+                tf.TensorSpec(records, tf.float32),
+                tf.TensorSpec(records, tf.float32),
+            ],
+        )
+
+    def make_network(self) -> DuelingQNetwork:
+        """Another network of the same architecture with the initial variables, built."""
+        return DuelingQNetwork(self._config, self._spec, self._seed)
+
+    def initial_state(self, batch_size: int) -> State:
+        """The state at the start of an episode, [batch_size, ...]; an empty dict for a network without memory."""
+        return self.network.initial_state(batch_size)
+
+    def exploration(self, role: Role, index: npt.NDArray[np.int64], total: int) -> npt.NDArray[np.float32]:
+        """ε of each environment: ε_i = base^(1 + exponent·i/(N-1)) (Horgan et al., "Ape-X", 2018, section 4.1).
+
+        Environments beyond the configured N begin again at the first one's. A single environment (N = 1) gets what
+        the middle of a fleet has, i/(N-1) = ½: the geometric mean of all, neither the wildest nor the most settled.
+        Evaluation environments have `agent.evaluation_epsilon`.
+        """
+        config = self._config
+        if role == "evaluation":
+            return np.full(len(index), config.evaluation_epsilon, np.float32)
+        part = (index % total) / (total - 1) if total > 1 else np.full(len(index), 0.5)
+        return np.power(config.epsilon_base, 1.0 + config.epsilon_exponent * part).astype(np.float32)
+
+    def act(self, network: DuelingQNetwork, inputs: ActInputs, state: State) -> tuple[ActOutputs, State]:
+        """The action of the largest Q value, or any with probability ε; arguments and seed decide it entirely."""
+        q, state = network.step(inputs.observation, inputs.reward, state)
+        greedy_action = tf.argmax(q, axis=-1, output_type=tf.int32)
+        rows = tf.shape(greedy_action)
+        seeds = tf.random.split(inputs.seed, 2)
+        any_action = tf.random.stateless_uniform(rows, seeds[0], 0, self._spec.num_actions, tf.int32)
+        explores = tf.random.stateless_uniform(rows, seeds[1]) < inputs.exploration
+        action = tf.where(explores, any_action, greedy_action)
+        recorded = {"q_taken": self._of_action(q, action), "q_max": tf.reduce_max(q, axis=-1)}
+        return ActOutputs(action, recorded, greedy_action), network.remember(state, action)
+
+    def loss(self, unrolls: UnrollBatch) -> LossOutputs:
+        """weight·½(h(G) − Q(s, a))² with G of `q_targets.n_step_returns`, summed and divided by T·B.
+
+        G bootstraps from h⁻¹ of the target network's Q value of the trained network's best action (van Hasselt et
+        al., "Double Q-learning", 2016). T and B are those of the configuration, whatever part of a batch is given:
+        losses of its parts add up to the loss of the whole. What is chosen on final records counts nowhere.
+
+        Returns:
+            The loss, the priorities, and as metrics means over the valid transitions given, all in the space of Q:
+            "q_mean" (of the actions taken), "q_max" (of the best actions), "target_mean", "td_error" (its size).
+        """
+        algorithm = self.algorithm
+        burn_in = algorithm.burn_in
+        unrolls = unrolls._replace(reward=tf.ensure_shape(unrolls.reward, [algorithm.records, None]))
+        q = evaluate(self.network, unrolls, burn_in)
+        target_q = tf.stop_gradient(evaluate(self.target_network, unrolls, burn_in))
+        best_q = self._of_action(target_q, tf.argmax(q, axis=-1, output_type=tf.int32))
+        q_tm1 = self._of_action(q[:-1], unrolls.action[burn_in:-1])
+        errors = self._errors(unrolls.reward, unrolls.terminated, unrolls.truncated, q_tm1, best_q)
+        each = 0.5 * tf.square(errors.td_error_tm1)
+        loss = tf.reduce_sum(each * unrolls.weights) / (algorithm.unroll_length * self._batch_size)
+
+        size = tf.abs(errors.td_error_tm1)
+        priorities = q_targets.priorities(size, errors.mask_tm1, self._config.priority_max_weight)
+        count = tf.maximum(tf.reduce_sum(errors.mask_tm1), 1.0)
+
+        def mean(x: tf.Tensor) -> tf.Tensor:
+            return tf.reduce_sum(x * errors.mask_tm1) / count
+
+        metrics = {
+            "q_mean": mean(q_tm1),
+            "q_max": mean(tf.reduce_max(q[:-1], axis=-1)),
+            "target_mean": mean(errors.target_tm1),
+            "td_error": mean(size),
+        }
+        return LossOutputs(loss, tf.stop_gradient(priorities), tf.nest.map_structure(tf.stop_gradient, metrics))
+
+    def initial_priorities(self, unrolls: UnrollBatch) -> tf.Tensor:
+        """Priorities [B] float32, as `loss` would give them were both networks the one that acted.
+
+        Only rewards, ends of episodes and what was recorded are read: the best action is the one of "q_max", whatever
+        exploration took.
+        """
+        recorded = unrolls.recorded
+        return self._initial_priorities(
+            unrolls.reward, unrolls.terminated, unrolls.truncated, recorded["q_taken"], recorded["q_max"]
+        )
+
+    def after_update(self, update: int) -> None:
+        """Copy the trained network to the target network after every `agent.target_period` updates."""
+        if update % self._config.target_period == 0:
+            self._copy_to_target()
+
+    def variables(self) -> Sequence[tf.Variable]:
+        """The variables of the network, then those of the target network, each in the order of `variables`."""
+        return [variable.value for variable in (*self.network.variables, *self.target_network.variables)]
+
+    def _copy_to_target_impl(self) -> None:
+        for target, trained in zip(self.target_network.variables, self.network.variables, strict=True):
+            target.assign(trained)
+
+    def _initial_priorities_impl(
+        self, reward: tf.Tensor, terminated: tf.Tensor, truncated: tf.Tensor, q_taken: tf.Tensor, q_max: tf.Tensor
+    ) -> tf.Tensor:
+        burn_in = self.algorithm.burn_in
+        errors = self._errors(reward, terminated, truncated, q_taken[burn_in:-1], q_max[burn_in:])
+        return q_targets.priorities(errors.td_error_tm1, errors.mask_tm1, self._config.priority_max_weight)
+
+    def _of_action(self, q: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
+        """The values [...] of actions [...] int32 among q [..., A]."""
+        return tf.reduce_sum(q * tf.one_hot(action, self._spec.num_actions), axis=-1)
+
+    def _errors(
+        self, reward: tf.Tensor, terminated: tf.Tensor, truncated: tf.Tensor, q_tm1: tf.Tensor, best_q: tf.Tensor
+    ) -> _Errors:
+        """Targets and TD errors.
+
+        Args:
+            reward: [K+T+1, B] float32, raw.
+            terminated: [K+T+1, B] bool.
+            truncated: [K+T+1, B] bool.
+            q_tm1: [T, B] float32, Q values of the actions taken on the records after the burn-in.
+            best_q: [T+1, B] float32, Q values to bootstrap from, of the same records and the one after them.
+        """
+        config, burn_in = self._config, self.algorithm.burn_in
+        if config.reward_clip:
+            reward = tf.clip_by_value(reward, -config.reward_clip, config.reward_clip)
+        r_t, discount_t, mask_tm1 = targets.transitions(
+            reward[burn_in:], terminated[burn_in:], truncated[burn_in:], config.discount
+        )
+        epsilon = config.value_rescaling_epsilon
+        values = q_targets.inverse_rescale(best_q, epsilon) if config.value_rescaling else best_q
+        target_tm1 = q_targets.n_step_returns(
+            r_t=r_t, discount_t=discount_t, mask_tm1=mask_tm1, values=values, n=config.n_step
+        )
+        if config.value_rescaling:
+            target_tm1 = q_targets.rescale(target_tm1, epsilon)
+        td_error_tm1 = tf.where(mask_tm1 > 0.0, target_tm1 - q_tm1, 0.0)
+        return _Errors(target_tm1, td_error_tm1, mask_tm1)

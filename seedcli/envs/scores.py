@@ -1,0 +1,127 @@
+"""Suites: the tasks of a benchmark, the scores that normalise a result, and the statistics over tasks.
+
+The Atari scores are those of DQN Zoo (github.com/google-deepmind/dqn_zoo, atari_data.py): mean returns of random play
+and of human testers on the 57 games, episodes begun with up to 30 no-ops, as in Agent57 (arXiv 2003.13350).
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seedcli.errors import UsageError
+
+# Name of a suite → family of its environments; its scores stand in scores/<name>.csv.
+_FAMILIES = {"atari57": "atari"}
+
+RESAMPLES = 2_000
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of a suite.
+
+    Attributes:
+        name: the environment's id in its family, e.g. "breakout".
+        random: mean return of random play, raw rewards.
+        human: mean return of humans, raw rewards.
+    """
+
+    name: str
+    random: float
+    human: float
+
+    def normalise(self, score: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Human-normalised scores [...], (score - random) / (human - random): 0 is random play, 1 is human."""
+        return (np.asarray(score, np.float64) - self.random) / (self.human - self.random)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A benchmark.
+
+    Attributes:
+        name: e.g. "atari57".
+        family: `environment.family` of its tasks.
+        tasks: all of them.
+    """
+
+    name: str
+    family: str
+    tasks: tuple[Task, ...]
+
+
+def load_suite(name: str) -> Suite:
+    """Read a suite's tasks and scores.
+
+    Raises:
+        UsageError: there is no such suite; names those there are.
+    """
+    if name not in _FAMILIES:
+        raise UsageError(f"{name!r} is no suite; known: {', '.join(sorted(_FAMILIES))}")
+    text = (resources.files("seedcli.envs") / "scores" / f"{name}.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(text.splitlines())
+    tasks = tuple(Task(row["game"], float(row["random"]), float(row["human"])) for row in rows)
+    return Suite(name, _FAMILIES[name], tasks)
+
+
+class Estimate(NamedTuple):
+    """A statistic and the bounds of its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def interquartile_mean(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The mean over the last axis [..., G] without its lowest and highest quarters, ⌊G/4⌋ values each.
+
+    IQM of Agarwal et al., "Deep RL at the Edge of the Statistical Precipice" (NeurIPS 2021, arXiv 2108.13264), section
+    4.3; rounded as in their library rliable. Of fewer than four values it is the mean.
+    """
+    cut = scores.shape[-1] // 4
+    ordered = np.sort(scores, axis=-1)
+    return np.asarray(ordered[..., cut : ordered.shape[-1] - cut].mean(axis=-1), np.float64)
+
+
+# Each takes [..., G] to [...].
+_STATISTICS: dict[str, Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]] = {
+    "median": lambda scores: np.asarray(np.median(scores, axis=-1)),
+    "mean": lambda scores: np.asarray(scores.mean(axis=-1)),
+    "iqm": interquartile_mean,
+}
+
+
+def aggregate(scores: npt.NDArray[np.float64], seed: int) -> dict[str, Estimate]:
+    """Median, mean and interquartile mean over tasks, each with a 95 % interval of a stratified bootstrap.
+
+    A task's score is the mean of its episodes. A resample draws as many episodes with replacement within each task; the
+    interval lies between percentiles of the 2,000 resampled statistics (Agarwal et al., section 4.1, which resamples
+    runs: with one run a task the interval speaks of the episodes played, not of training again).
+
+    Args:
+        scores: [G, N] normalised scores of N episodes in each of G tasks, both at least 1.
+        seed: of the resampling.
+
+    Returns:
+        "median", "mean" and "iqm".
+    """
+    tasks, episodes = scores.shape
+    random = np.random.default_rng(seed)
+    resampled = np.empty((RESAMPLES, tasks))
+    for g in range(tasks):
+        resampled[:, g] = scores[g, random.integers(episodes, size=(RESAMPLES, episodes))].mean(axis=1)
+    means = scores.mean(axis=1)
+    tail = (1 - CONFIDENCE) / 2
+    estimates = {}
+    for name, statistic in _STATISTICS.items():
+        low, high = np.quantile(statistic(resampled), (tail, 1 - tail))
+        estimates[name] = Estimate(float(statistic(means)), float(low), float(high))
+    return estimates

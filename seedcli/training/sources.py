@@ -1,0 +1,384 @@
+"""Where training batches come from: a queue that gives each unroll once, or a replay that gives them by priority.
+
+Completed unrolls go in at one end (`put`), batches come out at the other (`next_batch`). Which kind an algorithm needs
+is a word of its `AlgorithmSpec`; nobody else asks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from seedcli.agents.base import Agent, ReplayAgent, UnrollBatch
+from seedcli.config import Config
+from seedcli.errors import UsageError
+from seedcli.inference.arena import Arena, UnrollBuffer
+from seedcli.specs import EnvSpec
+from seedcli.telemetry.metrics import Profile
+from seedcli.training.batches import PreparedBatch, UnrollQueue, assemble
+from seedcli.training.blocks import BlockCodec, BlockField
+from seedcli.training.memory import available_memory
+from seedcli.training.replay import Replay, Sample
+from seedcli.training.replay_store import ReplayStore
+
+_log = logging.getLogger(__name__)
+
+# What an unroll of images takes in a replay at most, against its raw frames; games measured: docs/performance.md.
+_IMAGE_RATIO = 1 / 8
+_IMAGE_BYTES = 1024  # an observation of bytes at least so large counts as an image
+
+
+class Source(Protocol):
+    """What lies between the inference service and the trainer.
+
+    Attributes:
+        profiles: where the time of its threads goes, by thread.
+    """
+
+    profiles: dict[str, Profile]
+
+    def put(self, buffer: UnrollBuffer) -> None:
+        """Take over a completed buffer; called by the inference thread, never blocks."""
+
+    def workers(self) -> dict[str, Callable[[], None]]:
+        """Loops that need threads of their own, by name; they end after `close`."""
+
+    def next_batch(self, *, wait: bool) -> PreparedBatch | None:
+        """The next batch; None: closed, or (not waiting) none can be formed from what was put in."""
+
+    def trained(self, batch: PreparedBatch, priorities: npt.NDArray[np.float32] | None) -> None:
+        """A batch has been trained on."""
+
+    def close(self) -> None:
+        """Wake whoever waits, for good."""
+
+    def stats(self) -> dict[str, float]:
+        """Figures for telemetry, by name."""
+
+    @property
+    def dropped(self) -> int:
+        """Unrolls dropped because something in them was not finite."""
+
+    def capture(self) -> Callable[[Path], None] | None:
+        """What a checkpoint made now must keep: writes it into the checkpoint's folder; None: nothing."""
+
+    def prune(self, checkpoints: list[Path]) -> None:
+        """Delete what none of these checkpoints keeps any more."""
+
+    def restore(self, checkpoint: Path) -> bool:
+        """Read back what a checkpoint kept; False where it kept nothing. Raises CheckpointError."""
+
+
+class QueueSource:
+    """Each unroll once, first in, first out.
+
+    Args:
+        batch_size: B.
+        arena: gets buffers back.
+    """
+
+    def __init__(self, batch_size: int, arena: Arena) -> None:
+        self._batch_size = batch_size
+        self._arena = arena
+        self._queue = UnrollQueue()
+        self._profile = Profile()
+        self.profiles = {"prefetch thread": self._profile}
+        self.dropped = 0
+        self.put = self._queue.put
+        self.close = self._queue.close
+
+    def workers(self) -> dict[str, Callable[[], None]]:
+        """See `Source.workers`."""
+        return {}
+
+    def next_batch(self, *, wait: bool) -> PreparedBatch | None:
+        """See `Source.next_batch`."""
+        begun = time.perf_counter()
+        pieces = self._queue.take(self._batch_size, wait=wait)
+        taken = time.perf_counter()
+        self._profile.add("waiting", taken - begun)
+        if pieces is None:
+            return None
+        batch = assemble(pieces, self._arena)
+        self._profile.add("batching", time.perf_counter() - taken)
+        return batch
+
+    def trained(self, batch: PreparedBatch, priorities: npt.NDArray[np.float32] | None) -> None:
+        """See `Source.trained`."""
+
+    def stats(self) -> dict[str, float]:
+        """See `Source.stats`."""
+        return {}
+
+    def capture(self) -> Callable[[Path], None] | None:
+        """See `Source.capture`: what waits in the queue is a moment's data, and is not kept."""
+        return None
+
+    def prune(self, checkpoints: list[Path]) -> None:
+        """See `Source.prune`."""
+
+    def restore(self, checkpoint: Path) -> bool:
+        """See `Source.restore`."""
+        return False
+
+
+class ReplaySource:
+    """Unrolls in proportion to their priorities, again and again, at a set ratio to how fast they come in.
+
+    Args:
+        agent: gives initial priorities.
+        spec: the environment.
+        config: replay, batch size, seed.
+        arena: gets buffers back.
+        folder: where a saved replay lies.
+
+    Raises:
+        UsageError: the machine has not the memory for it.
+    """
+
+    def __init__(self, agent: ReplayAgent, spec: EnvSpec, config: Config, arena: Arena, folder: Path) -> None:
+        self._agent = agent
+        self._arena = arena
+        self._queue = UnrollQueue()
+        self._config = config.replay
+        fields = unroll_fields(agent, spec)
+        self._check_memory(self._capped(expected_bytes(fields) * config.replay.capacity), "about")
+        self._projected = False
+        codec = BlockCodec(fields)
+        self.replay = Replay(codec, config.replay, config.training.batch_size, config.run.seed)
+        self._store = ReplayStore(folder, codec.signature) if config.replay.save else None
+        # Blocks, priorities, which to keep, and the first of them not inserted yet.
+        self._partial: tuple[list[bytes], npt.NDArray[np.float32], npt.NDArray[np.bool_] | None, int] | None = None
+        self._prefetch, self._insertion = Profile(), Profile()
+        self.profiles = {"prefetch thread": self._prefetch, "replay thread": self._insertion}
+        self.put = self._queue.put
+
+    def _capped(self, nbytes: float) -> float:
+        """What the whole replay takes at most, given what all of its unrolls would."""
+        return min(nbytes, self._config.capacity_gb * 1e9) if self._config.capacity_gb else nbytes
+
+    def _check_memory(self, nbytes: float, how: str, held: int = 0) -> None:
+        """Say what a full replay takes; refuse where the machine has less, `held` bytes of it being taken already."""
+        free = available_memory() + held
+        capacity = self._config.capacity
+        if nbytes > free:
+            raise UsageError(
+                f"replay.capacity = {capacity:,} unrolls take {how} {_size(nbytes)}, and this machine has "
+                f"{_size(free)} to spare: lower replay.capacity to {int(0.9 * capacity * free / nbytes):,} or "
+                f"set replay.capacity_gb to {0.9 * free / 1e9:.3g}"
+            )
+        _log.info(
+            "a replay of %s unrolls takes %s %s when full; %s are free",
+            f"{capacity:,}",
+            how,
+            _size(nbytes),
+            _size(free),
+        )
+
+    def _project_memory(self) -> None:
+        """Once, as training starts: what a full replay takes, by the unrolls that are in."""
+        size, held = self.replay.size, self.replay.nbytes
+        if not self._projected and size >= min(self._config.min_size, self._config.capacity):
+            self._projected = True
+            self._check_memory(self._capped(held / size * self._config.capacity), "by its first unrolls", held)
+
+    # -- in ---------------------------------------------------------------------------------------------------
+
+    def workers(self) -> dict[str, Callable[[], None]]:
+        """See `Source.workers`."""
+        return {"replay": self._insert_loop}
+
+    def _insert_loop(self) -> None:
+        while self._insert(wait=True):
+            pass
+
+    def _insert(self, *, wait: bool) -> bool:
+        """Insert the oldest buffer, or what the replay ratio allows of it; whether anything was inserted."""
+        begun = time.perf_counter()
+        if self._partial is None:
+            buffer = self._queue.take_buffer(wait=wait)
+            if buffer is None:
+                return False
+            taken = time.perf_counter()
+            self._insertion.add("waiting", taken - begun)
+            priorities = self._priorities(buffer)
+            begun = time.perf_counter()
+            self._insertion.add("priorities", begun - taken)
+            blocks = self.replay.codec.pack(_arrays(buffer))
+            self._partial = (blocks, priorities, buffer.keep, 0)
+            # The blocks hold all of it: the buffer need not wait for training as they may have to.
+            self._arena.release(buffer)
+        blocks, priorities, keep, start = self._partial
+        waited = self.replay.insert_waited
+        stop = self.replay.insert(blocks, priorities, keep, start=start, wait=wait)
+        waited = self.replay.insert_waited - waited
+        self._insertion.add("waiting", waited)
+        self._insertion.add("inserting", time.perf_counter() - begun - waited)
+        if stop < len(blocks):
+            self._partial = (blocks, priorities, keep, stop)
+            return stop > start  # closed, or (not waiting) training must come first
+        self._partial = None
+        self._project_memory()
+        return True
+
+    def _priorities(self, buffer: UnrollBuffer) -> npt.NDArray[np.float32]:
+        steps = buffer.steps
+        unrolls = UnrollBatch(
+            observation=None,
+            reward=tf.convert_to_tensor(steps.reward),
+            terminated=tf.convert_to_tensor(steps.terminated.view(np.bool_)),
+            truncated=tf.convert_to_tensor(steps.truncated.view(np.bool_)),
+            action=tf.convert_to_tensor(buffer.action),
+            recorded={name: tf.convert_to_tensor(values) for name, values in buffer.recorded.items()},
+            state=None,
+            weights=None,
+        )
+        return self._agent.initial_priorities(unrolls).numpy()
+
+    # -- out --------------------------------------------------------------------------------------------------
+
+    def next_batch(self, *, wait: bool) -> PreparedBatch | None:
+        """See `Source.next_batch`; not waiting means that there is no worker, so what waits is inserted first."""
+        if not wait:
+            while self._insert(wait=False):
+                pass
+        begun = time.perf_counter()
+        sample = self.replay.sample(wait=wait)
+        if sample is None:
+            return None
+        batch = to_unrolls(sample, self._agent)
+        self._prefetch.add("sampling", time.perf_counter() - begun - sample.waited)
+        self._prefetch.add("waiting", sample.waited)
+        return batch
+
+    def trained(self, batch: PreparedBatch, priorities: npt.NDArray[np.float32] | None) -> None:
+        """See `Source.trained`."""
+        assert batch.serials is not None and priorities is not None, "an algorithm with a replay gives priorities"
+        self.replay.update(batch.serials, priorities)
+
+    # -- the rest ---------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """See `Source.close`."""
+        self._queue.close()
+        self.replay.close()
+
+    def stats(self) -> dict[str, float]:
+        """See `Source.stats`."""
+        return self.replay.stats()
+
+    @property
+    def dropped(self) -> int:
+        """See `Source.dropped`."""
+        return self.replay.dropped
+
+    def capture(self) -> Callable[[Path], None] | None:
+        """See `Source.capture`."""
+        if self._store is None:
+            return None
+        store, snapshot = self._store, self.replay.snapshot()
+        return lambda directory: store.save(directory, snapshot)
+
+    def prune(self, checkpoints: list[Path]) -> None:
+        """See `Source.prune`."""
+        if self._store is not None:
+            self._store.prune(checkpoints)
+
+    def restore(self, checkpoint: Path) -> bool:
+        """See `Source.restore`."""
+        if self._store is not None and self._store.restore(checkpoint, self.replay):
+            return True
+        _log.warning(
+            "%s keeps no replay: it fills anew to replay.min_size = %s unrolls before training goes on; "
+            "replay.save = true keeps it",
+            checkpoint,
+            f"{self._config.min_size:,}",
+        )
+        return False
+
+
+def _size(nbytes: float) -> str:
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
+
+
+def to_unrolls(sample: Sample, agent: Agent) -> PreparedBatch:
+    """A sample of a replay as the agent's training batch."""
+    arrays = sample.arrays
+    terminated, truncated = arrays["terminated"].view(np.bool_), arrays["truncated"].view(np.bool_)
+    structure = agent.initial_state(1)
+    state = [tf.convert_to_tensor(arrays[f"state/{i}"]) for i in range(len(tf.nest.flatten(structure)))]
+    unrolls = UnrollBatch(
+        observation=tf.convert_to_tensor(arrays["observation"]),
+        reward=tf.convert_to_tensor(arrays["reward"]),
+        terminated=tf.convert_to_tensor(terminated),
+        truncated=tf.convert_to_tensor(truncated),
+        action=tf.convert_to_tensor(arrays["action"]),
+        recorded={name: tf.convert_to_tensor(arrays[f"recorded/{name}"]) for name in agent.algorithm.recorded},
+        state=tf.nest.pack_sequence_as(structure, state),
+        weights=tf.convert_to_tensor(sample.weights),
+    )
+    return PreparedBatch(unrolls, arrays["version"], terminated | truncated, sample.serials)
+
+
+def unroll_fields(agent: Agent, spec: EnvSpec) -> list[BlockField]:
+    """What one unroll holds, in the order it is stored: images that resemble each other stand together."""
+    algorithm = agent.algorithm
+    records = algorithm.records
+    state = [np.asarray(leaf)[0] for leaf in tf.nest.flatten(agent.initial_state(1))]
+    fields = [BlockField(f"state/{i}", leaf.shape, str(leaf.dtype), False) for i, leaf in enumerate(state)]
+    fields.append(BlockField("observation", (records, *spec.observation.shape), spec.observation.dtype, True))
+    for name, dtype in (("reward", "float32"), ("terminated", "uint8"), ("truncated", "uint8"), ("action", "int32")):
+        fields.append(BlockField(name, (records,), dtype, True))
+    for name, array in algorithm.recorded.items():
+        fields.append(BlockField(f"recorded/{name}", (records, *array.shape), array.dtype, True))
+    fields.append(BlockField("version", (records,), "int64", True))
+    return fields
+
+
+def expected_bytes(fields: list[BlockField]) -> int:
+    """Bytes an unroll of these fields is reckoned to take in a replay: a bound for the Atari games measured."""
+    total = 0.0
+    for field in fields:
+        nbytes = int(np.prod(field.shape, dtype=np.int64)) * np.dtype(field.dtype).itemsize
+        image = field.dtype == "uint8" and len(field.shape) > 1 and np.prod(field.shape[1:]) >= _IMAGE_BYTES
+        total += nbytes * _IMAGE_RATIO if image else nbytes
+    return int(total)
+
+
+def _arrays(buffer: UnrollBuffer) -> dict[str, npt.NDArray[Any]]:
+    steps = buffer.steps
+    version = np.broadcast_to(buffer.version[:, None], (len(buffer.version), buffer.num_envs))
+    state = {f"state/{i}": np.asarray(leaf) for i, leaf in enumerate(tf.nest.flatten(buffer.state))}
+    recorded = {f"recorded/{name}": values for name, values in buffer.recorded.items()}
+    return {
+        **state,
+        "observation": steps.observation,
+        "reward": steps.reward,
+        "terminated": steps.terminated,
+        "truncated": steps.truncated,
+        "action": buffer.action,
+        **recorded,
+        "version": version,
+    }
+
+
+def create_source(agent: Agent, spec: EnvSpec, config: Config, arena: Arena, folder: Path) -> Source:
+    """The source an algorithm asks for.
+
+    Args:
+        agent: whose `algorithm.source` decides.
+        spec, config: see `ReplaySource`.
+        arena: gets buffers back.
+        folder: where a saved replay lies.
+    """
+    if agent.algorithm.source == "replay":
+        assert isinstance(agent, ReplayAgent), "an algorithm with a replay gives initial priorities"
+        return ReplaySource(agent, spec, config, arena, folder)
+    return QueueSource(config.training.batch_size, arena)

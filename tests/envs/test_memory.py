@@ -1,0 +1,32 @@
+"""CartPole with its velocities hidden is CartPole in everything else."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from seedcli.specs import ArraySpec
+from tests.envs.helpers import POSITIONS, Played, gymnasium_config, play
+
+
+def test_positions_are_those_of_cartpole() -> None:
+    hidden = play(gymnasium_config(POSITIONS), 3, seed=4, steps=120)
+    full = play(gymnasium_config("CartPole-v1"), 3, seed=4, steps=120)
+    assert full.terminated.sum() > 5
+    np.testing.assert_array_equal(hidden.observation, full.observation[..., [0, 2]])
+    for name in ("reward", "terminated", "truncated"):
+        np.testing.assert_array_equal(getattr(hidden, name), getattr(full, name))
+
+
+def test_the_specification_and_the_registered_limit() -> None:
+    with Played(gymnasium_config(POSITIONS), 1) as played:
+        assert played.env.spec.observation == ArraySpec((2,), "float32") and played.env.spec.num_actions == 2
+        (env,) = played.env._vector.envs
+        assert env.spec.max_episode_steps == 500
+        space = env.observation_space
+        np.testing.assert_allclose(space.high, [4.8, 0.418879], rtol=1e-5)
+
+
+def test_keyword_arguments_are_cartpoles() -> None:
+    """The other kind of reward is 0 a step and -1 at the fall."""
+    rewards = play(gymnasium_config(POSITIONS, kwargs={"sutton_barto_reward": True}), 1, seed=4, steps=60).reward
+    assert set(np.unique(rewards)) == {-1.0, 0.0}

@@ -1,0 +1,205 @@
+"""R2D2 as real processes: a replay that outlives its learner, and runs that repeat themselves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seedcli.agents import create_agent
+from seedcli.config import Config
+from seedcli.training.blocks import BlockCodec
+from seedcli.training.checkpoint import Checkpoint, find_checkpoint
+from seedcli.training.replay import Replay, Snapshot
+from seedcli.training.replay_store import MANIFEST, PRIORITIES, ReplayStore
+from seedcli.training.sources import unroll_fields
+from tests.system.harness import TINY, Fleet, Process, checkpoints, counting, last, metrics, sets, wait_for
+
+COUNTERS = ("env_steps", "episodes", "evaluation_episodes", "learner_updates", "trained_steps")
+# Small enough that the oldest unrolls are dropped while a test watches.
+SMALL = (
+    *TINY,
+    "agent.lstm=4",
+    "agent.dueling_hidden=8",
+    "agent.n_step=3",
+    "agent.target_period=10",
+    "training.burn_in=4",
+    "replay.capacity=400",
+    "replay.min_size=32",
+    "replay.ratio=2",
+    "replay.save=true",
+    "actors.envs=8",
+    "actors.evaluation_envs=2",
+)
+
+
+def _kept(checkpoint: Checkpoint, folder: Path) -> tuple[Snapshot, list[dict[str, np.ndarray]]]:
+    """The replay of a checkpoint as a learner would read it: its snapshot, and every unroll unpacked."""
+    config = Config.model_validate(tomllib.loads(checkpoint.config_path.read_text()))
+    agent = create_agent(config.agent, config.training, checkpoint.spec, config.run.seed)
+    codec = BlockCodec(unroll_fields(agent, checkpoint.spec))
+    replay = Replay(codec, config.replay, config.training.batch_size, seed=0)
+    assert ReplayStore(folder, codec.signature).restore(checkpoint.path, replay)
+    snapshot = replay.snapshot()
+    unrolls = []
+    for block in snapshot.blocks:
+        shapes = {f.name: (f.shape[0], 1, *f.shape[1:]) if f.per_record else (1, *f.shape) for f in codec.fields}
+        arrays = {field.name: np.zeros(shapes[field.name], field.dtype) for field in codec.fields}
+        codec.unpack([block], arrays)
+        unrolls.append({f.name: arrays[f.name][:, 0] if f.per_record else arrays[f.name][0] for f in codec.fields})
+    return snapshot, unrolls
+
+
+def _check_records(unrolls: list[dict[str, np.ndarray]]) -> set[float]:
+    """Every unroll holds records of one environment that follow each other; which environments there are."""
+    numbers = set()
+    for unroll in unrolls:
+        number, episode, step, action = unroll["observation"].T
+        final = (unroll["terminated"] | unroll["truncated"]) != 0
+        assert (number == number[0]).all()
+        numbers.add(float(number[0]))
+        np.testing.assert_array_equal(np.diff(episode), final[:-1])
+        np.testing.assert_array_equal(step[1:], np.where(final[:-1], 0, step[:-1] + 1))
+        np.testing.assert_array_equal(action[1:], np.where(final[:-1], -1, unroll["action"][:-1]))
+        assert (unroll["reward"][step == 0] == 0).all() and (unroll["recorded/q_max"] != 0).any()
+    return numbers
+
+
+def _until(run: Path, process: Process, name: str, value: float) -> None:
+    def there() -> bool:
+        assert process.running, process.stderr
+        return last(run, name) > value
+
+    wait_for(there, f"{name} beyond {value}")
+
+
+def test_a_replay_outlives_its_learner(fleet: Fleet, tmp_path: Path) -> None:
+    run = fleet.folder / "run"
+    options = ["--preset", "recall_r2d2", "--steps", "1e12", "--logdir", "run"]
+    learner = fleet.learner(*options, *sets(*SMALL, *counting(pause=0.001), "training.checkpoint_seconds=0.5"))
+    addresses = learner.wait_until_it_serves()
+    actor = fleet.actor(addresses["zmq"], "--envs", "8")
+    _until(run, learner, "learner_updates", 300)
+    _until(run, learner, "evaluation_episodes", 5)
+    wait_for(lambda: checkpoints(run) and last(run, "env_steps") > checkpoints(run)[-1] + 100, "steps to lose")
+    learner.kill()
+
+    checkpoint = find_checkpoint(run)
+    shutil.copytree(run, tmp_path / "as killed")
+    kept, unrolls = _kept(checkpoint, run / "replay")
+    assert kept.next > 400 and len(unrolls) == 400, "the replay is full and its oldest unrolls are gone"
+    assert len(_check_records(unrolls)) == 6, "of 8 environments 2 evaluate, and nothing of theirs is kept"
+    assert len(set(kept.priorities.tolist())) > 50, "training has given priorities"
+    assert checkpoint.counters["evaluation_episodes"] > 5
+
+    lines = [line for line in metrics(run) if line["env_steps"] <= checkpoint.env_steps]
+    ports = [int(addresses[name].rpartition(":")[2]) for name in ("grpc", "zmq")]
+    resumed = fleet.learner("--resume", "--logdir", "run", ports=ports)
+    wait_for(lambda: "continuing from" in resumed.stderr, "the training goes on")
+    # Restored while nothing was played yet: the first line shows it as it was.
+    wait_for(lambda: len(metrics(run)) > len(lines), "a line")
+    first = metrics(run)[len(lines)]
+    assert first["replay_size"] == 400 and first["replay_mb"] == pytest.approx(
+        sum(map(len, kept.blocks)) / 1e6, rel=0.2
+    )
+    for name in COUNTERS:
+        assert checkpoint.counters[name] <= first[name] <= checkpoint.counters[name] + 2000
+    assert "keeps no replay" not in resumed.stderr
+    _until(run, resumed, "learner_updates", checkpoint.counters["learner_updates"] + 100)
+    wait_for(lambda: checkpoints(run)[-1] > checkpoint.env_steps, "another checkpoint")
+    resumed.kill()
+    actor.kill()
+
+    after, unrolls = _kept(find_checkpoint(run), run / "replay")
+    assert kept.next < after.next and kept.sampled < after.sampled
+    assert _check_records(unrolls)
+    # What both hold is the same; serials count on, so no unroll has taken the number of another.
+    both = range(after.oldest, kept.next)
+    for serial in both:
+        assert kept.blocks[serial - kept.oldest] == after.blocks[serial - after.oldest]
+    ratio = (after.sampled - kept.sampled) / (after.next - kept.next)
+    assert 1 < ratio < 4, "the replay ratio of 2 goes on from where it stood"
+
+    _torn_segments_are_refused(fleet, tmp_path / "as killed")
+
+
+def _torn_segments_are_refused(fleet: Fleet, run: Path) -> None:
+    checkpoint = find_checkpoint(run)
+    manifest = json.loads((checkpoint.path / MANIFEST).read_text())
+    assert (checkpoint.path / PRIORITIES).exists()
+    segment = run / "replay" / manifest["segments"][-1]["name"]
+    size = segment.stat().st_size
+    segment.write_bytes(segment.read_bytes()[: size // 2])
+    before = (run / "config.toml").read_bytes()
+    refused = fleet.learner("--resume", "--logdir", str(run))
+    refused.ends_with(2)
+    assert f"{segment.name} is cut short or too long ({size // 2} bytes instead of {size})" in refused.sentence
+    assert "resume without it: --set replay.save=false" in refused.sentence
+    assert (run / "config.toml").read_bytes() == before, "the run is as it was"
+
+    resumed = fleet.learner("--resume", "--logdir", str(run), "--set", "replay.save=false")
+    addresses = resumed.wait_until_it_serves()
+    assert "keeps no replay: it fills anew to replay.min_size = 32 unrolls" in resumed.stderr
+    actor = fleet.actor(addresses["grpc"], "--envs", "8")
+    _until(run, resumed, "learner_updates", checkpoint.counters["learner_updates"] + 20)
+    assert metrics(run)[-1]["replay_size"] >= 32
+    resumed.kill()
+    actor.kill()
+
+
+def _deterministic(fleet: Fleet, name: str, *arguments: str) -> Process:
+    return fleet.start("train", "--logdir", name, "--deterministic", *arguments)
+
+
+def _lines(run: Path) -> list[dict[str, Any]]:
+    lines = metrics(run)
+    assert len(lines) >= 3 and lines[-1]["learner_updates"] > 20
+    return lines
+
+
+def test_one_seed_gives_one_training_with_a_replay(fleet: Fleet) -> None:
+    """To the byte; another seed gives another one; and a resumed run counts on, with the replay it had."""
+    values = sets(*SMALL, "replay.capacity=200", "training.checkpoint_seconds=1000")
+    options = ["--preset", "recall_r2d2", "--steps", "2500", "--actors", "2", *values]
+    runs = [
+        (_deterministic(fleet, n, *options, "--seed", s), fleet.folder / n) for n, s in (("one", "5"), ("two", "5"))
+    ]
+    other = _deterministic(fleet, "other", *options, "--seed", "6")
+    for process, _ in runs:
+        process.ends_with(0)
+    other.ends_with(0)
+    one, two = (run / "metrics.jsonl" for _, run in runs)
+    assert one.read_bytes() == two.read_bytes() != (fleet.folder / "other" / "metrics.jsonl").read_bytes()
+    lines = _lines(fleet.folder / "one")
+    end = lines[-1]
+    assert end["env_steps"] >= 2500 and end["replay_size"] > 32 and end["evaluation_return_100"] is not None
+    assert end["epsilon_max"] == pytest.approx(0.4) and end["epsilon_min"] == pytest.approx(0.4**8, rel=1e-4)
+
+    checkpoint = find_checkpoint(fleet.folder / "one")
+    kept, _ = _kept(checkpoint, fleet.folder / "one" / "replay")
+    assert (len(kept.blocks), checkpoint.env_steps) == (end["replay_size"], end["env_steps"])
+    again = [_deterministic(fleet, name, "--resume", "--steps", "3500") for name in ("one", "two")]
+    for process in again:
+        process.ends_with(0)
+    assert one.read_bytes() == two.read_bytes()
+    resumed = _lines(fleet.folder / "one")
+    assert resumed[: len(lines)] == lines and len(resumed) > len(lines)
+    first = resumed[len(lines)]
+    for name in COUNTERS:
+        assert first[name] >= checkpoint.counters[name]
+        assert [line[name] for line in resumed] == sorted(line[name] for line in resumed)
+    assert first["replay_size"] >= min(200, end["replay_size"]), "it need not fill anew"
+
+
+def test_the_narrowest_window_does_not_stand_still(fleet: Fleet) -> None:
+    """Training takes longer than playing, neither may run ahead, and no evaluation environment keeps the loop going."""
+    values = sets(*SMALL, "replay.ratio=40", "replay.window=24", "actors.evaluation_envs=0", "actors.streams=1")
+    process = _deterministic(fleet, "narrow", "--preset", "recall_r2d2", "--steps", "600", *values)
+    process.ends_with(0)
+    lines = _lines(fleet.folder / "narrow")
+    assert lines[-1]["env_steps"] >= 600 and lines[-1]["evaluation_return"] is None

@@ -1,0 +1,131 @@
+"""A learner's core with a replay: checkpoints that bring everything back, rewards that are not finite."""
+
+from __future__ import annotations
+
+import io
+import math
+import time
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from seedcli.layering import to_toml
+from seedcli.roles.core import LearnerCore
+from seedcli.roles.reporting import Reporter
+from seedcli.roles.runfolder import RunFolder
+from seedcli.telemetry.live import PlainView
+from seedcli.training.checkpoint import open_checkpoint
+from seedcli.training.sources import ReplaySource
+from tests.training.helpers import LIMIT, SPEC, resolved
+
+
+def _core(folder: Path, *values: str) -> LearnerCore:
+    settings = resolved("replay.save=true", *values)
+    return LearnerCore(
+        settings.config,
+        to_toml(settings),
+        folder / "checkpoints",
+        SPEC,
+        on_release=lambda: None,
+        on_fault=lambda stream, sentence: pytest.fail(sentence),
+        deadline=0.0,
+    )
+
+
+def _play_and_train(core: LearnerCore, updates: int, seed: int, bad: float = 0.0) -> None:
+    """Steps of two streams, one of which evaluates, until so many updates are made; of rewards `bad` are NaN."""
+    rng = np.random.default_rng(seed)
+    streams = [core.engine.open_stream(None, 0, 3), core.engine.open_stream(None, 1, 1, "evaluation")]
+    wanted = core.trainer.updates + updates
+    deadline = time.monotonic() + LIMIT
+    while core.trainer.updates < wanted:
+        assert time.monotonic() < deadline
+        for stream in streams:
+            assert stream is not None
+            if not stream.pending:
+                row = stream.buffer.layout.views(np.frombuffer(core.engine.destination(stream), np.uint8))
+                row.observation[:] = rng.normal(size=row.observation.shape)
+                row.reward[:] = rng.normal(size=row.reward.shape)
+                if bad:
+                    row.reward[rng.random(len(row.reward)) < bad] = np.nan
+                row.terminated[:] = rng.random(len(row.terminated)) < 0.1
+                row.truncated[:] = 0
+                core.engine.arrived(stream)
+        if core.engine.wait() == 0.0:
+            core.engine.answer()
+        batch = core.source.next_batch(wait=False)
+        if batch is not None:
+            assert core.train(batch).applied
+        core.engine.unblock()
+    for stream in streams:
+        core.engine.close_stream(stream)
+
+
+def _assert_same_replay(one: ReplaySource, other: ReplaySource) -> None:
+    a, b = one.replay.snapshot(), other.replay.snapshot()
+    assert a._replace(priorities=None, places=0) == b._replace(priorities=None, places=0)
+    np.testing.assert_array_equal(a.priorities, b.priorities)
+    assert one.stats() == other.stats()
+
+
+def test_a_checkpoint_of_a_learner_brings_everything_back(tmp_path: Path) -> None:
+    core = _core(tmp_path)
+    _play_and_train(core, 30, seed=1)
+    counters = core.counters() | {"seeds_given": 0}
+    path = core.checkpointer.save(counters, wait=True)
+    resumed = _core(tmp_path)
+    resumed.resume(open_checkpoint(path))
+    assert isinstance(core.source, ReplaySource) and isinstance(resumed.source, ReplaySource)
+    assert resumed.counters() == core.counters() and counters["evaluation_steps"] > 0
+    _assert_same_replay(core.source, resumed.source)
+    for mine, theirs in zip(core.agent.variables(), resumed.agent.variables(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    # And both go on alike, to the bit: draws, losses and new priorities.
+    for each in (core, resumed):
+        _play_and_train(each, 10, seed=2)
+    _assert_same_replay(core.source, resumed.source)
+    for mine, theirs in zip(core.trainer.variables(), resumed.trainer.variables(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    for each in (core, resumed):
+        each.source.close()
+
+
+def test_a_checkpoint_without_a_replay_begins_to_fill_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    core = _core(tmp_path, "replay.save=false")
+    _play_and_train(core, 5, seed=1)
+    path = core.checkpointer.save(core.counters(), wait=True)
+    for save in ("true", "false"):
+        resumed = _core(tmp_path, f"replay.save={save}")
+        resumed.resume(open_checkpoint(path))
+        assert isinstance(resumed.source, ReplaySource)
+        assert (resumed.source.replay.inserted, resumed.trainer.updates) == (0, 5)
+        assert "keeps no replay: it fills anew to replay.min_size = 8 unrolls" in caplog.text
+        caplog.clear()
+        _play_and_train(resumed, 3, seed=3)
+        resumed.source.close()
+
+
+def test_rewards_that_are_not_finite_are_counted_once_and_never_trained_on(tmp_path: Path) -> None:
+    core = _core(tmp_path, "replay.save=false")
+    _play_and_train(core, 30, seed=1, bad=0.05)
+    while core.source.next_batch(wait=False) is not None:
+        pass  # whatever still waits goes in
+    dropped = core.engine.stats.dropped_unrolls
+    assert dropped > 10 and core.source.dropped == dropped and core.trainer.dropped == 0
+    assert all(np.isfinite(variable.numpy()).all() for variable in core.agent.variables())
+    service = SimpleNamespace(sessions=list, protocol_errors=0)
+    learner: Any = SimpleNamespace(config=core.config, core=core, service=service, results=deque())
+    with RunFolder.create(tmp_path / "run", "test") as folder:
+        reporter = Reporter(learner, folder, PlainView(Console(file=io.StringIO())), resumed_at=None)
+        line = reporter.report().to_dict()
+        reporter.close()
+    assert line["dropped_unrolls"] == dropped
+    assert line["replay_size"] == core.source.stats()["replay_size"] > 8
+    assert line["evaluation_episodes"] == core.engine.stats.evaluation_episodes > 0
+    assert line["evaluation_return_100"] is not None and math.isfinite(line["episode_return_100"])
+    core.source.close()

@@ -1,0 +1,350 @@
+"""Sources: what is played is what is trained on, and neither end runs away from the other."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from seedcli.agents import create_agent
+from seedcli.agents.base import UnrollBatch
+from seedcli.config import Config
+from seedcli.errors import UsageError
+from seedcli.inference.arena import Arena, UnrollBuffer
+from seedcli.layering import load_config
+from seedcli.specs import ArraySpec, EnvSpec
+from seedcli.training import sources
+from seedcli.training.sources import QueueSource, ReplaySource, create_source, expected_bytes, unroll_fields
+from tests.training.helpers import LIMIT, SPEC, B, K, T, resolved
+
+E = 2
+R = K + T + 1
+
+
+def _config(*values: str) -> Config:
+    return resolved(*values).config
+
+
+def _wait_for(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {LIMIT:.0f} s: {what}"
+        time.sleep(0.005)
+
+
+class Rig:
+    """A replay source with a real agent, and a player that fills buffers with numbers of their own."""
+
+    def __init__(self, folder: Path, *values: str) -> None:
+        self.config = _config(*values)
+        self.agent = create_agent(self.config.agent, self.config.training, SPEC, 3)
+        algorithm = self.agent.algorithm
+        # 11 buffers of 2 columns, more than insertion takes without training.
+        self.arena = Arena(SPEC, algorithm.records, algorithm.recorded, batch_size=1, queue_batches=9)
+        self.source = create_source(self.agent, SPEC, self.config, self.arena, folder / "replay")
+        assert isinstance(self.source, ReplaySource)
+        self.replay = self.source.replay
+        self.arena.admit(E)
+        self.played: list[dict[str, Any]] = []  # by serial, as long as every column is kept
+        self._rng = np.random.default_rng(5)
+        self._threads = [
+            threading.Thread(target=worker, name=name, daemon=True) for name, worker in self.source.workers().items()
+        ]
+
+    def fill(self, keep: list[bool] | None = None, q: float | None = None) -> UnrollBuffer | None:
+        """Put one buffer in, every value of it drawn anew; None where the arena has none."""
+        buffer = self.arena.acquire(E)
+        if buffer is None:
+            return None
+        rng = self._rng
+        buffer.memory[:] = 0xA5
+        buffer.steps.observation[:] = rng.normal(size=(R, E, 3))
+        buffer.steps.reward[:] = rng.normal(size=(R, E))
+        buffer.steps.terminated[:] = rng.random((R, E)) < 0.2
+        buffer.steps.truncated[:] = rng.random((R, E)) < 0.2
+        buffer.action[:] = rng.integers(0, 4, (R, E))
+        for values in buffer.recorded.values():
+            values[:] = rng.normal(size=(R, E)) if q is None else q
+        buffer.version[:] = rng.integers(0, 1000, R)
+        buffer.state = tf.nest.map_structure(
+            lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), self.agent.initial_state(E)
+        )
+        buffer.keep = None if keep is None else np.array(keep)
+        for column in range(E):
+            if keep is None or keep[column]:
+                self.played.append(_column(buffer, column))
+        self.source.put(buffer)
+        return buffer
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(timeout=LIMIT)
+            assert not thread.is_alive(), f"the {thread.name} thread goes on"
+
+
+def _column(buffer: UnrollBuffer, e: int) -> dict[str, Any]:
+    steps = buffer.steps
+    column = {name: getattr(steps, name)[:, e].copy() for name in ("observation", "reward", "terminated", "truncated")}
+    column |= {"action": buffer.action[:, e].copy(), "version": buffer.version.copy()}
+    column |= {f"recorded/{name}": values[:, e].copy() for name, values in buffer.recorded.items()}
+    for i, leaf in enumerate(tf.nest.flatten(buffer.state)):
+        column[f"state/{i}"] = np.asarray(leaf)[e].copy()
+    return column
+
+
+def _unrolls(column: dict[str, Any]) -> UnrollBatch:
+    """One played unroll as a batch of one, as initial priorities want it."""
+    return UnrollBatch(
+        observation=None,
+        reward=tf.constant(column["reward"][:, None]),
+        terminated=tf.constant(column["terminated"][:, None] != 0),
+        truncated=tf.constant(column["truncated"][:, None] != 0),
+        action=None,
+        recorded={name: tf.constant(column[f"recorded/{name}"][:, None]) for name in ("q_taken", "q_max")},
+        state=None,
+        weights=None,
+    )
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    made: list[Rig] = []
+
+    def make(*values: str) -> Rig:
+        made.append(Rig(tmp_path / f"rig{len(made)}", *values))
+        return made[-1]
+
+    yield make
+    for rig in made:
+        rig.source.close()
+
+
+def test_every_sampled_column_is_what_was_played(rig: Callable[..., Rig]) -> None:
+    """Field by field, whatever buffers were used for meanwhile, over a whole turn of the replay."""
+    it = rig("replay.capacity=20", "replay.window=1000")
+    checked = set()
+    for _ in range(40):
+        assert it.fill() is not None, "without a thread every buffer comes back at once"
+        batch = it.source.next_batch(wait=False)
+        if batch is None:
+            assert it.replay.inserted < 8
+            continue
+        assert batch.serials is not None and (batch.serials >= it.replay.inserted - 20).all()
+        unrolls = batch.unrolls
+        state = tf.nest.flatten(unrolls.state)
+        tf.nest.assert_same_structure(unrolls.state, it.agent.initial_state(B))
+        for b, serial in enumerate(batch.serials.tolist()):
+            column = it.played[serial]
+            for name in ("observation", "reward", "terminated", "truncated", "action"):
+                np.testing.assert_array_equal(getattr(unrolls, name)[:, b], column[name], err_msg=name)
+            for name in ("q_taken", "q_max"):
+                np.testing.assert_array_equal(unrolls.recorded[name][:, b], column[f"recorded/{name}"], err_msg=name)
+            for i, leaf in enumerate(state):
+                np.testing.assert_array_equal(leaf[b], column[f"state/{i}"], err_msg=f"state/{i}")
+            np.testing.assert_array_equal(batch.versions[:, b], column["version"])
+            np.testing.assert_array_equal(batch.final[:, b], (column["terminated"] | column["truncated"]) != 0)
+            checked.add(serial)
+        assert unrolls.terminated.dtype == unrolls.truncated.dtype == tf.bool
+        assert unrolls.weights.shape == (B,) and float(tf.reduce_max(unrolls.weights)) == 1.0
+        it.source.trained(batch, np.ones(B, np.float32))
+    assert len(checked) > 40 and max(checked) > 70 and it.replay.size == 20
+
+
+def test_fresh_unrolls_have_the_agents_initial_priorities_and_training_changes_them(rig: Callable[..., Rig]) -> None:
+    it = rig()
+    for _ in range(6):
+        it.fill()
+    batch = it.source.next_batch(wait=False)
+    assert batch is not None and batch.serials is not None
+    before = it.replay.snapshot().priorities
+    expected = [float(it.agent.initial_priorities(_unrolls(column))[0]) for column in it.played]
+    assert len(before) == 12 and len(set(expected)) == 12
+    np.testing.assert_allclose(before, expected, rtol=1e-6)
+    given = np.arange(1, B + 1).astype(np.float32)
+    it.source.trained(batch, given)
+    after = it.replay.snapshot().priorities
+    for serial in range(12):
+        drawn = np.flatnonzero(batch.serials == serial)
+        assert after[serial] == (given[drawn[-1]] if len(drawn) else before[serial])
+
+
+def test_columns_that_are_not_to_be_kept_are_not_inserted(rig: Callable[..., Rig]) -> None:
+    it = rig()
+    for i in range(8):
+        it.fill(keep=[True, i % 2 == 0])
+    it.fill(keep=[False, False])
+    assert it.source.next_batch(wait=False) is not None
+    assert it.replay.inserted == 12 == len(it.played) and it.source.dropped == 6
+    for _ in range(20):
+        batch = it.source.next_batch(wait=False)
+        if batch is None:
+            break
+        for b, serial in enumerate(batch.serials.tolist()):
+            np.testing.assert_array_equal(batch.unrolls.reward[:, b], it.played[serial]["reward"])
+        it.source.trained(batch, np.ones(B, np.float32))
+    assert it.arena.acquire(E) is not None, "their buffers came back"
+
+
+def test_unrolls_whose_priorities_are_not_finite_are_dropped_and_counted(rig: Callable[..., Rig]) -> None:
+    it = rig()
+    it.fill(q=math.nan)
+    assert it.source.next_batch(wait=False) is None
+    assert (it.replay.inserted, it.source.dropped) == (0, 2)
+    it.played.clear()
+    for _ in range(6):
+        it.fill()
+    batch = it.source.next_batch(wait=False)
+    assert batch is not None and batch.serials is not None
+    given = np.ones(B, np.float32)
+    given[0] = np.nan
+    it.source.trained(batch, given)
+    lost = int(batch.serials[0])
+    assert it.source.dropped == 3 and it.replay.snapshot().priorities[lost] == 0
+    for _ in range(30):
+        it.fill()
+        batch = it.source.next_batch(wait=False)
+        if batch is not None:
+            assert lost not in batch.serials, "it is never drawn again"
+            it.source.trained(batch, np.ones(B, np.float32))
+    assert it.source.dropped == 3
+
+
+def test_without_training_insertion_stops_and_the_arena_runs_dry_until_training_goes_on(
+    rig: Callable[..., Rig],
+) -> None:
+    it = rig()
+    it.start()
+
+    def dry() -> bool:
+        while it.fill() is not None:
+            pass
+        return it.replay.inserted == 17 and len(it.played) == 2 * (9 + 11)
+
+    # min_size 8, ratio 1, window 2·4 + 1: 17 unrolls go in, the last of the ninth buffer waits; 11 buffers queue up.
+    _wait_for(dry, "no buffer is left")
+    assert it.arena.acquire(E) is None and it.replay.inserted == 17
+    batch = it.source.next_batch(wait=True)
+    assert batch is not None
+    _wait_for(lambda: it.replay.inserted == 21, "insertion goes on by a batch's worth")
+    _wait_for(lambda: it.fill() is not None, "a buffer comes back")
+    it.source.trained(batch, np.ones(B, np.float32))
+    it.source.close()
+    it.join()
+
+
+@pytest.mark.parametrize("state", ["empty", "blocked", "waiting for a batch"])
+def test_close_ends_every_thread(rig: Callable[..., Rig], state: str) -> None:
+    it = rig()
+    it.start()
+    got: list[Any] = []
+    prefetch = threading.Thread(target=lambda: got.append(it.source.next_batch(wait=True)), daemon=True)
+    if state == "blocked":
+        # Until none comes back: insertion waits for training.
+        def exhausted() -> bool:
+            while it.fill() is not None:
+                pass
+            return it.replay.inserted == 17
+
+        _wait_for(exhausted, "insertion is blocked")
+    elif state == "waiting for a batch":
+        prefetch.start()
+    begun = time.monotonic()
+    it.source.close()
+    it.join()
+    if prefetch.ident is not None:
+        prefetch.join(timeout=LIMIT)
+        assert got == [None]
+    assert time.monotonic() - begun < 5
+    assert it.source.next_batch(wait=True) is None, "nothing comes after the end"
+
+
+def test_without_threads_it_makes_progress_alone(rig: Callable[..., Rig]) -> None:
+    """Serial mode: whenever no batch can be formed, every buffer has come back, so that playing goes on."""
+    it = rig("replay.ratio=2.5")
+    batches = 0
+    for _ in range(30):
+        while it.fill() is not None:
+            pass
+        before = it.replay.inserted
+        progress = False
+        while (batch := it.source.next_batch(wait=False)) is not None:
+            it.source.trained(batch, np.ones(B, np.float32))
+            batches += 1
+            progress = True
+        assert progress or it.replay.inserted > before
+    sampled, inserted = it.replay.sampled, it.replay.inserted
+    assert batches > 20 and sampled == B * batches
+    assert abs(2.5 * (inserted - 8) - sampled) <= 2 * B + 2.5, "the ratio holds"
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    free = [10**12]
+    monkeypatch.setattr(sources, "available_memory", lambda: free[0])
+    return free
+
+
+def test_a_replay_too_large_for_the_machine_is_refused_before_anything_is_inserted(
+    rig: Callable[..., Rig], memory: list[int]
+) -> None:
+    it = rig()
+    fields = unroll_fields(it.agent, SPEC)
+    # 2·5 float32 of state; 6 records of 3 float32, reward, two flags, action, two Q values, version.
+    assert expected_bytes(fields) == 2 * 5 * 4 + 6 * (12 + 4 + 1 + 1 + 4 + 4 + 4 + 8)
+    memory[0] = 50_000_000
+    with pytest.raises(UsageError) as caught:
+        rig("replay.capacity=1_000_000")
+    message = str(caught.value)
+    # 268 bytes an unroll, 268 MB: 0.9 · 50/268 of a million fit.
+    assert "replay.capacity = 1,000,000 unrolls take about 268.0 MB, and this machine has 50.0 MB" in message
+    assert "lower replay.capacity to 167,910 or set replay.capacity_gb to 0.045" in message and "\n" not in message
+    assert rig("replay.capacity=1_000_000", "replay.capacity_gb=0.045").replay.size == 0
+    assert rig("replay.capacity=167_910").replay.size == 0
+
+
+def test_images_are_reckoned_at_what_they_take_when_packed() -> None:
+    config = _config("agent.network=nature", "agent.lstm=0", "agent.frame_stack=4", "replay.capacity=100_000")
+    spec = EnvSpec("atari/pong", ArraySpec((84, 84, 1), "uint8"), 6, 4)
+    fields = unroll_fields(create_agent(config.agent, config.training, spec, 1), spec)
+    frames = R * 84 * 84
+    assert frames / 8 < expected_bytes(fields) < frames
+    # The stack before the first record: its frames are images too.
+    assert any(field.name.startswith("state/") for field in fields)
+
+
+def test_a_replay_that_grows_beyond_what_was_reckoned_is_refused_as_training_starts(
+    rig: Callable[..., Rig], memory: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "expected_bytes", lambda fields: 1)
+    it = rig("replay.capacity=100_000_000")
+    memory[0] = 1_000_000_000
+    for _ in range(3):
+        it.fill()
+        assert it.source.next_batch(wait=False) is None
+    it.fill()
+    with pytest.raises(UsageError, match=r"100,000,000 unrolls take by its first unrolls .* GB, and this machine has"):
+        it.source.next_batch(wait=False)
+
+
+def test_a_queue_counts_and_keeps_nothing(tmp_path: Path) -> None:
+    config = load_config(None, environ={}, sets=["agent.algorithm=vtrace"]).config
+    agent = create_agent(config.agent, config.training, SPEC, 3)
+    algorithm = agent.algorithm
+    arena = Arena(SPEC, algorithm.records, algorithm.recorded, batch_size=B, queue_batches=1)
+    source = create_source(agent, SPEC, config, arena, tmp_path)
+    assert isinstance(source, QueueSource)
+    assert (source.stats(), source.capture(), source.restore(tmp_path), source.dropped) == ({}, None, False, 0)
+    assert source.workers() == {} and source.next_batch(wait=False) is None
+    source.close()
+    assert source.next_batch(wait=True) is None
