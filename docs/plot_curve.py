@@ -25,19 +25,15 @@ def main() -> None:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in lines if line["episode_return_100"] is not None]
     figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
-    axes.plot(
-        *_series(lines, "episode_return"), color="#b7c9e2", linewidth=0.8, label="episodes finished between two lines"
-    )
-    axes.plot(*_series(lines, "episode_return_100"), color="#1f4e8c", label="mean of the last 100 episodes")
+    axes.plot(*_series(lines, "episode_return"), color="#b7c9e2", linewidth=0.8, label="training episodes")
+    axes.plot(*_series(lines, "episode_return_100"), color="#1f4e8c", label="mean of the last 100 of these")
     if lines[-1].get("evaluation_episodes"):
+        steps, returns = _series(lines, "evaluation_return")
         axes.plot(
-            *_series(lines, "evaluation_return"),
-            color="#d9822b",
-            linestyle="none",
-            marker=".",
-            markersize=3,
-            label="evaluation episodes finished between two lines",
+            steps, returns, color="#f3c892", linestyle="none", marker=".", markersize=3, label="evaluation episodes"
         )
+        means = [sum(returns[max(0, i - 9) : i + 1]) / len(returns[max(0, i - 9) : i + 1]) for i in range(len(returns))]
+        axes.plot(steps, means, color="#c2590c", label="mean of ten of these")
     axes.set_xlabel("environment steps, millions")
     axes.set_ylabel("return (raw)")
     axes.grid(alpha=0.3)

@@ -105,7 +105,9 @@ class TrainingConfig(Section):
     rmsprop_decay: Decay = Field(0.99, description="rmsprop: decay")
     rmsprop_momentum: Decay = Field(0.0, description="rmsprop: momentum")
     clip_norm: NonNegative = Field(0.0, description="global gradient norm is clipped to this; 0: off")
-    queue_batches: PositiveInt = Field(1, description="training batches' worth of finished unrolls that may wait")
+    queue_batches: PositiveInt = Field(
+        1, description="training batches' worth of finished unrolls that may wait; with a replay: buffers"
+    )
     checkpoint_seconds: Positive = Field(600.0, description="seconds between checkpoints")
     keep_checkpoints: PositiveInt = Field(3, description="newest checkpoints kept")
     keep_every_hours: NonNegative = Field(6.0, description="one checkpoint every so many hours is kept; 0: none")
@@ -282,6 +284,12 @@ def _replay_conflicts(config: Config) -> Iterator[str]:
         yield (
             f"replay.capacity = {replay.capacity} must be at least replay.min_size = {replay.min_size}, "
             "or training never starts"
+        )
+    filled = replay.min_size * training.unroll_length
+    if config.run.steps <= filled:
+        yield (
+            f"run.steps = {config.run.steps} must be above {filled}, replay.min_size = {replay.min_size} unrolls of "
+            f"training.unroll_length = {training.unroll_length} steps: it would end before training starts"
         )
     needed = (training.batch_size + replay.ratio) / 2
     if 0 < replay.window < needed:

@@ -157,6 +157,25 @@ def describe(resolved: Resolved) -> list[Value]:
     return rows
 
 
+def without_effect(resolved: Resolved) -> list[Value]:
+    """Values that somebody set and that mean nothing to the algorithm chosen."""
+    algorithm = resolved.config.agent.algorithm
+    return [
+        value
+        for value in describe(resolved)
+        if value.source != DEFAULT
+        and not value.source.startswith(("preset ", "run ", "file "))
+        and _algorithm_of(value) not in (None, algorithm)
+    ]
+
+
+def _algorithm_of(value: Value) -> str | None:
+    """The one algorithm a value is for; None where it is for all of them."""
+    if value.key.startswith("replay.") or value.description.startswith("r2d2:"):
+        return "r2d2"
+    return "vtrace" if value.description.startswith("V-trace") else None
+
+
 @cache
 def known_keys() -> Mapping[str, FieldInfo]:
     """Key such as "training.batch_size" → its field in the schema, in the schema's order."""

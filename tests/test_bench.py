@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from seedcli.errors import ProtocolError, SeedError
@@ -193,3 +194,24 @@ def test_the_metrics_of_a_run_are_waited_for(tmp_path: Path) -> None:
 def test_measuring_transports_needs_no_tensorflow() -> None:
     code = "import sys, seedcli.roles.bench; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_bench_replay_packs_real_frames_below_an_eighth(capsys: pytest.CaptureFixture[str]) -> None:
+    games = ["pong", "breakout", "seaquest"]
+    assert bench.run_bench_replay(games=games, unrolls=16, preset="pong_r2d2", json_output=True) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["bench"], result["preset"]) == ("replay", "pong_r2d2")
+    assert [game["game"] for game in result["games"]] == games
+    for game in result["games"]:
+        # 2 rounds of 8 environments: 25 records and 20 more.
+        assert game["unrolls"] == 16 and game["unique_raw_mb"] == pytest.approx(45 * 8 * 84 * 84 / 1e6)
+        assert game["memory_ratio"] == pytest.approx(game["replay_mb"] / game["unique_raw_mb"])
+        assert 0 < game["memory_ratio"] <= 1 / 8
+        assert game["bytes_per_unroll"] > 2 * 128 * 4, "the LSTM's state is in it, and is noise"
+        rates = ("insert_mb_per_second", "decode_mb_per_second", "copy_mb_per_second")
+        assert all(np.isfinite(game[rate]) and game[rate] > 0 for rate in rates)
+    step, tree = result["sampling"], result["tree"]
+    assert (step["batch_size"], step["records"]) == (8, 25)
+    assert step["ratio"] == pytest.approx(step["sample_seconds"] / step["training_step_seconds"])
+    assert tree["entries"] == 10**6 and 0 < tree["sample_us"] and 0 < tree["update_us"]
+    assert tree["bare_sample_us"] > 0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from seedcli import layering
 from seedcli.config import Config
 from seedcli.errors import UsageError
-from seedcli.layering import Resolved, describe, from_toml_file, known_keys, load_config, to_toml
+from seedcli.layering import Resolved, describe, from_toml_file, known_keys, load_config, to_toml, without_effect
 
 
 def load(preset: str | None = "cartpole_vtrace", **layers: object) -> Resolved:
@@ -297,6 +297,12 @@ def test_values_that_cannot_stand_together(preset: str, sets: list[str], parts: 
         ),
         (
             "recall_r2d2",
+            ["run.steps=2000"],
+            "run.steps = 2000 must be above 2000, replay.min_size = 100 unrolls of training.unroll_length = 20 steps: "
+            "it would end before training starts",
+        ),
+        (
+            "recall_r2d2",
             ["replay.window=31"],
             "replay.window = 31 must be 0 (automatic) or at least 32, half of training.batch_size = 32 plus "
             "replay.ratio = 32: in a smaller one neither training nor insertion could go on",
@@ -369,12 +375,14 @@ def test_an_unreadable_file_is_one_sentence(tmp_path: Path, content: bytes) -> N
 
 @pytest.mark.parametrize("name", layering.preset_names())
 def test_toml_round_trip(name: str, tmp_path: Path) -> None:
-    resolved = load(name, sets=['environment.kwargs={a = [1, 2.5], "b c" = {d = "x\\ny"}}'], flags={"--steps": 123})
+    resolved = load(
+        name, sets=['environment.kwargs={a = [1, 2.5], "b c" = {d = "x\\ny"}}'], flags={"--steps": 12_345_678}
+    )
     text = to_toml(resolved)
     file = tmp_path / "config.toml"
     file.write_text(text, encoding="utf-8")
     assert from_toml_file(file) == resolved.config
-    assert "steps = 123  # --steps" in text.splitlines()
+    assert "steps = 12345678  # --steps" in text.splitlines()
     assert "seed = 1  # default" in text.splitlines()
     assert f'preset = "{name}"  # preset {name}' in text.splitlines()
 
@@ -397,3 +405,15 @@ def test_a_run_is_the_lowest_layer_when_resumed(tmp_path: Path) -> None:
     assert resumed.sources["training.batch_size"] == f"run {tmp_path}"
     assert (resumed.config.run.steps, resumed.sources["run.steps"]) == (99, "--steps")
     assert "holds no run to resume" in refusal(None, run_folder=tmp_path / "absent")
+
+
+def test_values_that_mean_nothing_to_the_algorithm_are_found() -> None:
+    ignored = ["agent.lambda=0.9", "agent.entropy_cost=0.1", "agent.discount=0.9", "training.burn_in=5"]
+    found = without_effect(load("recall_r2d2", sets=ignored))
+    assert [(value.key, value.source) for value in found] == [
+        ("agent.lambda", "--set"),
+        ("agent.entropy_cost", "--set"),
+    ]
+    found = without_effect(load("pong_vtrace", sets=["replay.save=true", "agent.n_step=3", "agent.lambda=0.9"]))
+    assert sorted(value.key for value in found) == ["agent.n_step", "replay.save"]
+    assert without_effect(load("atari_r2d2")) == without_effect(load("atari_vtrace")) == []

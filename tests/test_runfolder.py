@@ -66,6 +66,8 @@ def test_a_folder_with_a_run_is_refused_unless_told(tmp_path: Path) -> None:
 def test_overwrite_removes_only_what_a_run_wrote(tmp_path: Path) -> None:
     path = finished(tmp_path / "run")
     (path / "notes.txt").write_text("mine")
+    (path / "replay").mkdir()
+    (path / "replay" / "000000000000-0123456789ab.seg").write_bytes(b"x")
     with RunFolder.create(path, "cartpole_vtrace", overwrite=True) as folder:
         assert sorted(entry.name for entry in path.iterdir()) == ["checkpoints", LOCK, "notes.txt"]
         assert list(folder.checkpoints.iterdir()) == []

@@ -87,6 +87,8 @@ class StepEngine:
         self._evaluates: npt.NDArray[np.bool_] = np.zeros(max_envs, np.bool_)
         self._trains: npt.NDArray[np.bool_] = np.zeros(max_envs, np.bool_)
         self._evaluation_envs = 0
+        # Records the average training environment has played: what evaluation keeps pace with.
+        self._rounds = 0.0
         self.stats = EngineStats()
         self.profile = Profile()
 
@@ -107,6 +109,7 @@ class StepEngine:
             stream = Stream(owner, index, role, slots, None, self._arena.unpooled(num_envs))
             self._policy.assign(slots, role, np.arange(num_envs))
             self._evaluation_envs += num_envs
+        stream.begun = self._rounds
         self._trains[slots] = role == "training"
         self._evaluates[slots] = role == "evaluation"
         self._final[slots] = True
@@ -157,7 +160,8 @@ class StepEngine:
                 self._gathered_streams = count
 
     def _target(self) -> int:
-        return self._batch_size or (self.connected_envs + 1) // 2
+        # No more than there are can come.
+        return min(self._batch_size, self.connected_envs) if self._batch_size else (self.connected_envs + 1) // 2
 
     @property
     def training_slots(self) -> npt.NDArray[np.bool_]:
@@ -253,7 +257,8 @@ class StepEngine:
             stream.mended[bad] = stream.records
             log_once_per(
                 "rewards", 30.0, _log, logging.WARNING,
-                "a reward that is not finite counts as 0, and unrolls with it are dropped: repair the environment",
+                "environment %d in stream %d of %s gave a reward that is not finite: it counts as 0, and unrolls with "
+                "it are dropped; repair the environment", int(np.flatnonzero(bad)[0]), stream.index, stream.owner,
             )  # fmt: skip
         return None
 
@@ -311,6 +316,8 @@ class StepEngine:
             buffer.version[t] = version
             stream.cursor = t + 1
             stream.records += 1
+            if stream.ranks is not None:
+                self._rounds += stream.num_envs / (self.connected_envs - self._evaluation_envs)
             if stream.cursor < len(buffer.records) or self._turn_over(stream):
                 stream.pending = False
                 answers.append(Answer(stream, stream.sequence - 1 & 0xFFFFFFFF, actions))
@@ -322,6 +329,10 @@ class StepEngine:
     def _turn_over(self, stream: Stream) -> bool:
         """Hand on the full buffer and open the next; False where the arena has none."""
         if stream.ranks is None:
+            # Where training streams wait for training, those that only evaluate must not take its cores.
+            training = self.connected_envs > self._evaluation_envs
+            if training and stream.records - (self._rounds - stream.begun) > self._stride:
+                return False
             stream.cursor = 0  # nobody reads it
             return True
         following = self._arena.acquire(stream.num_envs)

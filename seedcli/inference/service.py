@@ -13,12 +13,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from seedcli.agents.base import Role
 from seedcli.errors import ProtocolError, RefusedError, SeedError
 from seedcli.inference.engine import StepEngine
+from seedcli.inference.sessions import Admission, FleetSettings, Session
 from seedcli.inference.streams import Answer, Stream
 from seedcli.net.base import Payload, Peer, ServerTransport
 from seedcli.net.frames import Header, Kind, encode_control, pack_header
@@ -31,70 +31,6 @@ _log = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS = 120.0  # from a peer's first frame to Ready; building environments lies in between
 _TURN_SECONDS = 0.5  # housekeeping, and the longest sleep
-
-
-@dataclass
-class Session:
-    """An actor that is in.
-
-    Attributes:
-        number: the session id its frames carry.
-        actor_id: kept by the actor when it reconnects.
-        peer: where answers go.
-        streams: its streams, by index.
-        started, last_seen: monotonic seconds.
-        steps: environment records received.
-    """
-
-    number: int
-    actor_id: str
-    peer: Peer
-    streams: list[Stream] = field(default_factory=list)
-    started: float = 0.0
-    last_seen: float = 0.0
-    steps: int = 0
-
-    @property
-    def envs(self) -> int:
-        """Environments of all its streams."""
-        return sum(stream.num_envs for stream in self.streams)
-
-    @property
-    def evaluation_envs(self) -> int:
-        """Those of them that only evaluate."""
-        return sum(stream.num_envs for stream in self.streams if stream.role == "evaluation")
-
-
-@dataclass
-class _Admission:
-    """A handshake under way, until `deadline` (monotonic seconds), with the evaluation environments promised in it."""
-
-    handshake: ServerHandshake
-    deadline: float
-    evaluation_envs: int = 0
-
-
-@dataclass(frozen=True)
-class FleetSettings:
-    """What actors are told and held to.
-
-    Attributes:
-        environment: the environment section of the configuration, as actors get it.
-        seed: base of the environments' seeds.
-        max_envs: environments at once.
-        heartbeat_seconds, timeout_seconds, reconnect_timeout: see `config.NetConfig`.
-        fleet_envs: environments of the configured fleet.
-        evaluation_envs: those of them that only evaluate.
-    """
-
-    environment: dict[str, Any]
-    seed: int
-    max_envs: int
-    heartbeat_seconds: float
-    timeout_seconds: float
-    reconnect_timeout: float
-    fleet_envs: int = 1
-    evaluation_envs: int = 0
 
 
 class InferenceService:
@@ -118,7 +54,7 @@ class InferenceService:
         self._settings = settings
         self._engine_for = engine_for
         self._engine: StepEngine | None = None
-        self._handshakes: dict[Peer, _Admission] = {}
+        self._handshakes: dict[Peer, Admission] = {}
         self._sessions: dict[Peer, Session] = {}
         self._by_number: dict[int, Session] = {}
         self._by_actor: dict[str, Session] = {}
@@ -310,15 +246,19 @@ class InferenceService:
                 lambda hello, spec: self._admit(peer, hello, spec),
                 NoAuthenticator(),
             )
-            entry = self._handshakes[peer] = _Admission(handshake, time.monotonic() + HANDSHAKE_SECONDS)
+            entry = self._handshakes[peer] = Admission(handshake, time.monotonic() + HANDSHAKE_SECONDS)
         transport = self._transports[peer.transport]
         try:
             kind, message = entry.handshake.receive(header, payload)
-        except RefusedError as error:
+        except ProtocolError:
+            raise
+        except SeedError as error:
             body = encode_control({"reason": str(error)})
             transport.send(peer, pack_header(Kind.REFUSED, len(body)), body)
             transport.drop(peer)
             self._handshakes.pop(peer, None)
+            if not isinstance(error, RefusedError):
+                raise  # the learner itself cannot go on, and the actor need not look for it
             _log.warning("actor at %s refused: %s", peer.address, error)
             return
         body = encode_control(message)

@@ -27,8 +27,8 @@ class Stream:
         ranks: [E] int32, which of the training environments these are; None for evaluation.
     """
 
-    __slots__ = ("arrived", "buffer", "closed", "cursor", "index", "mended", "num_envs", "owner", "pending", "ranks",
-                 "records", "role", "rows", "sequence", "slots", "states")  # fmt: skip
+    __slots__ = ("arrived", "begun", "buffer", "closed", "cursor", "index", "mended", "num_envs", "owner", "pending",
+                 "ranks", "records", "role", "rows", "sequence", "slots", "states")  # fmt: skip
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class Stream:
         self.closed = False
         self.arrived = 0.0
         self.records = 0
+        self.begun = 0.0  # rounds of the training environments when it was opened
         # Agent states before the first record of each unroll begun and not yet handed on.
         self.states: deque[Any] = deque()
         # [E] int64, the last record of each environment whose reward was not finite, -1: none; None: none at all.

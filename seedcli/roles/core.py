@@ -18,6 +18,7 @@ from seedcli.inference.arena import Arena
 from seedcli.inference.engine import StepEngine
 from seedcli.inference.policy import AgentPolicy
 from seedcli.inference.streams import Stream
+from seedcli.roles.runfolder import REPLAY
 from seedcli.specs import EnvSpec
 from seedcli.training.batches import PreparedBatch
 from seedcli.training.checkpoint import Checkpoint, Checkpointer, restore
@@ -107,7 +108,7 @@ class LearnerCore:
             queue_batches=config.training.queue_batches,
             on_release=on_release,
         )
-        self.source = create_source(self.agent, spec, config, self.arena, checkpoints.parent / "replay")
+        self.source = create_source(self.agent, spec, config, self.arena, checkpoints.parent / REPLAY)
         self.engine = StepEngine(
             algorithm,
             spec,
@@ -136,14 +137,17 @@ class LearnerCore:
         bound = self.arena.bound_bytes(self.config.inference.max_envs, envs)
         weights = sum(int(np.prod(variable.shape)) for variable in self.agent.network.trainable_variables)
         batch = self.config.training.batch_size * self.agent.algorithm.records * self.spec.observation.nbytes
+        leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(self.agent.initial_state(1))]
+        states = (self.config.inference.max_envs + 1) * sum(leaf.nbytes for leaf in leaves)
         _log.info(
             "agent for %s: %s parameters; unrolls take at most %.0f MB with all of %d environments in streams of %d, "
-            "a training batch %.1f MB",
+            "their agent states %.0f MB, a training batch %.1f MB",
             self.spec.name,
             f"{weights:,}",
             bound / 1e6,
             self.config.inference.max_envs,
             envs,
+            states / 1e6,
             batch / 1e6,
         )
 

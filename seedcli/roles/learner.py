@@ -18,9 +18,10 @@ from typing import Any
 from seedcli.config import Config
 from seedcli.errors import EXIT_DONE, RefusedError, SeedError, UsageError
 from seedcli.inference.engine import StepEngine
-from seedcli.inference.service import FleetSettings, InferenceService
+from seedcli.inference.service import InferenceService
+from seedcli.inference.sessions import FleetSettings
 from seedcli.inference.streams import Stream
-from seedcli.layering import Resolved, to_toml
+from seedcli.layering import Resolved, format_value, to_toml, without_effect
 from seedcli.net.base import ServerTransport
 from seedcli.roles.core import LearnerCore, share_cores
 from seedcli.roles.reporting import Reporter
@@ -35,6 +36,7 @@ from seedcli.training.trainer import UpdateResult
 
 _log = logging.getLogger(__name__)
 
+_LOOK_SECONDS = 0.5  # between looks at whether training is over, while it waits for a batch
 _STOP_SECONDS = 60.0  # what a thread gets to end: longer than any update takes
 
 
@@ -217,7 +219,12 @@ class Learner:
         saved = time.monotonic()
         while not core.finished:
             begun = time.perf_counter()
-            batch = self._batches.get()
+            try:
+                batch = self._batches.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                # Batches may never come, where every unroll is dropped: the steps asked for end the run all the same.
+                self.training_profile.add("waiting", time.perf_counter() - begun)
+                continue
             taken = time.perf_counter()
             self.training_profile.add("waiting", taken - begun)
             if batch is None or self._stopping.is_set():
@@ -261,8 +268,8 @@ class Learner:
         return self.core.counters() | {"seeds_given": self.service.seeds_given}
 
     def save(self) -> None:
-        """Write a checkpoint of where the run stands and wait for it; nothing before the agent is built."""
-        if self.core is not None and self.core.trainer.updates:
+        """Write a checkpoint of where the run stands and wait for it; nothing where there is nothing to keep yet."""
+        if self.core is not None and (self.core.trainer.updates or self.core.source.capture() is not None):
             self.core.checkpointer.save(self.counters(), wait=True)
 
 
@@ -315,6 +322,11 @@ def supervise(
         The exit status.
     """
     share_cores()
+    for value in without_effect(resolved):
+        _log.warning(
+            "%s = %s (from %s) has no effect with agent.algorithm %s",
+            value.key, format_value(value.value), value.source, resolved.config.agent.algorithm,
+        )  # fmt: skip
     signals = Signals()
     checkpoint = resume_point(folder)
     learner = Learner(resolved, folder, transports, checkpoint)

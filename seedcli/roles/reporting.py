@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 from rich.console import Console
 
-from seedcli.inference.service import Session
+from seedcli.inference.sessions import Session
 from seedcli.roles.runfolder import RunFolder
 from seedcli.telemetry.live import ActorRow, View, print_profile, print_summary
 from seedcli.telemetry.logs import log_once_per
@@ -55,7 +55,7 @@ class Reporter:
         if folder.resume:
             self._writer.truncate_after(resumed_at or 0)
         self._last_100: deque[float] = deque(maxlen=100)
-        self._evaluation_100: deque[float] = deque(maxlen=100)
+        self._evaluation_20: deque[float] = deque(maxlen=20)
         self._actor_steps: dict[int, int] = {}
         self._fleet_time = time.monotonic()
         self._process = psutil.Process()
@@ -142,7 +142,7 @@ class Reporter:
         returns = [episode[0] for episode in finished]
         self._last_100.extend(returns)
         watched = [stats.finished_evaluation.popleft()[0] for _ in range(len(stats.finished_evaluation))]
-        self._evaluation_100.extend(watched)
+        self._evaluation_20.extend(watched)
         percentiles = stats.latency.percentiles(50, 99)
         stats.latency.reset()
         return {
@@ -152,7 +152,7 @@ class Reporter:
             "episode_length": _mean([float(episode[1]) for episode in finished]),
             "evaluation_episodes": stats.evaluation_episodes,
             "evaluation_return": _mean(watched),
-            "evaluation_return_100": _mean(list(self._evaluation_100)),
+            "evaluation_return_20": _mean(list(self._evaluation_20)),
             "inference_batch_size": grown["batch_rows"] / grown["batches"] if grown["batches"] else None,
             "inference_latency_ms": (
                 {"p50": 1000 * percentiles[0], "p99": 1000 * percentiles[1]} if percentiles is not None else None

@@ -25,7 +25,8 @@ ACTOR_LOGS = "logs"
 LOCK = "learner.lock"
 
 # All a run writes; the lock stays, because removing a lock file lets two holders lock two different files.
-_WRITTEN = (CONFIG, CHECKPOINTS, METRICS, LOG, TENSORBOARD, ACTOR_LOGS)
+REPLAY = "replay"
+_WRITTEN = (CONFIG, CHECKPOINTS, METRICS, LOG, TENSORBOARD, ACTOR_LOGS, REPLAY)
 
 _LOCK_SECONDS = 0.5
 

@@ -141,7 +141,7 @@ def figures(snapshot: Snapshot) -> dict[str, Rows]:
     bad = "bold red"
     learning: Rows = [("return (100)", tenth(s.episode_return_100), "bold green")]
     if s.evaluation_episodes:
-        learning.append(("eval (100)", tenth(s.evaluation_return_100), "bold green"))
+        learning.append(("eval (20)", tenth(s.evaluation_return_20), "bold green"))
     learning += [("episode length", tenth(s.episode_length), "bold"), ("loss", number(s.loss), "bold")]
     if "entropy" in s.extra:
         learning.append(("entropy", number(s.extra["entropy"]), "bold"))

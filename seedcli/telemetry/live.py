@@ -201,7 +201,7 @@ class PlainView:
             f"steps {count(snapshot.env_steps)}/{count(total)} ({percent(snapshot, total)}%)",
             f"{count(snapshot.env_steps_per_second)} steps/s",
             f"return {tenth(snapshot.episode_return_100)}",
-            *([f"evaluation {tenth(snapshot.evaluation_return_100)}"] if snapshot.evaluation_episodes else []),
+            *([f"evaluation {tenth(snapshot.evaluation_return_20)}"] if snapshot.evaluation_episodes else []),
             f"lag {tenth(snapshot.policy_lag)}",
             f"batch {tenth(snapshot.inference_batch_size)}",
             f"latency {tenth(latency(snapshot, 'p50'))}/{tenth(latency(snapshot, 'p99'))} ms",

@@ -132,7 +132,7 @@ class Snapshot:
         evaluation_episodes: episodes finished by environments that only evaluate, since training began; no other
             figure of episodes or environment steps counts them.
         evaluation_return: mean raw return of those finished; None where none was.
-        evaluation_return_100: mean raw return of the last 100 of them; None before the first.
+        evaluation_return_20: mean raw return of the last 20 of them, who are few; None before the first.
         policy_lag: mean updates between acting on a record and training on it.
         policy_lag_max: the largest such lag.
         inference_batch_size: mean environments of an inference batch.
@@ -141,7 +141,8 @@ class Snapshot:
         learning_rate: learning rate of the last update.
         grad_norm: global gradient norm of the last update, before clipping.
         dropped_updates: updates dropped because a loss or gradient was not finite, since training began.
-        dropped_unrolls: unrolls dropped because a reward or a priority was not finite, since the learner started.
+        dropped_unrolls: unrolls dropped because a reward or a priority was not finite, since the learner started;
+            a restored replay brings its own count.
         actors: actors connected.
         envs: their environments.
         protocol_errors: connections ended for breaking the protocol, since training began.
@@ -165,7 +166,7 @@ class Snapshot:
     episode_length: float | None = None
     evaluation_episodes: int = 0
     evaluation_return: float | None = None
-    evaluation_return_100: float | None = None
+    evaluation_return_20: float | None = None
     policy_lag: float | None = None
     policy_lag_max: float | None = None
     inference_batch_size: float | None = None
@@ -282,7 +283,7 @@ class MetricsWriter:
 
 _GROUPS = {
     "episode": ("episodes", "episode_return", "episode_return_100", "episode_length"),
-    "evaluation": ("evaluation_episodes", "evaluation_return", "evaluation_return_100"),
+    "evaluation": ("evaluation_episodes", "evaluation_return", "evaluation_return_20"),
     "speed": ("env_steps_per_second", "env_frames_per_second", "updates_per_second"),
     "progress": ("env_frames", "trained_steps", "learner_updates"),
     "learner": ("loss", "learning_rate", "grad_norm", "dropped_updates", "dropped_unrolls", "learner_memory_mb"),

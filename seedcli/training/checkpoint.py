@@ -258,7 +258,13 @@ class Checkpointer:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         if attach is not None:
-            attach(temporary)
+            try:
+                attach(temporary)
+            except OSError as error:
+                # The weights are small beside it, and may still find room.
+                _log.error("the checkpoint %s goes without the replay, which could not be written: %s", path, error)
+                shutil.rmtree(temporary)
+                temporary.mkdir()
         self._tensors.write(str(temporary / "variables"))
         (temporary / "config.toml").write_text(self._config_text)
         state = {"format": FORMAT, "time": time.time(), "spec": self._spec.to_dict(), "counters": counters}
@@ -292,4 +298,5 @@ class Checkpointer:
             else:
                 shutil.rmtree(path, ignore_errors=True)
         if self._attachment is not None:
-            self._attachment.prune(list_checkpoints(self._folder))
+            # What is kept for good is kept to be played, not to go on from.
+            self._attachment.prune(list_checkpoints(self._folder)[-self._keep :])

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
+
+class _Files(NamedTuple):
+    """What a version of control groups calls its files, and the line of `memory.stat` that counts its page cache."""
+
+    limit: str
+    usage: str
+    cache: str
+
+
 _ROOT = Path("/sys/fs/cgroup")
+_V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = _Files("memory.max", "memory.current", "inactive_file")
 
 
 def available_memory() -> int:
@@ -14,27 +27,48 @@ def available_memory() -> int:
     return min([int(psutil.virtual_memory().available), *_left_in_groups(_ROOT, Path("/proc/self/cgroup"))])
 
 
-def _left_in_groups(root: Path, membership: Path) -> list[int]:
-    """Bytes left in each control group of version 2 above this process that has a limit."""
+def _left_in_groups(root: Path, membership: Path) -> Iterator[int]:
+    """Bytes left in each memory control group above this process that has a limit."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
-        return []
-    left = []
+        return
     for line in lines:
-        hierarchy, _, name = line.partition("::")
-        if hierarchy != "0":
+        parts = line.split(":", 2)
+        if len(parts) < 3:
             continue
-        group = root / name.lstrip("/")
-        # Inside a container the path may be that of the host: only the root is there then.
+        controllers, name = parts[1:]
+        if not controllers:
+            top, files = root, _V2
+        elif "memory" in controllers.split(","):
+            top, files = root / "memory", _V1
+        else:
+            continue
+        group = top / name.lstrip("/")
+        # Inside a container the path may be that of the host: only the top is there then.
         for folder in (group, *group.parents):
-            if not folder.is_relative_to(root):
+            if not folder.is_relative_to(top):
                 break
-            try:
-                limit = (folder / "memory.max").read_text().strip()
-                usage = int((folder / "memory.current").read_text())
-            except (OSError, ValueError):
-                continue
-            if limit.isdigit():
-                left.append(max(0, int(limit) - usage))
-    return left
+            left = _left(folder, files)
+            if left is not None:
+                yield left
+
+
+def _left(folder: Path, files: _Files) -> int | None:
+    """Bytes left in one group; None where it has no limit or cannot be read."""
+    try:
+        limit = (folder / files.limit).read_text().strip()
+        usage = int((folder / files.usage).read_text())
+    except (OSError, ValueError):
+        return None
+    if not limit.isdigit():
+        return None
+    # Files read or written lately count as used, and are given up as soon as memory is wanted.
+    try:
+        for line in (folder / "memory.stat").read_text().splitlines():
+            key, _, value = line.partition(" ")
+            if key == files.cache:
+                usage -= int(value)
+    except (OSError, ValueError):
+        pass
+    return max(0, int(limit) - usage)

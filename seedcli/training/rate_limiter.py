@@ -40,12 +40,20 @@ class RateLimiter:
             raise ValueError(f"window {window:g} must be at least {(batch_size + config.ratio) / 2:g}")
         return cls(config.ratio, config.min_size, window)
 
-    def can_insert(self, inserted: int, sampled: int, n: int = 1) -> bool:
+    def forgiven(self, inserted: int, sampled: int) -> float:
+        """Sampled unrolls to leave out of account, so that counts of other settings lie within the window.
+
+        A run resumed with another ratio goes on at that ratio: it does not first make good for all that went before.
+        """
+        ahead = self.ratio * max(0, inserted - self.min_size) - sampled
+        return min(0.0, ahead + self.window) + max(0.0, ahead - self.window)
+
+    def can_insert(self, inserted: int, sampled: float, n: int = 1) -> bool:
         """Whether n more unrolls may be inserted."""
         after = inserted + n
         return after <= self.min_size or self.ratio * (after - self.min_size) - sampled <= self.window + _ROUNDING
 
-    def can_sample(self, inserted: int, sampled: int, batch: int) -> bool:
+    def can_sample(self, inserted: int, sampled: float, batch: int) -> bool:
         """Whether `batch` unrolls may be sampled."""
         if inserted < self.min_size:
             return False

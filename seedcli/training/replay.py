@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seedcli.config import ReplayConfig
-from seedcli.errors import SeedError
+from seedcli.errors import UsageError
 from seedcli.specs import aligned_empty
 from seedcli.telemetry.logs import log_once_per
 from seedcli.training.blocks import BlockCodec
@@ -100,6 +100,7 @@ class Replay:
         self._changed = threading.Condition()
         self._closed = False
         self._oldest = self._next = self._sampled = self._dropped = self._nbytes = 0
+        self._forgiven = 0.0  # sampled unrolls the limiter leaves out of account, see `RateLimiter.forgiven`
         self.insert_waited = 0.0
         self._allocate(min(_FIRST_PLACES, config.capacity))
 
@@ -134,7 +135,7 @@ class Replay:
             not allowed to go on or the replay was closed.
 
         Raises:
-            SeedError: the bytes allowed are full before `min_size` unrolls are in: training would never start.
+            UsageError: the bytes allowed are full before `min_size` unrolls are in: training would never start.
         """
         for column in range(start, len(priorities)):
             priority = float(priorities[column])
@@ -154,7 +155,7 @@ class Replay:
         with self._changed:
             # Where nothing can be drawn (every priority was dropped), waiting for training would never end.
             while not self._closed and not (
-                self._limiter.can_insert(self._next, self._sampled) or self._tree.total == 0
+                self._limiter.can_insert(self._next, self._sampled + self._forgiven) or self._tree.total == 0
             ):
                 if not wait:
                     return False
@@ -168,12 +169,12 @@ class Replay:
             self._dropped += 1
         log_once_per(f"replay dropped {reason}", 60, _log, logging.WARNING, "an unroll was dropped: %s", reason)
 
-    def _push(self, block: bytes, priority: float) -> None:
-        """Add a row, dropping the oldest ones to make room; the lock is held."""
-        if self._nbytes + len(block) > self._max_bytes and self._next < self._config.min_size:
+    def _push(self, block: bytes, priority: float, known: int = 0) -> None:
+        """Add a row, dropping the oldest ones to make room; the lock is held, and `known` rows were in once."""
+        if self._nbytes + len(block) > self._max_bytes and max(self._next, known) < self._config.min_size:
             fit = self._next - self._oldest
             needed = self._config.min_size * (self._nbytes + len(block)) / (fit + 1) / 1e9
-            raise SeedError(
+            raise UsageError(
                 f"replay.capacity_gb = {self._config.capacity_gb:g} holds {fit} unrolls, fewer than "
                 f"replay.min_size = {self._config.min_size}, so training would never start: raise "
                 f"replay.capacity_gb to {1.2 * needed:.3g} or lower replay.min_size"
@@ -231,7 +232,7 @@ class Replay:
         begun = time.perf_counter()
         with self._changed:
             while not self._closed and not (
-                self._limiter.can_sample(self._next, self._sampled, batch) and self._tree.total > 0
+                self._limiter.can_sample(self._next, self._sampled + self._forgiven, batch) and self._tree.total > 0
             ):
                 if not wait:
                     return None
@@ -359,7 +360,7 @@ class Replay:
 
         Raises:
             ValueError: `saved` contradicts itself, or there are not as many blocks as rows.
-            SeedError: see `insert`.
+            UsageError: see `insert`.
         """
         rng = np.random.default_rng()
         try:
@@ -372,11 +373,12 @@ class Replay:
             self._allocate(min(saved.places, self._config.capacity))
             self._oldest = self._next = saved.oldest
             for priority, block in zip(saved.priorities.tolist(), blocks, strict=True):
-                self._push(block, priority)
+                self._push(block, priority, saved.next)
                 if priority == 0:
                     self._set_priorities(np.array([(self._next - 1) % self._places]), np.zeros(1))
             if self._next != saved.next:
                 raise ValueError(f"{self._next - saved.oldest} rows instead of {saved.next - saved.oldest}")
             self._rng = rng
             self._sampled, self._dropped = saved.sampled, saved.dropped
+            self._forgiven = self._limiter.forgiven(self._next, self._sampled)
             self._changed.notify_all()

@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 
 # What an unroll of images takes in a replay at most, against its raw frames; games measured: docs/performance.md.
 _IMAGE_RATIO = 1 / 8
+_GROWTH = 1.3
+_BATCHES_HELD = 4  # raw: one being unpacked, one waiting, one trained on, and TensorFlow's copy
 _IMAGE_BYTES = 1024  # an observation of bytes at least so large counts as an image
 
 
@@ -149,36 +151,43 @@ class ReplaySource:
         self._queue = UnrollQueue()
         self._config = config.replay
         fields = unroll_fields(agent, spec)
-        self._check_memory(self._capped(expected_bytes(fields) * config.replay.capacity), "about")
+        self._batch_bytes = config.training.batch_size * sum(field.nbytes for field in fields)
+        self._check_memory(expected_bytes(fields) * config.replay.capacity, "about")
         self._projected = False
         codec = BlockCodec(fields)
         self.replay = Replay(codec, config.replay, config.training.batch_size, config.run.seed)
-        self._store = ReplayStore(folder, codec.signature) if config.replay.save else None
+        self._store = ReplayStore(folder, codec.signature)
         # Blocks, priorities, which to keep, and the first of them not inserted yet.
         self._partial: tuple[list[bytes], npt.NDArray[np.float32], npt.NDArray[np.bool_] | None, int] | None = None
         self._prefetch, self._insertion = Profile(), Profile()
         self.profiles = {"prefetch thread": self._prefetch, "replay thread": self._insertion}
         self.put = self._queue.put
 
-    def _capped(self, nbytes: float) -> float:
-        """What the whole replay takes at most, given what all of its unrolls would."""
-        return min(nbytes, self._config.capacity_gb * 1e9) if self._config.capacity_gb else nbytes
-
     def _check_memory(self, nbytes: float, how: str, held: int = 0) -> None:
-        """Say what a full replay takes; refuse where the machine has less, `held` bytes of it being taken already."""
-        free = available_memory() + held
-        capacity = self._config.capacity
-        if nbytes > free:
+        """Say what a full replay takes; refuse where the machine has less.
+
+        Args:
+            nbytes: of all of `replay.capacity`.
+            how: these were found.
+            held: bytes of it that are taken already.
+        """
+        config = self._config
+        free = available_memory() + held - _BATCHES_HELD * self._batch_bytes
+        taken = min(nbytes, config.capacity_gb * 1e9) if config.capacity_gb else nbytes
+        if taken > free:
+            fitting = int(0.9 * config.capacity * max(0.0, free) / nbytes)
+            advice = f"lower replay.capacity to {fitting:,} or set replay.capacity_gb to {0.9 * free / 1e9:.3g}"
+            if fitting < config.min_size:
+                advice = f"use a machine with more, or lower replay.capacity and replay.min_size to {fitting:,}"
             raise UsageError(
-                f"replay.capacity = {capacity:,} unrolls take {how} {_size(nbytes)}, and this machine has "
-                f"{_size(free)} to spare: lower replay.capacity to {int(0.9 * capacity * free / nbytes):,} or "
-                f"set replay.capacity_gb to {0.9 * free / 1e9:.3g}"
+                f"replay.capacity = {config.capacity:,} unrolls take {how} {_size(taken)}, and this machine has "
+                f"{_size(max(0.0, free))} to spare: {advice}"
             )
         _log.info(
             "a replay of %s unrolls takes %s %s when full; %s are free",
-            f"{capacity:,}",
+            f"{config.capacity:,}",
             how,
-            _size(nbytes),
+            _size(taken),
             _size(free),
         )
 
@@ -187,7 +196,8 @@ class ReplaySource:
         size, held = self.replay.size, self.replay.nbytes
         if not self._projected and size >= min(self._config.min_size, self._config.capacity):
             self._projected = True
-            self._check_memory(self._capped(held / size * self._config.capacity), "by its first unrolls", held)
+            # An agent that plays better sees more of its game than the first unrolls show.
+            self._check_memory(_GROWTH * held / size * self._config.capacity, "by its first unrolls up to", held)
 
     # -- in ---------------------------------------------------------------------------------------------------
 
@@ -281,25 +291,22 @@ class ReplaySource:
 
     def capture(self) -> Callable[[Path], None] | None:
         """See `Source.capture`."""
-        if self._store is None:
+        if not self._config.save or not self.replay.size:
             return None
         store, snapshot = self._store, self.replay.snapshot()
         return lambda directory: store.save(directory, snapshot)
 
     def prune(self, checkpoints: list[Path]) -> None:
         """See `Source.prune`."""
-        if self._store is not None:
-            self._store.prune(checkpoints)
+        self._store.prune(checkpoints)
 
     def restore(self, checkpoint: Path) -> bool:
         """See `Source.restore`."""
-        if self._store is not None and self._store.restore(checkpoint, self.replay):
+        if self._config.save and self._store.restore(checkpoint, self.replay):
             return True
+        why = f"{checkpoint} keeps no replay" if self._config.save else "replay.save = false leaves the replay aside"
         _log.warning(
-            "%s keeps no replay: it fills anew to replay.min_size = %s unrolls before training goes on; "
-            "replay.save = true keeps it",
-            checkpoint,
-            f"{self._config.min_size:,}",
+            "%s: it fills to replay.min_size = %s unrolls before training goes on", why, f"{self._config.min_size:,}"
         )
         return False
 

@@ -85,7 +85,8 @@ class Trainer:
         fault = None
         if bool(applied):
             self.updates += 1
-            self.trained_steps += int(np.count_nonzero(~batch.final[self._agent.algorithm.burn_in : -1]))
+            counts = ~batch.final[self._agent.algorithm.burn_in : -1] & (batch.unrolls.weights.numpy() > 0)
+            self.trained_steps += int(np.count_nonzero(counts))
             self._agent.after_update(self.updates)
         else:
             self.dropped += 1

@@ -9,7 +9,8 @@ import pytest
 
 from seedcli.errors import RefusedError
 from seedcli.inference.engine import StepEngine
-from seedcli.inference.service import FleetSettings, InferenceService
+from seedcli.inference.service import InferenceService
+from seedcli.inference.sessions import FleetSettings
 from seedcli.net.frames import Kind, pack_header
 from seedcli.net.handshake import ClientHandshake, Ready
 from seedcli.net.inprocess import InProcessClient, InProcessServer

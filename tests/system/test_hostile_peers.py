@@ -185,7 +185,7 @@ INTRUSIONS: dict[str, Callable[[Intruder], None]] = {
     "an action": lambda intruder: intruder.step(kind=Kind.ACTION),
     "another hello": lambda intruder: intruder.step(hello(), kind=Kind.HELLO),
     "an observation that is no number": lambda intruder: intruder.step(intruder.row(observation=np.nan)),
-    "a reward without end": lambda intruder: intruder.step(intruder.row(reward=np.inf)),
+    "an observation without end": lambda intruder: intruder.step(intruder.row(observation=np.inf)),
     "a flag that is neither 0 nor 1": lambda intruder: intruder.step(intruder.row(terminated=7)),
 }
 

@@ -144,7 +144,7 @@ def _torn_segments_are_refused(fleet: Fleet, run: Path) -> None:
 
     resumed = fleet.learner("--resume", "--logdir", str(run), "--set", "replay.save=false")
     addresses = resumed.wait_until_it_serves()
-    assert "keeps no replay: it fills anew to replay.min_size = 32 unrolls" in resumed.stderr
+    assert "replay.save = false leaves the replay aside: it fills to replay.min_size = 32 unrolls" in resumed.stderr
     actor = fleet.actor(addresses["grpc"], "--envs", "8")
     _until(run, resumed, "learner_updates", checkpoint.counters["learner_updates"] + 20)
     assert metrics(run)[-1]["replay_size"] >= 32
@@ -177,7 +177,7 @@ def test_one_seed_gives_one_training_with_a_replay(fleet: Fleet) -> None:
     assert one.read_bytes() == two.read_bytes() != (fleet.folder / "other" / "metrics.jsonl").read_bytes()
     lines = _lines(fleet.folder / "one")
     end = lines[-1]
-    assert end["env_steps"] >= 2500 and end["replay_size"] > 32 and end["evaluation_return_100"] is not None
+    assert end["env_steps"] >= 2500 and end["replay_size"] > 32 and end["evaluation_return_20"] is not None
     assert end["epsilon_max"] == pytest.approx(0.4) and end["epsilon_min"] == pytest.approx(0.4**8, rel=1e-4)
 
     checkpoint = find_checkpoint(fleet.folder / "one")
@@ -203,3 +203,30 @@ def test_the_narrowest_window_does_not_stand_still(fleet: Fleet) -> None:
     process.ends_with(0)
     lines = _lines(fleet.folder / "narrow")
     assert lines[-1]["env_steps"] >= 600 and lines[-1]["evaluation_return"] is None
+
+
+def _losing_rewards(fleet: Fleet, period: int, steps: int) -> list[dict[str, Any]]:
+    """The metrics of a whole run in which every `period`-th reward of each environment is not a number."""
+    values = [value for value in counting() if not value.startswith("environment.kwargs")]
+    values += [f"environment.kwargs={{ lost_reward_period = {period} }}", "actors.evaluation_envs=0"]
+    options = ["--preset", "recall_r2d2", "--steps", str(steps), "--logdir", "run"]
+    run = fleet.start("train", *options, *sets(*SMALL, *values))
+    run.ends_with(0, limit=120)
+    assert "gave a reward that is not finite" in run.stderr and "actor local-0" in run.stderr
+    return metrics(fleet.folder / "run")
+
+
+def test_unrolls_with_a_reward_that_is_no_number_are_left_out_and_training_goes_on(fleet: Fleet) -> None:
+    lines = _losing_rewards(fleet, 60, 4_000)
+    end = lines[-1]
+    assert end["learner_updates"] > 20 and end["dropped_updates"] == 0 and end["actors"] <= 1
+    # An unroll of 13 records that begins every 8 holds one record in 60 in about 13 of 60 cases.
+    unrolls = end["dropped_unrolls"] + end["replay_size"]
+    assert 0.1 < end["dropped_unrolls"] / unrolls < 0.4
+    assert end["env_steps"] >= 4_000 and end["protocol_errors"] == 0
+
+
+def test_a_run_all_of_whose_unrolls_are_dropped_still_ends(fleet: Fleet) -> None:
+    end = _losing_rewards(fleet, 1, 2_000)[-1]
+    assert end["env_steps"] >= 2_000 and end["learner_updates"] == 0
+    assert end["replay_size"] == 0 and end["dropped_unrolls"] > 200

@@ -329,13 +329,13 @@ def test_the_replay_has_a_panel_of_its_own(width: int, height: int) -> None:
 def test_the_curve_is_that_of_evaluation_where_there_is_any(width: int) -> None:
     def watched(step: int, value: float | None) -> Snapshot:
         return replaying(
-            step, evaluation_episodes=step, evaluation_return=value, evaluation_return_100=432.1, episode_return=7.0
+            step, evaluation_episodes=step, evaluation_return=value, evaluation_return_20=432.1, episode_return=7.0
         )
 
     before = picture(width, 40, *(replaying(step) for step in range(3)))
     assert "evaluation" not in before and " return " in before
     text = picture(width, 40, replaying(0), watched(1, 50.0), watched(2, None), watched(3, 450.0))
-    assert " evaluation return " in text and "eval (100)" in text
+    assert " evaluation return " in text and "eval (20)" in text
     assert "432.1" in text and "187.2" in text
     # Its axis spans the evaluation returns alone, not the 7.0 of environments that explore.
     assert re.search(r"450", text) and re.search(r"\b50", text) and not re.search(r"\b7\.0", text)
@@ -364,6 +364,6 @@ def test_plain_lines_hold_the_evaluation_return() -> None:
     view = PlainView(Console(file=file), interval_seconds=0)
     view.start({})
     view.update(snapshot(), [], 500_000)
-    view.update(snapshot(evaluation_episodes=2, evaluation_return_100=432.1), [], 500_000)
+    view.update(snapshot(evaluation_episodes=2, evaluation_return_20=432.1), [], 500_000)
     first, second = file.getvalue().splitlines()[-2:]
     assert "evaluation" not in first and "return 187.2 evaluation 432.1 lag" in second

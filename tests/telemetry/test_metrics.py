@@ -222,7 +222,7 @@ def test_replay_and_evaluation_are_written(tmp_path: Path) -> None:
             replay=replay,
             evaluation_episodes=3,
             evaluation_return=21.0,
-            evaluation_return_100=20.5,
+            evaluation_return_20=20.5,
             dropped_unrolls=4,
         )
     )
@@ -230,7 +230,7 @@ def test_replay_and_evaluation_are_written(tmp_path: Path) -> None:
     writer.close()
     line, plain = read_metrics(path)
     assert (line["replay_size"], line["priority_max"], line["epsilon_min"]) == (100.0, 2.5, None)
-    assert (line["evaluation_episodes"], line["evaluation_return"], line["evaluation_return_100"]) == (3, 21.0, 20.5)
+    assert (line["evaluation_episodes"], line["evaluation_return"], line["evaluation_return_20"]) == (3, 21.0, 20.5)
     assert line["dropped_unrolls"] == 4 and "replay" not in line
     names = list(line)
     assert names.index("replay_size") < names.index("entropy"), "the algorithm's own figures come last"
@@ -238,7 +238,7 @@ def test_replay_and_evaluation_are_written(tmp_path: Path) -> None:
     assert (plain["evaluation_episodes"], plain["evaluation_return"], plain["dropped_unrolls"]) == (0, None, 0)
     first, second = ({v.tag: v.simple_value for v in e.summary.value} for e in _events(folder) if e.HasField("summary"))
     assert (first["replay/replay_size"], first["replay/priority_max"]) == (100.0, 2.5)
-    assert first["evaluation/evaluation_return"] == 21.0 and first["evaluation/evaluation_return_100"] == 20.5
+    assert first["evaluation/evaluation_return"] == 21.0 and first["evaluation/evaluation_return_20"] == 20.5
     assert first["evaluation/evaluation_episodes"] == 3 and first["learner/dropped_unrolls"] == 4
     assert "replay/epsilon_min" not in first and first["agent/entropy"] == pytest.approx(0.7)
     assert not any(tag.startswith("replay/") for tag in second) and "evaluation/evaluation_return" not in second

@@ -158,6 +158,7 @@ class Attached:
 
         def write(directory):
             if error is not None:
+                (directory / "torn.txt").write_text("half")
                 raise error
             (directory / "attached.txt").write_text(content)
 
@@ -196,17 +197,23 @@ def test_what_no_checkpoint_needs_is_pruned_with_the_checkpoints(tmp_path):
     assert attached.pruned == [["5"], ["5", "10"], ["10", "100"]]
 
 
-def test_an_attachment_that_cannot_be_written_leaves_the_earlier_checkpoint(tmp_path):
+def test_an_attachment_that_cannot_be_written_is_left_out(tmp_path, caplog):
     attached = Attached()
     writer = _writer(tmp_path, _variables(1.0), attachment=attached)
-    writer.save(_counters(1), wait=True)
     attached.error = OSError(28, "No space left on device")
-    writer.save(_counters(2))
-    writer.wait()
-    assert writer.error is attached.error and find_checkpoint(tmp_path).env_steps == 1
-    assert [p.name for p in tmp_path.iterdir()] == ["1"], "nothing half-written is left"
-    with pytest.raises(SeedError, match="No space left"):
-        writer.save(_counters(3), wait=True)
+    path = writer.save(_counters(2), wait=True)
+    assert writer.error is None and "goes without the replay" in caplog.text and "No space left" in caplog.text
+    assert find_checkpoint(tmp_path).env_steps == 2
+    assert not (path / "attached.txt").exists() and not (path / "torn.txt").exists(), "nothing half-written is left"
     attached.error = None
-    writer.save(_counters(4), wait=True)
-    assert find_checkpoint(tmp_path).env_steps == 4
+    path = writer.save(_counters(4), wait=True)
+    assert (path / "attached.txt").exists() and find_checkpoint(tmp_path).env_steps == 4
+
+
+def test_what_only_checkpoints_kept_for_good_name_is_pruned(tmp_path):
+    attached = Attached()
+    writer = _writer(tmp_path, _variables(1.0), keep=1, attachment=attached, keep_every_hours=1.0)
+    for steps in (5, 10):
+        writer.save(_counters(steps), wait=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["10", "5"], "the first is kept for good"
+    assert attached.pruned[-1] == ["10"]

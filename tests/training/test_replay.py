@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seedcli.config import ReplayConfig
-from seedcli.errors import SeedError
+from seedcli.errors import UsageError
 from seedcli.training.blocks import BlockCodec, BlockField
 from seedcli.training.rate_limiter import RateLimiter
 from seedcli.training.replay import MIN_PRIORITY, Replay
@@ -173,7 +173,7 @@ def test_the_oldest_go_first_when_the_bytes_allowed_are_full():
 
 def test_bytes_too_few_for_the_minimum_size_are_an_error_that_says_what_to_do():
     replay = _replay(codec=NOISE, capacity_gb=100_000e-9, min_size=20, capacity=50)
-    with pytest.raises(SeedError) as caught:
+    with pytest.raises(UsageError) as caught:
         replay.insert(_noise(25), np.ones(25))
     message = str(caught.value)
     assert "replay.capacity_gb = 0.0001 holds 8 unrolls" in message
@@ -469,3 +469,21 @@ def test_a_snapshot_does_not_change_with_the_replay():
     out = {"x": np.zeros((R, 1, 2), np.float32), "s": np.zeros((1, 4), np.int64)}
     CODEC.unpack([snapshot.blocks[0]], out)
     assert out["s"][0, 0] == 0
+
+
+@pytest.mark.parametrize(("ratio", "min_size"), [(1.0, 4), (8.0, 4), (0.25, 4), (1.0, 15)])
+def test_a_replay_restored_under_another_ratio_goes_on_at_that_ratio_at_once(ratio, min_size):
+    before = _replay(batch=4, ratio=1.0, min_size=4, window=8)
+    for start in range(0, 20, 4):
+        before.insert(_columns(start, 4), np.ones(4))
+        before.sample(wait=False)
+    saved = before.snapshot()
+    replay = _replay(batch=4, ratio=ratio, min_size=min_size, window=8)
+    replay.restore(saved, saved.blocks)
+    assert (replay.inserted, replay.sampled) == (20, 20), "what has been counted stands"
+    inserted = sampled = 0
+    for _ in range(200):
+        inserted += replay.insert(_columns(replay.inserted, 1), np.ones(1), wait=False)
+        sampled += 4 * (replay.sample(wait=False) is not None)
+    assert inserted > 40 and sampled > 40
+    assert sampled == pytest.approx(ratio * inserted, abs=2 * 8 + 4 + ratio)
