@@ -73,6 +73,7 @@ class BlockCodec:
             raise ValueError("a block needs a field that holds something")
         described = [[f.name, list(f.shape), f.dtype, f.per_record] for f in self.fields]
         self.signature = json.dumps({"zstd": _FORMAT, "fields": described}, separators=(",", ":"))
+        self._runs = _runs(self.fields)
         self._tools = _ThreadTools(self.raw_bytes)
 
     def pack(self, arrays: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:
@@ -106,26 +107,27 @@ class BlockCodec:
             ValueError: a block is damaged or of other fields, or an array of `out` does not fit its field.
         """
         columns = len(blocks)
-        targets = [_checked(out, field, columns) for field in self.fields]
-        unpacked = [self._decompressed(block) for block in blocks]
-        start = 0
-        for few in _runs(self.fields):
-            size = sum(field.nbytes for field in few)
-            if few[0].nbytes >= _LARGE:
-                # Large ones go from each unroll straight to where they belong.
-                target = targets[self.fields.index(few[0])]
-                for column, raw in enumerate(unpacked):
-                    place = target[:, column] if few[0].per_record else target[column]
-                    place[...] = _elements(raw[np.newaxis, start : start + size], few[0])[0]
-            else:
-                # Small ones of all unrolls together: a call for each of them would take longer than the bytes do.
-                together = np.stack([raw[start : start + size] for raw in unpacked])
-                offset = 0
-                for field in few:
-                    values = _elements(together[:, offset : offset + field.nbytes], field)
-                    targets[self.fields.index(field)][...] = np.moveaxis(values, 0, 1) if field.per_record else values
-                    offset += field.nbytes
-            start += size
+        targets = {field.name: _checked(out, field, columns) for field in self.fields}
+        # Small fields of all unrolls are taken apart together: a call for each would take longer than its bytes do.
+        together = np.empty((columns, sum(size for few, _, size in self._runs if few[0].nbytes < _LARGE)), np.uint8)
+        for column, block in enumerate(blocks):
+            # One at a time, so that each finds the memory of the one before it in the processor's cache.
+            raw = self._decompressed(block)
+            place = 0
+            for few, start, size in self._runs:
+                part = raw[start : start + size]
+                if few[0].nbytes < _LARGE:
+                    together[column, place : place + size] = part
+                    place += size
+                else:
+                    target = targets[few[0].name]
+                    target = target[:, column] if few[0].per_record else target[column]
+                    target[...] = _elements(part[np.newaxis], few[0])[0]
+        place = 0
+        for field in (field for few, _, _ in self._runs for field in few if few[0].nbytes < _LARGE):
+            values = _elements(together[:, place : place + field.nbytes], field)
+            targets[field.name][...] = np.moveaxis(values, 0, 1) if field.per_record else values
+            place += field.nbytes
 
     def _decompressed(self, block: bytes) -> npt.NDArray[np.uint8]:
         try:
@@ -137,15 +139,20 @@ class BlockCodec:
             raise ValueError(f"a damaged block: {error}") from error
 
 
-def _runs(fields: Sequence[BlockField]) -> list[list[BlockField]]:
-    """Fields in their order: each large one alone, small neighbours together."""
+def _runs(fields: Sequence[BlockField]) -> list[tuple[list[BlockField], int, int]]:
+    """Fields in their order, each large one alone, small neighbours together; where each run begins, and its bytes."""
     runs: list[list[BlockField]] = []
     for field in fields:
         if runs and field.nbytes < _LARGE and runs[-1][0].nbytes < _LARGE:
             runs[-1].append(field)
         else:
             runs.append([field])
-    return runs
+    found, start = [], 0
+    for few in runs:
+        size = sum(field.nbytes for field in few)
+        found.append((few, start, size))
+        start += size
+    return found
 
 
 def _elements(raw: npt.NDArray[np.uint8], field: BlockField) -> npt.NDArray[Any]:
