@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from seedcli.agents import create_agent
 from seedcli.config import Config
-from seedcli.errors import UsageError
 from seedcli.inference.arena import Arena
 from seedcli.inference.engine import StepEngine
 from seedcli.inference.policy import AgentPolicy
@@ -86,11 +85,6 @@ class LearnerCore:
         self.agent = create_agent(config.agent, config.training, spec, config.run.seed)
         algorithm = self.agent.algorithm
         actors = config.actors
-        if actors.evaluation_envs and "evaluation" not in algorithm.roles:
-            raise UsageError(
-                f"actors.evaluation_envs = {actors.evaluation_envs} must be 0 with agent.algorithm {algorithm.name}, "
-                "which acts in evaluation as in training"
-            )
         self.policy = AgentPolicy(
             self.agent,
             spec,
