@@ -42,7 +42,7 @@ Logdir = Annotated[
     Path | None, typer.Option("--logdir", metavar="DIR", help="The run's folder.  [default: runs/<preset>/<time>]")
 ]
 EnvId = Annotated[
-    str | None, typer.Option("--env", metavar="ID", help="Environment, such as breakout for atari_vtrace.")
+    str | None, typer.Option("--env", metavar="ID", help="Game, scenario, level or Gymnasium id to play.")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --logdir.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --logdir.")]
@@ -198,7 +198,7 @@ def evaluate(
         typer.Argument(metavar="PATH", help="A run's folder, or one checkpoint's; with --suite, that of the runs."),
     ],
     suite: Annotated[
-        str | None, typer.Option("--suite", metavar="NAME", help="Play one run a game of a benchmark, such as atari57.")
+        str | None, typer.Option("--suite", metavar="NAME", help="Play one run a game: atari57, or a level: dmlab30.")
     ] = None,
     episodes: Annotated[
         int, typer.Option("--episodes", metavar="N", min=1, help="Episodes to play, of a suite in each game.")
@@ -249,12 +249,35 @@ def evaluate(
     )
 
 
-@app.command(epilog=examples("seed doctor", "seed doctor --json"))
-def doctor(json_output: Json = False, debug: Debug = False) -> int:
-    """Say what this machine can run: devices, environments, ports."""
-    from seedcli.roles.doctor import run_doctor
+@app.command(
+    epilog=examples(
+        "seed doctor",
+        "seed doctor --json",
+        "seed doctor --env my_package:MyEnv-v0",
+        "seed doctor --env pong --preset pong_vtrace --set environment.max_frames=2000",
+    )
+)
+def doctor(
+    env: Annotated[
+        str | None, typer.Option("--env", metavar="ID", help="Check one environment instead, by playing it.")
+    ] = None,
+    preset: Preset = None,
+    sets: Sets = None,
+    json_output: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Say what this machine can run (devices, environments, ports), or whether an environment keeps the rules."""
+    if env is None and preset is None and not sets:
+        from seedcli.roles.doctor import run_doctor
 
-    return run_doctor(json_output)
+        return run_doctor(json_output)
+    from seedcli.envs import check_environment_name
+    from seedcli.layering import load_config
+    from seedcli.roles.doctor_env import run_doctor_env
+
+    environment = load_config(preset, sets=sets or (), flags={"--env": env}).config.environment
+    check_environment_name(environment)
+    return run_doctor_env(environment, preset, json_output)
 
 
 @presets_app.command("list")

@@ -92,3 +92,29 @@ def bench_replay(
 
     chosen = games or ["pong", "breakout", "seaquest", "ms_pacman"]
     return run_bench_replay(games=chosen, unrolls=unrolls, preset=preset, json_output=json_output)
+
+
+@bench_app.command("codecs", epilog=examples("seed bench codecs --json"))
+def bench_codecs(json_output: Json = False, debug: Debug = False) -> int:
+    """Codecs of observations: bytes, costs, and the link below which each pays, on real play."""
+    from seedcli.roles.bench_codecs import run_bench_codecs
+
+    return run_bench_codecs(json_output=json_output)
+
+
+@bench_app.command("actor", epilog=examples("seed bench actor --preset pong_vtrace --json"))
+def bench_actor(
+    preset: Annotated[
+        str, typer.Option("--preset", metavar="NAME", help="What to play.", autocompletion=complete_preset)
+    ] = "pong_vtrace",
+    sets: Sets = None,
+    seconds: Seconds = 10.0,
+    json_output: Json = False,
+    debug: Debug = False,
+) -> int:
+    """An actor that never waits: how much of its time is the simulator's own."""
+    from seedcli.layering import load_config
+    from seedcli.roles.bench_actor import run_bench_actor
+
+    config = load_config(preset, sets=sets or ()).config
+    return run_bench_actor(config, seconds=seconds, json_output=json_output)

@@ -34,21 +34,41 @@ class RunConfig(Section):
 class EnvironmentConfig(Section):
     """What is played. Fields that only one family has are named so."""
 
-    family: Literal["gymnasium", "atari"] = Field("gymnasium", description="family of environments")
-    id: Name = Field("CartPole-v1", description="Gymnasium id, or Atari game in snake_case such as space_invaders")
+    family: Literal["gymnasium", "atari", "football", "dmlab"] = Field(
+        "gymnasium", description="family of environments"
+    )
+    id: Name = Field(
+        "CartPole-v1", description="Gymnasium id, Atari game in snake_case, football scenario or DeepMind Lab level"
+    )
+    restarts: Annotated[int, Field(ge=0)] = Field(
+        5,
+        description="times an actor builds environments anew that failed, before it gives up; an hour of peace resets",
+    )
+    step_timeout: NonNegative = Field(
+        300.0, description="seconds after which a step that has not returned counts as hanging; 0: never"
+    )
     max_episode_steps: Annotated[int, Field(ge=0)] = Field(
         0, description="gymnasium: steps after which an episode is truncated; 0: as registered"
     )
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="gymnasium: keyword arguments of make()")
-    frame_skip: PositiveInt = Field(4, description="atari: frames an action is repeated, max over the last two")
+    kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="gymnasium, dmlab: keyword arguments of make(), or further settings of Lab"
+    )
+    frame_skip: PositiveInt = Field(4, description="atari, dmlab: frames an action is repeated")
     repeat_action_probability: Fraction = Field(0.0, description="atari: sticky actions")
     noop_max: Annotated[int, Field(ge=0)] = Field(30, description="atari: up to this many no-ops at reset")
     full_action_set: bool = Field(True, description="atari: 18 actions instead of the game's own")
     max_frames: PositiveInt = Field(108_000, description="atari: frames after which an episode is truncated")
     episodic_life: bool = Field(False, description="atari: a lost life ends the episode")
     fire_reset: bool = Field(False, description="atari: press FIRE at reset")
-    height: PositiveInt = Field(84, description="atari: observation height, pixels")
-    width: PositiveInt = Field(84, description="atari: observation width, pixels")
+    height: PositiveInt = Field(84, description="atari, dmlab: observation height, pixels")
+    width: PositiveInt = Field(84, description="atari, dmlab: observation width, pixels")
+    rewards: Literal["scoring", "scoring,checkpoints"] = Field(
+        "scoring", description="football: goals alone, or 0.1 for each of ten zones reached with the ball as well"
+    )
+    engine: Literal["envpool", "gfootball"] = Field("envpool", description="football: package that carries the engine")
+    instructions: Literal["off", "hashed"] = Field("off", description="dmlab: the level's instruction text, as numbers")
+    level_cache: str = Field("", description="dmlab: folder where compiled levels are kept; empty: none")
+    renderer: Literal["software", "hardware"] = Field("software", description="dmlab: what draws the frames")
 
 
 class AgentConfig(Section):
@@ -56,13 +76,21 @@ class AgentConfig(Section):
 
     algorithm: Literal["vtrace", "r2d2"] = Field("vtrace", description="learning algorithm")
     network: Literal["mlp", "impala_shallow", "nature", "impala_deep"] = Field("mlp", description="network torso")
-    hidden: tuple[PositiveInt, ...] = Field((64, 64), description="mlp: widths of the hidden layers")
+    hidden: tuple[PositiveInt, ...] = Field(
+        (64, 64), description="widths of the hidden layers of mlp, and of vectors beside images"
+    )
+    channels: tuple[PositiveInt, ...] = Field((16, 32, 32), description="impala_deep: channels of each stage")
     lstm: Annotated[int, Field(ge=0)] = Field(0, description="LSTM units after the torso; 0: none")
     frame_stack: Annotated[int, Field(ge=1, le=16)] = Field(1, description="newest frames the network sees at once")
     previous_action_reward: bool = Field(False, description="previous action and reward are network inputs")
     reward_input_clip: NonNegative = Field(1.0, description="rewards as inputs are clipped to ± this; 0: off")
     discount: Fraction = Field(0.99, description="discount per step, γ")
+    reward_scale: Positive = Field(1.0, description="rewards are multiplied by this in the loss, before any clipping")
     reward_clip: NonNegative = Field(0.0, description="rewards are clipped to ± this in the loss; 0: off")
+    normalize_observations: bool = Field(
+        False, description="float observations are scaled by their running mean and variance, clipped to ±10"
+    )
+    initial_std: Positive = Field(1.0, description="V-trace, Box actions: the policy's standard deviation at the start")
     lambda_: Fraction = Field(1.0, alias="lambda", description="V-trace λ")
     rho_clip: Positive = Field(1.0, description="V-trace ρ̄, clips importance weights of the TD errors")
     c_clip: Positive = Field(1.0, description="V-trace c̄, clips importance weights of the traces")
@@ -156,6 +184,10 @@ class NetConfig(Section):
     zmq_port: Annotated[int, Field(ge=-1, le=65535)] = Field(8687, description="ZeroMQ port; 0: any free one, -1: off")
     transport: Literal["shm", "zmq", "grpc"] = Field("shm", description="transport of seed train's own actors")
     heartbeat_seconds: Positive = Field(2.0, description="seconds between an actor's heartbeats")
+    compression: Literal["auto", "off", "on"] = Field(
+        "auto",
+        description="observations on the wire: auto encodes them where that is cheap and the learner is elsewhere",
+    )
     timeout_seconds: Positive = Field(20.0, description="silence after which the other side is taken for dead")
     reconnect_timeout: NonNegative = Field(300.0, description="seconds an actor tries to find a lost learner again")
 

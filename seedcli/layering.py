@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -158,15 +158,24 @@ def describe(resolved: Resolved) -> list[Value]:
 
 
 def without_effect(resolved: Resolved) -> list[Value]:
-    """Values that somebody set and that mean nothing to the algorithm chosen."""
-    algorithm = resolved.config.agent.algorithm
+    """Values that somebody set and that mean nothing to the algorithm or the family of environments chosen."""
+    algorithm, family = resolved.config.agent.algorithm, resolved.config.environment.family
     return [
         value
         for value in describe(resolved)
         if value.source != DEFAULT
         and not value.source.startswith(("preset ", "run ", "file "))
-        and _algorithm_of(value) not in (None, algorithm)
+        and (_algorithm_of(value) not in (None, algorithm) or family not in families_of(value.key))
     ]
+
+
+@cache
+def families_of(key: str) -> frozenset[str]:
+    """The families of environments a value means something to."""
+    known = frozenset(get_args(known_keys()["environment.family"].annotation))
+    named, colon, _ = (known_keys()[key].description or "").partition(":")
+    families = frozenset(named.split(", "))
+    return families if key.startswith("environment.") and colon and families <= known else known
 
 
 def _algorithm_of(value: Value) -> str | None:

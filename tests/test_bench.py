@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seedcli.errors import ProtocolError, SeedError
+from seedcli.errors import ProtocolError, SeedError, UsageError
 from seedcli.layering import load_config
 from seedcli.net.frames import HEADER_BYTES, Kind, pack_header, unpack_header
-from seedcli.roles import bench, bench_training
+from seedcli.roles import bare_envs, bench, bench_training
 from seedcli.roles.bench_echo import Admission
 from seedcli.roles.bench_load import Connection, Load, Target
 from seedcli.roles.bench_servers import Bench
-from seedcli.specs import ArraySpec, EnvSpec
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 
-ATARI = EnvSpec("bench/atari", ArraySpec((84, 84, 1), "uint8"), 18, 4)
-CARTPOLE = EnvSpec("bench/cartpole", ArraySpec((4,), "float32"), 2)
+ATARI = EnvSpec("bench/atari", ArraySpec((84, 84, 1), "uint8"), ActionSpec((18,)), 4)
+CARTPOLE = EnvSpec("bench/cartpole", ArraySpec((4,), "float32"), ActionSpec((2,)))
 
 
 def check_figures(figures: dict[str, Any], load: Load) -> None:
@@ -129,12 +129,31 @@ def test_bench_transport_prints_a_table(capsys: pytest.CaptureFixture[str], monk
     assert [line[:2] for line in lines if line and line[0] == "320"] == [["320", "1"], ["320", "8"]]
 
 
-@pytest.mark.parametrize("preset", ["cartpole_vtrace", "pong_vtrace"])
-def test_bare_environments_step_as_many_as_the_run_has(preset: str) -> None:
+@pytest.mark.parametrize(
+    ("preset", "what"),
+    [
+        ("cartpole_vtrace", "gymnasium SyncVectorEnv"),
+        ("pong_vtrace", "ale_py AtariVectorEnv"),
+        ("football_academy_vtrace", "envpool gfootball"),
+    ],
+)
+def test_bare_environments_step_as_many_as_the_run_has(preset: str, what: str) -> None:
     config = load_config(preset, environ={}, sets=["actors.envs=3", "actors.streams=2"]).config
-    with bench_training._environment_turn(config, cores=2) as turn:
+    if config.environment.family == "football":
+        pytest.importorskip("envpool")
+    assert bare_envs.library(config.environment) == what
+    with bare_envs.environment_turn(config, cores=2) as turn:
         assert turn() == 3
         assert bench_training._rate(turn, 0.05) > 0
+
+
+def test_a_family_without_a_bare_loop_is_refused() -> None:
+    config = load_config("dmlab_vtrace", environ={}).config
+    with (
+        pytest.raises(UsageError, match="environment.family dmlab cannot be measured bare: choose another preset"),
+        bare_envs.environment_turn(config, cores=2),
+    ):
+        pass
 
 
 def test_bare_inference_and_training_count_environment_steps() -> None:

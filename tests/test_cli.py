@@ -265,7 +265,7 @@ def test_presets_show(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
     assert shown["values"]["agent.hidden"] == {
         "value": [8],
         "source": "--set",
-        "description": "mlp: widths of the hidden layers",
+        "description": "widths of the hidden layers of mlp, and of vectors beside images",
     }
     assert main(["presets", "show", "pong_vtrace"]) == 0
     output = capsys.readouterr().out

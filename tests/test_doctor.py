@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 import socket
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from seedcli.config import NetConfig
-from seedcli.roles import doctor
+from seedcli.cli import main
+from seedcli.config import EnvironmentConfig, NetConfig
+from seedcli.envs import conformance
+from seedcli.roles import doctor, doctor_env
 from seedcli.roles.doctor import Finding, print_findings, run_doctor
 
 
@@ -33,7 +38,18 @@ def test_json_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["ok"] is True
     findings = {finding["name"]: finding for finding in report["findings"]}
     assert {"seed", "python", "processor", "memory", "file descriptors", "tensorflow", "devices"} <= set(findings)
-    assert {"gymnasium", "rendering", "atari", "video", "pyzmq", "grpcio", "port 8686", "port 8687"} <= set(findings)
+    assert {
+        "gymnasium",
+        "rendering",
+        "atari",
+        "mujoco",
+        "football",
+        "video",
+        "pyzmq",
+        "grpcio",
+        "port 8686",
+        "port 8687",
+    } <= set(findings)
     assert {"shared memory", "run folder"} <= set(findings)
     for finding in findings.values():
         assert finding["status"] in ("ok", "warning", "missing")
@@ -123,3 +139,92 @@ def test_the_table_says_what_to_do() -> None:
     assert "pip install tensorflow" in text and "not ready: tensorflow" in text
     print_findings(Console(file=file, width=80), findings[:2])
     assert "ready: seed train --preset cartpole_vtrace; 1 thing to look at above" in file.getvalue()
+
+
+def _sample(name: str) -> str:
+    return f"tests.envs.samples:{name}-v0"
+
+
+def test_an_environment_is_played_and_judged(capfd: pytest.CaptureFixture[str]) -> None:
+    """In a process of its own, for which the module with the environment must be found again."""
+    assert main(["doctor", "--env", _sample("Walk"), "--json"]) == 0
+    out, err = capfd.readouterr()
+    report = json.loads(out)
+    assert err == ""
+    assert report["ok"] is True and report["environment"] == f"gymnasium/{_sample('Walk')}"
+    assert {finding["status"] for finding in report["findings"]} == {"ok"}
+    speed = report["findings"][-1]
+    assert speed["name"] == "speed" and speed["value"]["steps_per_second"] > 0
+    assert speed["value"]["observation_bytes"] == 8 and 0 < speed["value"]["share_outside"] < 1
+
+
+def test_a_broken_environment_fails_the_command(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--env", _sample("Raises")]) == 1
+    out, _ = capfd.readouterr()
+    assert "✗" in out and "the simulator fell over" in out.replace("\n", " ") and "not ready: put play right" in out
+    assert "Traceback" not in out
+
+
+def test_the_preset_names_the_family(capfd: pytest.CaptureFixture[str]) -> None:
+    sets = ["--set", "environment.max_frames=40"]
+    assert main(["doctor", "--env", "breakout", "--preset", "atari_vtrace", *sets, "--json"]) == 0
+    report = json.loads(capfd.readouterr().out)
+    assert report["environment"] == "atari/breakout"
+    (truncation,) = (finding for finding in report["findings"] if finding["name"] == "truncation")
+    assert truncation["value"]["truncated"] > 0
+
+
+def test_an_unknown_environment_is_wrong_usage(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--env", "CartPole-v11"]) == 2
+    assert "did you mean CartPole-v1" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "words"),
+    [("Hangs", 6.0, "did not end within 6 s: a reset or step hangs"), ("Dies", 60.0, "process died with SIGABRT")],
+)
+def test_an_environment_that_takes_its_process_along(
+    capfd: pytest.CaptureFixture[str], name: str, limit: float, words: str
+) -> None:
+    (finding,) = doctor_env.examine(EnvironmentConfig(id=_sample(name)), seconds=0.1, limit=limit)
+    assert (finding.name, finding.status) == ("play", "failure") and words in finding.detail
+    assert capfd.readouterr().out == "", "what an environment prints is no result"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_of_an_environment(width: int) -> None:
+    file = io.StringIO()
+    findings = [
+        conformance.Finding("play", "ok", "2,000 steps"),
+        conformance.Finding(
+            "rewards", "warning", "each of 6,000 rewards was 0: random actions tell nothing apart " * 2
+        ),
+        conformance.Finding("autoreset", "skipped", "no episode ended"),
+    ]
+    doctor_env.print_findings(Console(file=file, width=width), "gymnasium/X-v0", findings, "seed train")
+    text = file.getvalue()
+    assert [line[0] for line in text.splitlines()[1:] if line[0] != " "] == ["✓", "!", "-", "r"]
+    assert max(map(len, text.splitlines())) <= width
+    assert "ready (1 thing to look at above): seed train" in text
+    findings.append(conformance.Finding("actions", "failure", "action [2] fails"))
+    doctor_env.print_findings(Console(file=file, width=width), "gymnasium/X-v0", findings, "seed train")
+    assert "not ready: put actions right first" in file.getvalue()
+
+
+def test_the_example_of_the_documentation(tmp_path: Path) -> None:
+    """Pasted as it stands; --json leaves nothing else on stdout."""
+    page = Path(__file__).parents[1] / "docs" / "writing-an-environment.md"
+    (example,) = re.findall(r"```python\n(import gymnasium\n.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "my_package.py").write_text(example, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "seedcli", "doctor", "--env", "my_package:Beacon-v0", "--json"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert [(f["name"], f["detail"]) for f in found.values() if f["status"] != "ok"] == []
+    assert "beacon [2] float32, near scalar int32; an action is 3 choices, of 3, 3, 2" in found["spaces"]["detail"]

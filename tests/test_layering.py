@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from seedcli import layering
 from seedcli.config import Config
 from seedcli.errors import UsageError
-from seedcli.layering import Resolved, describe, from_toml_file, known_keys, load_config, to_toml, without_effect
+from seedcli.layering import (
+    Resolved,
+    describe,
+    families_of,
+    from_toml_file,
+    known_keys,
+    load_config,
+    to_toml,
+    without_effect,
+)
 
 
 def load(preset: str | None = "cartpole_vtrace", **layers: object) -> Resolved:
@@ -45,12 +54,28 @@ def test_the_expected_presets_are_there() -> None:
     )
 
 
+# What is played; how failures are met changes no task.
+TASK_KEYS = [
+    key
+    for key in known_keys()
+    if key.startswith("environment.") and key not in ("environment.restarts", "environment.step_timeout")
+]
+
+
+def test_values_know_which_families_they_are_for() -> None:
+    assert families_of("environment.rewards") == {"football"} and families_of("environment.height") == {
+        "atari",
+        "dmlab",
+    }
+    everyone = {"gymnasium", "atari", "football", "dmlab"}
+    assert families_of("environment.id") == families_of("environment.restarts") == families_of("run.seed") == everyone
+
+
 def test_atari_presets_set_every_option_that_changes_the_task() -> None:
     for name in ("pong_vtrace", "atari_vtrace"):
         sources = load(name).sources
-        keys = [key for key in known_keys() if key.startswith("environment.")]
-        left = {key for key in keys if sources[key] == "default"}
-        assert left == {"environment.max_episode_steps", "environment.kwargs"}, name
+        left = {key for key in TASK_KEYS if sources[key] == "default" and "atari" in families_of(key)}
+        assert not left, name
         assert sources["agent.reward_clip"] == sources["agent.frame_stack"] == f"preset {name}"
 
 
@@ -127,8 +152,8 @@ def test_r2d2_presets_agree_with_themselves(name: str) -> None:
 def test_pong_r2d2_sets_every_option_that_changes_the_task() -> None:
     for name in ("pong_r2d2", "atari_r2d2"):
         sources = load(name).sources
-        left = {key for key in known_keys() if key.startswith("environment.") and sources[key] == "default"}
-        assert left == {"environment.max_episode_steps", "environment.kwargs"}, name
+        left = {key for key in TASK_KEYS if sources[key] == "default" and "atari" in families_of(key)}
+        assert not left, name
         assert sources["agent.reward_clip"] == sources["agent.frame_stack"] == f"preset {name}"
 
 
@@ -416,4 +441,6 @@ def test_values_that_mean_nothing_to_the_algorithm_are_found() -> None:
     ]
     found = without_effect(load("pong_vtrace", sets=["replay.save=true", "agent.n_step=3", "agent.lambda=0.9"]))
     assert sorted(value.key for value in found) == ["agent.n_step", "replay.save"]
+    found = without_effect(load("pong_vtrace", sets=["environment.rewards=scoring", "environment.width=42"]))
+    assert [value.key for value in found] == ["environment.rewards"]
     assert without_effect(load("atari_r2d2")) == without_effect(load("atari_vtrace")) == []

@@ -19,14 +19,17 @@ from PIL import Image
 
 from seedcli.agents import create_agent
 from seedcli.cli import main
+from seedcli.config import EnvironmentConfig
 from seedcli.envs.atari import ATARI_57
-from seedcli.envs.scores import Suite, Task, aggregate, interquartile_mean, load_suite
+from seedcli.envs.dmlab_levels import DMLAB_30, DMLAB_30_TEST
+from seedcli.envs.scores import Suite, Task, aggregate, capped_mean, interquartile_mean, load_suite
 from seedcli.errors import CheckpointError, UsageError
 from seedcli.layering import load_config, to_toml
 from seedcli.roles import suite as suite_role
 from seedcli.roles.suite_chart import check_chart, write_chart
-from seedcli.specs import ArraySpec, EnvSpec
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from seedcli.training.checkpoint import Checkpointer, list_checkpoints
+from tests.envs.lab_double import install as install_lab
 from tests.test_package import build
 
 # Episodes of 100 steps and a network of a few hundred weights.
@@ -40,11 +43,28 @@ TINY = (
 )
 
 
-def make_run(folder: Path, game: str, *steps: int) -> Path:
-    """A run folder as a learner leaves it, with an untrained agent's checkpoints after so many environment steps."""
-    resolved = load_config("atari_vtrace", sets=TINY, flags={"--env": game}, environ={})
+TINY_LAB = (
+    "agent.network=mlp",
+    "agent.hidden=[4]",
+    "agent.lstm=0",
+    "environment.height=16",
+    "environment.width=16",
+    "environment.kwargs={episodeLengthSeconds = 1}",
+)
+
+
+def make_run(folder: Path, game: str, *steps: int, lab: bool = False) -> Path:
+    """A run folder as a learner leaves it, with an untrained agent's checkpoints after so many environment steps.
+
+    Of an Atari game, or of a DeepMind Lab level.
+    """
+    preset, sets = ("dmlab_vtrace", TINY_LAB) if lab else ("atari_vtrace", TINY)
+    resolved = load_config(preset, sets=sets, flags={"--env": game}, environ={})
     config = resolved.config
-    spec = EnvSpec(f"atari/{game}", ArraySpec((16, 16, 1), "uint8"), num_actions=18, frames_per_step=4)
+    if lab:
+        spec = EnvSpec(f"dmlab/{game}", ArraySpec((16, 16, 3), "uint8"), ActionSpec((9,)), frames_per_step=4)
+    else:
+        spec = EnvSpec(f"atari/{game}", ArraySpec((16, 16, 1), "uint8"), ActionSpec((18,)), frames_per_step=4)
     agent = create_agent(config.agent, config.training, spec, config.run.seed)
     groups = {"agent": agent.variables()}
     text = to_toml(resolved)
@@ -99,19 +119,51 @@ def test_the_suite_is_the_57_games_with_their_scores() -> None:
     assert {task.name: (task.random, task.human) for task in suite.tasks}["pong"] == (-20.7, 14.6)
 
 
+def test_dmlab30_is_the_30_levels_with_their_scores() -> None:
+    suite = load_suite("dmlab30")
+    assert (suite.name, suite.family) == ("dmlab30", "dmlab")
+    assert tuple(task.name for task in suite.tasks) == DMLAB_30
+    assert all(task.human > task.random for task in suite.tasks)
+    tasks = {task.name: task for task in suite.tasks}
+    assert (tasks["rooms_watermaze"].random, tasks["rooms_watermaze"].human) == (4.065, 54.0)
+    assert {task.test for task in suite.tasks} - {""} == set(DMLAB_30_TEST)
+    assert tasks["rooms_collect_good_objects_train"].test == "rooms_collect_good_objects_test"
+    assert sum(task.test == "" for task in suite.tasks) == 28
+    assert suite.statistics == ("median", "mean", "iqm", "capped_mean")
+    assert load_suite("atari57").statistics == ("median", "mean", "iqm")
+    assert (suite.count(1), suite.count(30)) == ("1 level", "30 levels")
+
+
+def test_what_a_run_is_evaluated_on() -> None:
+    suite = load_suite("dmlab30")
+    trained = EnvironmentConfig(family="dmlab", id="x", height=72, kwargs={"datasetPath": "/data"})
+    held_out, same = (suite.test_environment(suite.tasks[i], trained) for i in (0, 3))
+    assert (held_out.id, same.id) == ("rooms_collect_good_objects_test", "rooms_watermaze")
+    for environment in (held_out, same):
+        assert environment.kwargs == {"datasetPath": "/data", "allowHoldOutLevels": "true", "mixerSeed": "1611489005"}
+        assert (environment.family, environment.height) == ("dmlab", 72)
+    assert trained.kwargs == {"datasetPath": "/data"}
+    atari = load_suite("atari57")
+    trained = EnvironmentConfig(family="atari", id="pong")
+    assert atari.test_environment(atari.tasks[0], trained) == EnvironmentConfig(family="atari", id="alien")
+
+
 def test_an_unknown_suite_names_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="'atari75' is no suite.*atari57"):
+    with pytest.raises(UsageError, match="'atari75' is no suite.*atari57, dmlab30"):
         load_suite("atari75")
 
 
 def test_the_scores_are_in_a_wheel(tmp_path: Path) -> None:
-    script = "import seedcli.envs.scores as s; print(s.__file__, len(s.load_suite('atari57').tasks))"
+    script = (
+        "import seedcli.envs.scores as s;"
+        "print(s.__file__, *(len(s.load_suite(name).tasks) for name in ('atari57', 'dmlab30')))"
+    )
     site = build("build_wheel", tmp_path)
     environ = {**os.environ, "PYTHONPATH": str(site)}
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=site, env=environ, capture_output=True, text=True, timeout=60
     )
-    assert done.stdout.split() == [str(site / "seedcli" / "envs" / "scores.py"), "57"], done.stderr
+    assert done.stdout.split() == [str(site / "seedcli" / "envs" / "scores.py"), "57", "30"], done.stderr
 
 
 def test_random_play_is_0_and_a_human_1() -> None:
@@ -141,6 +193,11 @@ def test_interquartile_means_by_hand(scores: list[float], expected: float) -> No
     np.testing.assert_array_equal(interquartile_mean(stacked), [expected, 2 * expected])
 
 
+def test_no_score_counts_for_more_than_a_humans_in_a_capped_mean() -> None:
+    assert capped_mean(np.array([0.5, 1.0, 30.0, -0.5])) == 0.5
+    np.testing.assert_array_equal(capped_mean(np.array([[2.0, 3.0], [0.0, 0.5]])), [1.0, 0.25])
+
+
 def plain_iqm(scores: Sequence[float]) -> float:
     ordered = sorted(scores)
     for _ in range(len(scores) // 4):
@@ -148,14 +205,23 @@ def plain_iqm(scores: Sequence[float]) -> float:
     return statistics.fmean(ordered)
 
 
-PLAIN = {"median": statistics.median, "mean": statistics.fmean, "iqm": plain_iqm}
+def plain_capped_mean(scores: Sequence[float]) -> float:
+    return statistics.fmean(score if score < 1 else 1 for score in scores)
+
+
+PLAIN = {
+    "median": statistics.median,
+    "mean": statistics.fmean,
+    "iqm": plain_iqm,
+    "capped_mean": plain_capped_mean,
+}
 
 
 def test_statistics_and_intervals_against_plain_loops() -> None:
     draw = np.random.default_rng(3)
     scores = draw.gamma(1.5, [[0.2], [0.5], [1.0], [1.2], [3.0], [9.0]], (6, 12))
-    estimates = aggregate(scores, seed=1)
-    assert list(estimates) == ["median", "mean", "iqm"]
+    estimates = aggregate(scores, 1, list(PLAIN))
+    assert list(estimates) == ["median", "mean", "iqm", "capped_mean"]
     games = scores.tolist()
     other = random.Random(5)
     for name, statistic in PLAIN.items():
@@ -175,7 +241,7 @@ def test_the_interval_of_the_mean_covers_the_truth_as_often_as_it_says() -> None
     draw = np.random.default_rng(11)
     covered = 0
     for trial in range(100):
-        _, low, high = aggregate(draw.normal([[0.0], [4.0], [20.0]], 1.0, (3, 20)), trial)["mean"]
+        _, low, high = aggregate(draw.normal([[0.0], [4.0], [20.0]], 1.0, (3, 20)), trial, ["mean"])["mean"]
         covered += low <= 8.0 <= high
         # Within games only: the spread between games is none of the uncertainty. σ/√(G·N) is 0.129.
         assert 0.3 < high - low < 0.7
@@ -184,8 +250,10 @@ def test_the_interval_of_the_mean_covers_the_truth_as_often_as_it_says() -> None
 
 def test_a_seed_gives_the_same_interval_again_and_one_episode_gives_none() -> None:
     scores = np.random.default_rng(0).normal(size=(4, 5))
-    assert aggregate(scores, 1) == aggregate(scores, 1) != aggregate(scores, 2)
-    assert set(aggregate(np.array([[0.25]]), 1).values()) == {(0.25, 0.25, 0.25)}
+    names = list(PLAIN)
+    assert aggregate(scores, 1, names) == aggregate(scores, 1, names) != aggregate(scores, 2, names)
+    assert set(aggregate(np.array([[0.25]]), 1, names).values()) == {(0.25, 0.25, 0.25)}
+    assert list(aggregate(scores, 1, ["iqm"])) == ["iqm"]
 
 
 # Choosing runs
@@ -235,7 +303,7 @@ def test_json_holds_games_statistics_and_what_is_missing(runs: Path, capsys: pyt
     assert found.keys() == {"suite", "games", "aggregate", "missing"}
     assert found["suite"] == "atari57"
     assault, pong = found["games"]
-    keys = {"game", "run", "env_steps", "frames", "returns", "return_mean", "human_normalised"}
+    keys = {"game", "environment", "run", "env_steps", "frames", "returns", "return_mean", "human_normalised"}
     assert assault.keys() == pong.keys() == keys
     assert (assault["game"], assault["env_steps"], assault["frames"]) == ("assault", 300, 1200)
     assert (pong["game"], pong["env_steps"], pong["frames"]) == ("pong", 2000, 8000)
@@ -246,8 +314,9 @@ def test_json_holds_games_statistics_and_what_is_missing(runs: Path, capsys: pyt
         assert game["human_normalised"] == pytest.approx((game["return_mean"] - low) / (human - low))
     assert any(pong["returns"] + assault["returns"]), "nothing was scored"
     means = [game["human_normalised"] for game in found["games"]]
-    assert found["aggregate"].keys() == PLAIN.keys()
-    for name, statistic in PLAIN.items():
+    assert list(found["aggregate"]) == ["median", "mean", "iqm"]
+    for name in found["aggregate"]:
+        statistic = PLAIN[name]
         estimate = found["aggregate"][name]
         assert estimate.keys() == {"value", "low", "high"}
         assert estimate["value"] == pytest.approx(statistic(means))
@@ -255,6 +324,7 @@ def test_json_holds_games_statistics_and_what_is_missing(runs: Path, capsys: pyt
     assert len(found["missing"]) == 55 and not {"pong", "assault"} & set(found["missing"])
     # A line a game while it goes on, and the same call gives the same again.
     progress = [line for line in err.splitlines() if line.startswith("[")]
+    assert [game["environment"] for game in found["games"]] == ["assault", "pong"]
     assert [line.split(":")[0] for line in progress] == ["[1/2] assault", "[2/2] pong"]
     assert "of human" in progress[0] and progress[0].endswith(" s")
     assert evaluate(capsys, *arguments)[1] == out
@@ -332,6 +402,45 @@ def test_wrong_options_are_refused_before_playing(
     assert part in refusal(capsys, runs, *options)
 
 
+# DMLab-30
+
+
+def test_levels_are_tested_on_what_was_held_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a double of the simulator: trained on _train, played on _test, and with other episodes than in training."""
+    runs = tmp_path / "runs"
+    make_run(runs / "a", "rooms_collect_good_objects_train", 100, lab=True)
+    make_run(runs / "b", "rooms_watermaze", 200, lab=True)
+    make_run(runs / "c", "rooms_exploit_deferred_effects_test", 300, lab=True)
+    make_run(runs / "d", "lt_chasm", 300, lab=True)
+    double = install_lab(monkeypatch, tmp_path)
+    chart = tmp_path / "chart.png"
+    arguments = ["--suite", "dmlab30", str(runs), "--episodes", "4", "--envs", "2", "--sample", "--chart", str(chart)]
+    assert main(["eval", *arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    levels = [(lab.level, lab.settings["mixerSeed"], lab.settings["episodeLengthSeconds"]) for lab in double.made]
+    one, other = "contributed/dmlab30/rooms_collect_good_objects_test", "contributed/dmlab30/rooms_watermaze"
+    assert levels == [(level, "1611489005", "1") for level in (one, one, other, other)]
+    found = json.loads(captured.out)
+    assert found["suite"] == "dmlab30" and len(found["missing"]) == 28
+    held_out, same = found["games"]
+    assert held_out["game"] == "rooms_collect_good_objects_train"
+    assert held_out["environment"] == "rooms_collect_good_objects_test"
+    assert same["game"] == same["environment"] == "rooms_watermaze"
+    assert (held_out["frames"], len(held_out["returns"])) == (400, 4)
+    for game, low, human in ((held_out, 0.073, 10), (same, 4.065, 54)):
+        assert game["human_normalised"] == pytest.approx((game["return_mean"] - low) / (human - low))
+    scores = [game["human_normalised"] for game in found["games"]]
+    assert found["aggregate"]["capped_mean"]["value"] == pytest.approx(plain_capped_mean(scores))
+    for level in ("rooms_exploit_deferred_effects_test", "lt_chasm"):
+        assert f"dmlab/{level} is no level of dmlab30" in captured.err
+    assert "bar chart of 2 levels" in captured.err and chart.stat().st_size > 0
+    assert main(["eval", *arguments]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "4 episodes a level" in out and "mean, each capped at 100 %" in out and "missing, 28 of 30" in out
+
+
 # The chart
 
 
@@ -353,7 +462,7 @@ def test_a_chart_has_a_bar_for_each_game(tmp_path: Path, games: int) -> None:
     suite = load_suite("atari57")
     scores = {task.name: 0.5 + 0.02 * i for i, task in enumerate(suite.tasks[:games])}
     path = tmp_path / "chart.png"
-    write_chart(path, suite, scores, aggregate(np.array([[score] for score in scores.values()]), 1))
+    write_chart(path, suite, scores, aggregate(np.array([[score] for score in scores.values()]), 1, suite.statistics))
     pixels = picture(path)
     height, width, _ = pixels.shape
     assert width == 1350 and 250 < height < 3000
@@ -366,7 +475,7 @@ def test_a_chart_of_extreme_scores_shows_them_all(tmp_path: Path) -> None:
     suite = load_suite("atari57")
     scores = {"boxing": -11.5, "pong": 0.5, "atlantis": 142.0, "alien": 1.5}
     path = tmp_path / "chart.png"
-    write_chart(path, suite, scores, aggregate(np.array([[score] for score in scores.values()]), 1))
+    write_chart(path, suite, scores, aggregate(np.array([[score] for score in scores.values()]), 1, suite.statistics))
     assert blue_rows(picture(path)) == 4, "a small score is still seen beside a large one"
 
 

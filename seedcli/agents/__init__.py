@@ -26,7 +26,7 @@ def create_agent(agent: AgentConfig, training: TrainingConfig, spec: EnvSpec, se
         seed: of the initial variables, at least 0.
 
     Raises:
-        UsageError: the network cannot take the environment's observations.
+        UsageError: the network cannot take the environment's observations, or the algorithm its actions.
     """
     if agent.algorithm == "r2d2":
         return R2D2Agent(agent, training, spec, seed)

@@ -4,7 +4,7 @@ Axis conventions: N rows of an inference batch, B columns and T transitions of a
 Arrays in training are time-major [K + T + 1, B, ...]: K burn-in records, T transitions, one record more.
 
 Record t of an environment is what arrives (observation_t, reward_t, terminated_t, truncated_t) and then what
-was chosen on it (action_t and the algorithm's recorded fields, e.g. behaviour logits or Q values).
+was chosen on it (action_t and the algorithm's recorded fields, e.g. parameters of the behaviour policy or Q values).
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class ActInputs(NamedTuple):
     """One inference batch.
 
     Attributes:
-        observation: [N, ...] in the environment's dtype.
+        observation: [N, ...] in the environment's dtype; a dict of such arrays where its specification has names.
         reward: [N] float32, raw.
         first: [N] bool, the first record of an episode: the state given is already reset there.
         exploration: [N] float32, by environment, as `Agent.exploration` gives it (e.g. ε).
         seed: [2] int32, for stateless random operations; differs from batch to batch.
     """
 
-    observation: tf.Tensor
+    observation: Any
     reward: tf.Tensor
     first: tf.Tensor
     exploration: tf.Tensor
@@ -73,9 +73,9 @@ class ActOutputs(NamedTuple):
     """What is chosen on a record.
 
     Attributes:
-        action: [N] int32.
+        action: [N, ...] as the environment's `ActionSpec` has it, int32 or float32.
         recorded: name → [N, ...], the fields of `AlgorithmSpec.recorded`.
-        greedy_action: [N] int32, the action without exploration (evaluation).
+        greedy_action: [N, ...], the action without exploration (evaluation).
     """
 
     action: tf.Tensor
@@ -87,17 +87,17 @@ class UnrollBatch(NamedTuple):
     """A training batch, time-major.
 
     Attributes:
-        observation: [K+T+1, B, ...].
+        observation: [K+T+1, B, ...]; a dict of such arrays where the environment's specification has names.
         reward: [K+T+1, B] float32, raw; reward_t arrived with record t.
         terminated: [K+T+1, B] bool.
         truncated: [K+T+1, B] bool.
-        action: [K+T+1, B] int32, chosen on record t.
+        action: [K+T+1, B, ...], chosen on record t, int32 or float32.
         recorded: name → [K+T+1, B, ...].
         state: the agent state before record 0 (after any reset), [B, ...].
         weights: [B] float32, importance weights (1 from a queue).
     """
 
-    observation: tf.Tensor
+    observation: Any
     reward: tf.Tensor
     terminated: tf.Tensor
     truncated: tf.Tensor
@@ -160,6 +160,12 @@ class Agent(Protocol):
 
         Returns:
             The outputs and the state after the record (with the action taken in it, where a network uses it).
+        """
+
+    def observe(self, unrolls: UnrollBatch) -> None:
+        """Take statistics of a training batch into variables that are not trained; called once before its `loss`.
+
+        Every record must count once where unrolls overlap, and columns of weight 0 not at all.
         """
 
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:

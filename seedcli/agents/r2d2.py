@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from seedcli.agents import q_targets, targets
 from seedcli.agents.base import ActInputs, ActOutputs, AlgorithmSpec, LossOutputs, Role, State, UnrollBatch
-from seedcli.agents.networks import DuelingQNetwork, evaluate
+from seedcli.agents.networks import DuelingQNetwork, evaluate, observe
 from seedcli.config import AgentConfig, TrainingConfig
+from seedcli.errors import UsageError
 from seedcli.specs import ArraySpec, EnvSpec
 
 
@@ -38,8 +39,15 @@ class R2D2Agent:
     """
 
     def __init__(self, config: AgentConfig, training: TrainingConfig, spec: EnvSpec, seed: int) -> None:
-        """Build the agent; raises UsageError where the network cannot take the environment's observations."""
+        """Build the agent; raises UsageError where it cannot take the environment's observations or actions."""
+        if spec.action.size or spec.action.array.shape:
+            found = f"{spec.action.size} numbers" if spec.action.size else f"{len(spec.action.categories)} categories"
+            raise UsageError(
+                f"agent.algorithm 'r2d2' chooses one of several actions, but an action of {spec.name} is a vector of "
+                f"{found}: choose agent.algorithm vtrace"
+            )
         self._config = config
+        self._num_actions = spec.action.categories[0]
         self._spec = spec
         self._seed = seed
         self._batch_size = training.batch_size
@@ -95,11 +103,19 @@ class R2D2Agent:
         greedy_action = tf.argmax(q, axis=-1, output_type=tf.int32)
         rows = tf.shape(greedy_action)
         seeds = tf.random.split(inputs.seed, 2)
-        any_action = tf.random.stateless_uniform(rows, seeds[0], 0, self._spec.num_actions, tf.int32)
+        any_action = tf.random.stateless_uniform(rows, seeds[0], 0, self._num_actions, tf.int32)
         explores = tf.random.stateless_uniform(rows, seeds[1]) < inputs.exploration
         action = tf.where(explores, any_action, greedy_action)
         recorded = {"q_taken": self._of_action(q, action), "q_max": tf.reduce_max(q, axis=-1)}
         return ActOutputs(action, recorded, greedy_action), network.remember(state, action)
+
+    def observe(self, unrolls: UnrollBatch) -> None:
+        """See `agents.base.Agent.observe`; both networks scale observations by the same statistics at any time."""
+        observe(self.network, unrolls, self.algorithm.burn_in)
+        normalizers = self.target_network.encoder.normalizers, self.network.encoder.normalizers
+        for target, trained in zip(*normalizers, strict=True):
+            for target_variable, variable in zip(target.variables, trained.variables, strict=True):
+                target_variable.assign(variable)
 
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
         """weight·½(h(G) − Q(s, a))² with G of `q_targets.n_step_returns`, summed and divided by T·B.
@@ -171,7 +187,7 @@ class R2D2Agent:
 
     def _of_action(self, q: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
         """The values [...] of actions [...] int32 among q [..., A]."""
-        return tf.reduce_sum(q * tf.one_hot(action, self._spec.num_actions), axis=-1)
+        return tf.reduce_sum(q * tf.one_hot(action, self._num_actions), axis=-1)
 
     def _errors(
         self, reward: tf.Tensor, terminated: tf.Tensor, truncated: tf.Tensor, q_tm1: tf.Tensor, best_q: tf.Tensor
@@ -186,8 +202,7 @@ class R2D2Agent:
             best_q: [T+1, B] float32, Q values to bootstrap from, of the same records and the one after them.
         """
         config, burn_in = self._config, self.algorithm.burn_in
-        if config.reward_clip:
-            reward = tf.clip_by_value(reward, -config.reward_clip, config.reward_clip)
+        reward = targets.scaled_rewards(reward, config.reward_scale, config.reward_clip)
         r_t, discount_t, mask_tm1 = targets.transitions(
             reward[burn_in:], terminated[burn_in:], truncated[burn_in:], config.discount
         )

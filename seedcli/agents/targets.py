@@ -11,6 +11,18 @@ from typing import NamedTuple
 import tensorflow as tf
 
 
+def scaled_rewards(reward: tf.Tensor, scale: float, clip: float) -> tf.Tensor:
+    """Rewards as a loss takes them: times `scale`, then clipped to ± `clip`; a clip of 0 leaves them as they are.
+
+    Args:
+        reward: any shape, float32, raw.
+        scale: `agent.reward_scale`, above 0.
+        clip: `agent.reward_clip`, at least 0.
+    """
+    reward = reward * scale
+    return tf.clip_by_value(reward, -clip, clip) if clip else reward
+
+
 class Transitions(NamedTuple):
     """The T transitions between T+1 records.
 

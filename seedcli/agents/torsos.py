@@ -7,7 +7,7 @@ Initialisation is orthogonal with gain √2 throughout, as policy-gradient imple
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from seedcli.config import AgentConfig
 from seedcli.errors import UsageError
-from seedcli.specs import EnvSpec
+from seedcli.specs import ArraySpec, EnvSpec
 
 _RELU_GAIN = math.sqrt(2.0)
 
@@ -90,25 +90,24 @@ class ConvTorso(keras.layers.Layer):
 class DeepTorso(keras.layers.Layer):
     """The deep residual network of IMPALA (Espeholt et al., 2018, figure 3): [N, H, W, C] → [N, 256].
 
-    Stages of 16, 32 and 32 channels, each a 3×3 convolution, a 3×3 max-pooling with stride 2 and two residual
-    blocks of two 3×3 convolutions; then ReLU and a dense layer of 256.
+    Stages of 16, 32 and 32 channels, or as many as are given, each a 3×3 convolution, a 3×3 max-pooling with stride 2
+    and two residual blocks of two 3×3 convolutions; then ReLU and a dense layer of 256.
     """
 
-    CHANNELS = (16, 32, 32)
     BLOCKS = 2
 
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(self, channels: Sequence[int], rng: np.random.Generator) -> None:
         super().__init__(name="impala_deep")
         # Every block adds its output to its input: scaled so, all of them together add what one of gain √2 would.
-        residual_gain = _RELU_GAIN / math.sqrt(len(self.CHANNELS) * self.BLOCKS)
-        self.entries = [_conv(channels, 3, 1, "same", None, rng) for channels in self.CHANNELS]
+        residual_gain = _RELU_GAIN / math.sqrt(len(channels) * self.BLOCKS)
+        self.entries = [_conv(filters, 3, 1, "same", None, rng) for filters in channels]
         self.pool = keras.layers.MaxPooling2D(3, 2, padding="same", data_format="channels_last")
         self.blocks = [
             [
-                (_conv(channels, 3, 1, "same", "relu", rng), _conv(channels, 3, 1, "same", None, rng, residual_gain))
+                (_conv(filters, 3, 1, "same", "relu", rng), _conv(filters, 3, 1, "same", None, rng, residual_gain))
                 for _ in range(self.BLOCKS)
             ]
-            for channels in self.CHANNELS
+            for filters in channels
         ]
         self.dense = _dense(256, "relu", rng)
 
@@ -125,41 +124,95 @@ def _flatten(x: tf.Tensor) -> tf.Tensor:
     return tf.reshape(x, [-1, math.prod(x.shape[1:])])
 
 
+class MixedTorso(keras.layers.Layer):
+    """Features of several arrays side by side: a torso for each image, and one MLP for all vectors together.
+
+    Args:
+        images: torsos of the images, by name.
+        vectors: names of the vectors.
+        mlp: their torso; None where there are none.
+    """
+
+    def __init__(self, images: Mapping[str, keras.layers.Layer], vectors: Sequence[str], mlp: MlpTorso | None) -> None:
+        super().__init__(name="mixed")
+        self._image_names = tuple(images)
+        self._vector_names = tuple(vectors)
+        self.images = list(images.values())
+        self.mlp = mlp
+
+    def call(self, arrays: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Features [N, F], those of the images first, of arrays by name: [N, H, W, C] or [N, D] float32."""
+        parts = [torso(arrays[name]) for name, torso in zip(self._image_names, self.images, strict=True)]
+        if self.mlp is not None:
+            parts.append(self.mlp(tf.concat([arrays[name] for name in self._vector_names], axis=-1)))
+        return tf.concat(parts, axis=-1)
+
+
 _SHALLOW = (Conv(16, 8, 4), Conv(32, 4, 2))
 _NATURE = (Conv(32, 8, 4), Conv(64, 4, 2), Conv(64, 3, 1))
-# Smallest height and width, pixels: what leaves the last convolution one output; three halvings for the deep one.
-_SMALLEST_IMAGE = {"impala_shallow": 20, "nature": 36, "impala_deep": 8}
 
 
-def make_torso(config: AgentConfig, rng: np.random.Generator) -> Any:
-    """The torso a configuration names, not built yet: IMPALA's two (Espeholt et al., 2018), the network of
-    Mnih et al., "Human-level control" (Nature 2015), or fully connected layers."""
+def _smallest_image(config: AgentConfig) -> int:
+    """Smallest height and width of a convolutional torso, pixels."""
+    if config.network == "impala_deep":
+        return 2 ** len(config.channels)  # each stage halves them
+    return {"impala_shallow": 20, "nature": 36}[config.network]  # what leaves the last convolution one output
+
+
+def takes_images(config: AgentConfig, array: ArraySpec) -> bool:
+    """Whether the configured torso takes an array as an image: [H, W] or [H, W, C], and not too small."""
+    if config.network == "mlp" or array.categories or len(array.shape) not in (2, 3):
+        return False
+    return min(array.shape[:2]) >= _smallest_image(config)
+
+
+def _torso_of_one(config: AgentConfig, rng: np.random.Generator) -> Any:
     if config.network == "mlp":
         return MlpTorso(config.hidden, rng)
     if config.network == "impala_shallow":
         return ConvTorso("impala_shallow", _SHALLOW, 256, rng)
     if config.network == "nature":
         return ConvTorso("nature", _NATURE, 512, rng)
-    return DeepTorso(rng)
+    return DeepTorso(config.channels, rng)
 
 
-def frame_shape(config: AgentConfig, spec: EnvSpec) -> tuple[int, ...]:
-    """The shape in which a torso takes one observation: (height, width, channels), or (size,) for mlp.
+def make_torso(config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> Any:
+    """The torso a configuration names, not built yet: IMPALA's two (Espeholt et al., 2018), the network of
+    Mnih et al., "Human-level control" (Nature 2015), or fully connected layers.
+
+    Of a Dict observation each image has one of its own, and everything else goes, as one vector, through fully
+    connected layers.
+    """
+    if not isinstance(spec.observation, Mapping):
+        return _torso_of_one(config, rng)
+    images = {name: _torso_of_one(config, rng) for name, array in spec.arrays.items() if takes_images(config, array)}
+    vectors = [name for name in spec.arrays if name not in images]
+    return MixedTorso(images, vectors, MlpTorso(config.hidden, rng) if vectors else None)
+
+
+def input_shapes(config: AgentConfig, spec: EnvSpec) -> dict[str, tuple[int, ...]]:
+    """The shapes in which a torso takes the arrays of one observation: (height, width, channels), or (size,).
 
     Raises:
         UsageError: the torso cannot take the environment's observations.
     """
-    observation = spec.observation
-    if config.network == "mlp":
-        return (observation.categories or math.prod(observation.shape),)
-    smallest = _SMALLEST_IMAGE[config.network]
-    if observation.categories:
-        found = f"one of {observation.categories} categories"
-    elif len(observation.shape) not in (2, 3) or min(observation.shape[:2]) < smallest:
-        found = f"arrays of shape {observation.shape}"
-    else:
-        return observation.shape if len(observation.shape) == 3 else (*observation.shape, 1)
+
+    def shape(array: ArraySpec) -> tuple[int, ...]:
+        if not takes_images(config, array):
+            return (sum(array.categories) or math.prod(array.shape),)
+        return array.shape if len(array.shape) == 3 else (*array.shape, 1)
+
+    if config.network == "mlp" or any(takes_images(config, array) for array in spec.arrays.values()):
+        return {name: shape(array) for name, array in spec.arrays.items()}
+    smallest = _smallest_image(config)
+    found = ", ".join(_description(array) for array in spec.arrays.values())
     raise UsageError(
         f"agent.network {config.network!r} needs images [height, width] or [height, width, channels] of at least "
         f"{smallest}×{smallest} pixels, but observations of {spec.name} are {found}: choose agent.network mlp"
     )
+
+
+def _description(array: ArraySpec) -> str:
+    if array.categories:
+        return "one of " + " and of ".join(map(str, array.categories)) + " categories"
+    return f"arrays of shape {array.shape}"

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from seedcli.agents import targets
 from seedcli.agents.base import ActInputs, ActOutputs, AlgorithmSpec, LossOutputs, Role, State, UnrollBatch
-from seedcli.agents.networks import PolicyValueNetwork, evaluate
+from seedcli.agents.distributions import make_distribution
+from seedcli.agents.networks import PolicyValueNetwork, evaluate, observe
 from seedcli.config import AgentConfig, TrainingConfig
 from seedcli.specs import ArraySpec, EnvSpec
 
@@ -18,7 +19,8 @@ from seedcli.specs import ArraySpec, EnvSpec
 class VTraceAgent:
     """An `agents.base.Agent` that samples from its policy and learns it with V-trace.
 
-    Every record keeps "logits" [A] float32, those of the policy that acted.
+    Actions are of any kind. Every record keeps the parameters of the distribution that acted, [P] float32, under their
+    name in `agents.distributions`: "logits", or "mean_log_std" for a Box.
 
     Attributes:
         algorithm: no burn-in, T transitions, each unroll used once.
@@ -30,13 +32,14 @@ class VTraceAgent:
         self._config = config
         self._spec = spec
         self._seed = seed
+        self._distribution = make_distribution(spec.action)
         self._batch_size = training.batch_size
         self.algorithm = AlgorithmSpec(
             name="vtrace",
             burn_in=0,
             unroll_length=training.unroll_length,
             source="queue",
-            recorded={"logits": ArraySpec((spec.num_actions,), "float32")},
+            recorded={self._distribution.name: ArraySpec((self._distribution.size,), "float32")},
         )
         self.network = self.make_network()
 
@@ -55,10 +58,14 @@ class VTraceAgent:
     def act(self, network: PolicyValueNetwork, inputs: ActInputs, state: State) -> tuple[ActOutputs, State]:
         """Sample an action of the policy for each row; the arguments and the seed decide it entirely."""
         outputs, state = network.step(inputs.observation, inputs.reward, state)
-        logits = outputs.logits
-        action = tf.random.stateless_categorical(logits, 1, inputs.seed, dtype=tf.int32)[:, 0]
-        greedy_action = tf.argmax(logits, axis=-1, output_type=tf.int32)
-        return ActOutputs(action, {"logits": logits}, greedy_action), network.remember(state, action)
+        action = self._distribution.sample(outputs.policy, inputs.seed)
+        greedy_action = self._distribution.mode(outputs.policy)
+        recorded = {self._distribution.name: outputs.policy}
+        return ActOutputs(action, recorded, greedy_action), network.remember(state, action)
+
+    def observe(self, unrolls: UnrollBatch) -> None:
+        """See `agents.base.Agent.observe`."""
+        observe(self.network, unrolls, self.algorithm.burn_in)
 
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
         """−log π(a)·advantage + baseline_cost·½(v_s − V)² − entropy_cost·H(π), summed and divided by T·B.
@@ -75,19 +82,18 @@ class VTraceAgent:
         burn_in = algorithm.burn_in
         reward = tf.ensure_shape(unrolls.reward, [algorithm.records, None])
         outputs = evaluate(self.network, unrolls._replace(reward=reward), burn_in)
-        if config.reward_clip:
-            reward = tf.clip_by_value(reward, -config.reward_clip, config.reward_clip)
+        reward = targets.scaled_rewards(reward, config.reward_scale, config.reward_clip)
         r_t, discount_t, mask_tm1 = targets.transitions(
             reward[burn_in:], unrolls.terminated[burn_in:], unrolls.truncated[burn_in:], config.discount
         )
 
-        taken = tf.one_hot(unrolls.action[burn_in:-1], self._spec.num_actions)
-        log_pi = tf.nn.log_softmax(outputs.logits[:-1])
-        log_mu = tf.nn.log_softmax(unrolls.recorded["logits"][burn_in:-1])
-        log_pi_taken = tf.reduce_sum(log_pi * taken, axis=-1)
+        action, policy = unrolls.action[burn_in:-1], outputs.policy[:-1]
+        behaviour = unrolls.recorded[self._distribution.name][burn_in:-1]
+        log_pi = self._distribution.log_prob(policy, action)
+        log_mu = self._distribution.log_prob(behaviour, action)
         v_tm1 = outputs.value[:-1]
         target = targets.vtrace(
-            log_rho_tm1=log_pi_taken - tf.reduce_sum(log_mu * taken, axis=-1),
+            log_rho_tm1=log_pi - log_mu,
             r_t=r_t,
             discount_t=discount_t,
             mask_tm1=mask_tm1,
@@ -97,9 +103,9 @@ class VTraceAgent:
             lambda_=config.lambda_,
         )
 
-        policy_loss = -log_pi_taken * target.pg_advantages
+        policy_loss = -log_pi * target.pg_advantages
         value_loss = 0.5 * tf.square(target.vs_tm1 - v_tm1) * mask_tm1
-        entropy = -tf.reduce_sum(tf.exp(log_pi) * log_pi, axis=-1) * mask_tm1
+        entropy = self._distribution.entropy(policy) * mask_tm1
         each = policy_loss + config.baseline_cost * value_loss - config.entropy_cost * entropy
         loss = tf.reduce_sum(each * unrolls.weights) / (algorithm.unroll_length * self._batch_size)
 

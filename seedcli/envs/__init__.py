@@ -9,6 +9,15 @@ from seedcli.errors import EnvironmentFailed
 __all__ = ["VectorEnv", "check_environment_name", "create_env"]
 
 
+# How a family's simulator is had, as the end of a sentence.
+_INSTALL = {
+    "gymnasium": "install its package",
+    "atari": "pip install ale-py",
+    "football": "pip install 'seedcli[football]' (Linux, Python 3.11)",
+    "dmlab": "build DeepMind Lab's Python module, or the package dmlab-gym that builds it (docs/deepmind-lab.md)",
+}
+
+
 def create_env(config: EnvironmentConfig, num_envs: int, *, render: bool = False, threads: int = 0) -> VectorEnv:
     """Build the configured family's vector environment.
 
@@ -29,12 +38,20 @@ def create_env(config: EnvironmentConfig, num_envs: int, *, render: bool = False
             from seedcli.envs.atari import AtariVectorEnv
 
             return AtariVectorEnv(config, num_envs, render=render, threads=threads)
+        if config.family == "football":
+            from seedcli.envs.football import FootballVectorEnv
+
+            return FootballVectorEnv(config, num_envs, render=render, threads=threads)
+        if config.family == "dmlab":
+            from seedcli.envs.dmlab import LabVectorEnv
+
+            return LabVectorEnv(config, num_envs, render=render)
         from seedcli.envs.gymnasium_env import GymnasiumVectorEnv
 
         return GymnasiumVectorEnv(config, num_envs, render=render)
     except ImportError as error:
         raise EnvironmentFailed(
-            f"environment.family {config.family} cannot be used on this machine ({error}); install its library"
+            f"environment.family {config.family} cannot be used on this machine ({error}); {_INSTALL[config.family]}"
         ) from error
 
 
@@ -49,6 +66,14 @@ def check_environment_name(config: EnvironmentConfig) -> None:
             from seedcli.envs.atari import check_game
 
             check_game(config.id)
+        elif config.family == "football":
+            from seedcli.envs.football import check_scenario
+
+            check_scenario(config.id)
+        elif config.family == "dmlab":
+            from seedcli.envs.dmlab import check_level
+
+            check_level(config.id)
         else:
             from seedcli.envs.gymnasium_env import check_id
 

@@ -24,7 +24,7 @@ from gymnasium.vector import AutoresetMode
 from seedcli.config import EnvironmentConfig
 from seedcli.envs.checks import check_actions, first_line, nearest
 from seedcli.errors import EnvironmentFailed, UsageError
-from seedcli.specs import ArraySpec, EnvSpec, StepBatch
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, StepBatch
 
 # The benchmark of Bellemare et al., arXiv 1207.4708, in the 57 games of Wang et al., arXiv 1511.06581.
 ATARI_57: tuple[str, ...] = tuple(
@@ -109,7 +109,7 @@ class AtariVectorEnv:
         self.spec = EnvSpec(
             f"atari/{config.id}",
             ArraySpec((config.height, config.width, 1), "uint8"),
-            num_actions=int(self._vector.single_action_space.n),
+            ActionSpec((int(self._vector.single_action_space.n),)),
             frames_per_step=config.frame_skip,
         )
 
@@ -156,12 +156,12 @@ class AtariVectorEnv:
             self._picture = self._mirror.reset(seed=seeds[:1])[0][0, 0]
 
     def step(self, actions: npt.NDArray[np.int32], out: StepBatch) -> None:
-        """Take actions [E] in 0..num_actions-1 and write the next records into `out`.
+        """Take actions [E] in 0 to n - 1 and write the next records into `out`.
 
         Raises:
             EnvironmentFailed: an action is out of range.
         """
-        check_actions(actions, self.num_envs, self.spec.num_actions, self.spec.name)
+        check_actions(actions, self.num_envs, self.spec.action, self.spec.name)
         actions = np.ascontiguousarray(actions, np.int32)
         observations, rewards, terminated, truncated, _ = self._vector.step(actions)
         out.observation[...] = observations.reshape(out.observation.shape)

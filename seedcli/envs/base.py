@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,10 @@ class VectorEnv(Protocol):
     def reset(self, seed: int, out: StepBatch) -> None:
         """Seed every environment (consecutive seeds from `seed`), start new episodes, write the first records."""
 
-    def step(self, actions: npt.NDArray[np.int32], out: StepBatch) -> None:
-        """Take actions [E] int32 and write the next records into `out`.
+    def step(self, actions: npt.NDArray[Any], out: StepBatch) -> None:
+        """Take actions [E, *spec.action.array.shape] in its dtype and write the next records into `out`.
+
+        Box actions come in units of the space, as `ActionSpec` says: the adapter clips and rescales them.
 
         Raises:
             EnvironmentFailed: the environment broke, or returned something outside its specification.

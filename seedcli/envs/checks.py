@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seedcli.errors import EnvironmentFailed
+from seedcli.specs import ActionSpec
 
 
 def nearest(name: str, known: Iterable[str], *, count: int = 3) -> list[str]:
@@ -18,22 +19,33 @@ def nearest(name: str, known: Iterable[str], *, count: int = 3) -> list[str]:
     return [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=0.5)]
 
 
-def check_actions(actions: npt.NDArray[Any], num_envs: int, num_actions: int, name: str) -> None:
-    """Refuse actions that are not [E] integers in 0..num_actions-1.
+def check_actions(actions: npt.NDArray[Any], num_envs: int, action: ActionSpec, name: str) -> None:
+    """Refuse actions that are not [E, *action.array.shape]: categories that exist, or finite numbers.
 
     Simulators answer a wrong action in their own ways: an assertion, another action, or never.
 
     Raises:
         EnvironmentFailed: names the first wrong action.
     """
-    if actions.shape != (num_envs,) or actions.dtype.kind != "i":
+    shape = (num_envs, *action.array.shape)
+    kind, kinds = ("f", "floating-point numbers") if action.size else ("i", "signed integers")
+    if actions.shape != shape or actions.dtype.kind != kind:
         raise EnvironmentFailed(
-            f"actions for {name} must be [{num_envs}] signed integers, not {actions.dtype} {list(actions.shape)}"
+            f"actions for {name} must be {list(shape)} {kinds}, not {actions.dtype} {list(actions.shape)}"
         )
-    if actions.min() < 0 or actions.max() >= num_actions:
-        index = int(np.flatnonzero((actions < 0) | (actions >= num_actions))[0])
+    if action.size:
+        if not np.isfinite(actions).all():
+            index, part = (int(n) for n in np.argwhere(~np.isfinite(actions))[0])
+            raise EnvironmentFailed(f"action {actions[index, part]} for environment {index} of {name} is not finite")
+        return
+    counts = action.categories[0] if len(action.categories) == 1 else np.array(action.categories, np.int32)
+    outside = (actions < 0) | (actions >= counts)
+    if outside.any():
+        index, part = (int(n) for n in np.argwhere(outside.reshape(num_envs, -1))[0])
+        which = f"part {part} of the action" if actions.ndim > 1 else "action"
+        value = actions.reshape(num_envs, -1)[index, part]
         raise EnvironmentFailed(
-            f"action {actions[index]} for environment {index} of {name} is not one of 0 to {num_actions - 1}"
+            f"{which} {value} for environment {index} of {name} is not one of 0 to {action.categories[part] - 1}"
         )
 
 

@@ -1,24 +1,24 @@
 """Suites: the tasks of a benchmark, the scores that normalise a result, and the statistics over tasks.
 
 The Atari scores are those of DQN Zoo (github.com/google-deepmind/dqn_zoo, atari_data.py): mean returns of random play
-and of human testers on the 57 games, episodes begun with up to 30 no-ops, as in Agent57 (arXiv 2003.13350).
+and of human testers on the 57 games, episodes begun with up to 30 no-ops, as in Agent57 (arXiv 2003.13350). Those of
+DMLab-30 are IMPALA's (arXiv 1802.01561, appendix B; dmlab30.py of its repository, games.py of SEED RL's).
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from seedcli.config import EnvironmentConfig
+from seedcli.envs.dmlab_levels import TEST_SETTINGS
 from seedcli.errors import UsageError
-
-# Name of a suite → family of its environments; its scores stand in scores/<name>.csv.
-_FAMILIES = {"atari57": "atari"}
 
 RESAMPLES = 2_000
 CONFIDENCE = 0.95
@@ -29,14 +29,16 @@ class Task:
     """One task of a suite.
 
     Attributes:
-        name: the environment's id in its family, e.g. "breakout".
+        name: the environment's id in its family, e.g. "breakout": what a run was trained on.
         random: mean return of random play, raw rewards.
         human: mean return of humans, raw rewards.
+        test: the id that runs are evaluated on where it is another one, and that the scores are of; "": `name`.
     """
 
     name: str
     random: float
     human: float
+    test: str = ""
 
     def normalise(self, score: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Human-normalised scores [...], (score - random) / (human - random): 0 is random play, 1 is human."""
@@ -51,11 +53,36 @@ class Suite:
         name: e.g. "atari57".
         family: `environment.family` of its tasks.
         tasks: all of them.
+        unit: what a task is called: "game" or "level".
+        statistics: what `aggregate` computes over tasks, by name.
+        test_kwargs: what `environment.kwargs` hold in evaluation beside those of training.
     """
 
     name: str
     family: str
     tasks: tuple[Task, ...]
+    unit: str = "game"
+    statistics: tuple[str, ...] = ("median", "mean", "iqm")
+    test_kwargs: Mapping[str, str] = field(default_factory=dict)
+
+    def count(self, tasks: int) -> str:
+        """So many tasks in words: "1 game", "30 levels"."""
+        return f"{tasks} {self.unit}{'s' if tasks != 1 else ''}"
+
+    def test_environment(self, task: Task, trained_on: EnvironmentConfig) -> EnvironmentConfig:
+        """The environment that a run of `task` is evaluated on, given the one it was trained on."""
+        kwargs = {**trained_on.kwargs, **self.test_kwargs}
+        return trained_on.model_copy(update={"id": task.test or task.name, "kwargs": kwargs})
+
+
+# Without their tasks, which stand in scores/<name>.csv.
+_SUITES = {
+    suite.name: suite
+    for suite in (
+        Suite("atari57", "atari", ()),
+        Suite("dmlab30", "dmlab", (), "level", ("median", "mean", "iqm", "capped_mean"), TEST_SETTINGS),
+    )
+}
 
 
 def load_suite(name: str) -> Suite:
@@ -64,12 +91,14 @@ def load_suite(name: str) -> Suite:
     Raises:
         UsageError: there is no such suite; names those there are.
     """
-    if name not in _FAMILIES:
-        raise UsageError(f"{name!r} is no suite; known: {', '.join(sorted(_FAMILIES))}")
+    if name not in _SUITES:
+        raise UsageError(f"{name!r} is no suite; known: {', '.join(sorted(_SUITES))}")
     text = (resources.files("seedcli.envs") / "scores" / f"{name}.csv").read_text(encoding="utf-8")
-    rows = csv.DictReader(text.splitlines())
-    tasks = tuple(Task(row["game"], float(row["random"]), float(row["human"])) for row in rows)
-    return Suite(name, _FAMILIES[name], tasks)
+    tasks = []
+    for row in csv.DictReader(text.splitlines()):
+        game, test = row["game"], row.get("test", "")
+        tasks.append(Task(game, float(row["random"]), float(row["human"]), test if test != game else ""))
+    return replace(_SUITES[name], tasks=tuple(tasks))
 
 
 class Estimate(NamedTuple):
@@ -91,16 +120,26 @@ def interquartile_mean(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float6
     return np.asarray(ordered[..., cut : ordered.shape[-1] - cut].mean(axis=-1), np.float64)
 
 
+def capped_mean(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The mean over the last axis [..., G] of scores, none of which counts for more than 1, a human's.
+
+    The mean capped human-normalised score of IMPALA (Espeholt et al., arXiv 1802.01561, section 5.3): progress on
+    every task counts, and mastery of a few cannot make up for the rest.
+    """
+    return np.asarray(np.minimum(scores, 1.0).mean(axis=-1), np.float64)
+
+
 # Each takes [..., G] to [...].
 _STATISTICS: dict[str, Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]] = {
     "median": lambda scores: np.asarray(np.median(scores, axis=-1)),
     "mean": lambda scores: np.asarray(scores.mean(axis=-1)),
     "iqm": interquartile_mean,
+    "capped_mean": capped_mean,
 }
 
 
-def aggregate(scores: npt.NDArray[np.float64], seed: int) -> dict[str, Estimate]:
-    """Median, mean and interquartile mean over tasks, each with a 95 % interval of a stratified bootstrap.
+def aggregate(scores: npt.NDArray[np.float64], seed: int, statistics: Sequence[str]) -> dict[str, Estimate]:
+    """Statistics over tasks, each with a 95 % interval of a stratified bootstrap.
 
     A task's score is the mean of its episodes. A resample draws as many episodes with replacement within each task; the
     interval lies between percentiles of the 2,000 resampled statistics (Agarwal et al., section 4.1, which resamples
@@ -109,9 +148,7 @@ def aggregate(scores: npt.NDArray[np.float64], seed: int) -> dict[str, Estimate]
     Args:
         scores: [G, N] normalised scores of N episodes in each of G tasks, both at least 1.
         seed: of the resampling.
-
-    Returns:
-        "median", "mean" and "iqm".
+        statistics: of "median", "mean", "iqm" (the interquartile mean) and "capped_mean", as a suite has them.
     """
     tasks, episodes = scores.shape
     random = np.random.default_rng(seed)
@@ -121,7 +158,8 @@ def aggregate(scores: npt.NDArray[np.float64], seed: int) -> dict[str, Estimate]
     means = scores.mean(axis=1)
     tail = (1 - CONFIDENCE) / 2
     estimates = {}
-    for name, statistic in _STATISTICS.items():
+    for name in statistics:
+        statistic = _STATISTICS[name]
         low, high = np.quantile(statistic(resampled), (tail, 1 - tail))
         estimates[name] = Estimate(float(statistic(means)), float(low), float(high))
     return estimates

@@ -32,7 +32,7 @@ class UnrollBuffer:
         destinations: R writable memoryviews, one a row.
         records: R step views, for reading one record without slicing.
         steps: all records as [R, E, ...] views.
-        action: int32 [R, E].
+        action: [R, E, ...] as the specification's action.
         recorded: name → [R, E, ...], what the algorithm keeps with each action.
         version: int64 [R], the policy version that chose the record's action.
         state: the agent state before record 0, nested arrays [E, ...]; set when it is handed on.
@@ -46,7 +46,8 @@ class UnrollBuffer:
         self.records = [layout.views(self.memory[t]) for t in range(records)]
         self.steps: StepBatch = layout.views(self.memory)
         envs = layout.num_envs
-        self.action: npt.NDArray[np.int32] = np.zeros((records, envs), np.int32)
+        action = layout.spec.action.array
+        self.action: npt.NDArray[Any] = np.zeros((records, envs, *action.shape), action.dtype)
         self.recorded: dict[str, npt.NDArray[Any]] = {
             name: np.zeros((records, envs, *spec.shape), spec.dtype) for name, spec in recorded.items()
         }

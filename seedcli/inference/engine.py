@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from seedcli.agents.base import AlgorithmSpec, Role
 from seedcli.inference.arena import Arena, UnrollBuffer
 from seedcli.inference.policy import Policy
 from seedcli.inference.streams import Answer, EngineStats, SlotAllocator, Stream
-from seedcli.specs import EnvSpec
+from seedcli.specs import EnvSpec, map_arrays
 from seedcli.telemetry.logs import log_once_per
 from seedcli.telemetry.metrics import Profile
 
@@ -29,6 +29,11 @@ def _episodes(
     returns: npt.NDArray[np.float64], lengths: npt.NDArray[np.int64], ended: npt.NDArray[np.bool_]
 ) -> Iterator[tuple[float, int]]:
     return zip(returns[ended].tolist(), lengths[ended].tolist(), strict=True)
+
+
+def _named(observation: Any, name: str | None) -> Any:
+    """An array of an observation by name; None: the only one."""
+    return observation if name is None else observation[name]
 
 
 class StepEngine:
@@ -72,14 +77,17 @@ class StepEngine:
         self._clock = clock
         self._allocator = SlotAllocator(max_envs)
         self._ranks = SlotAllocator(max_envs)
-        self._check_observation = np.dtype(spec.observation.dtype).kind == "f"
+        # Names of the arrays that could hold something that is not finite; None stands for an only array.
+        floats = [name for name, array in spec.arrays.items() if np.dtype(array.dtype).kind == "f"]
+        single = not isinstance(spec.observation, Mapping)
+        self._floats: list[str | None] = [None if single else name for name in floats]
         self._pending: list[Stream] = []
         self._pending_envs = 0
         # How many of the pending rows stand in `_gathered` already, in order; see `arrived`.
         self._gathered_streams = 0
-        self._blocked: list[tuple[Stream, npt.NDArray[np.int32]]] = []
+        self._blocked: list[tuple[Stream, npt.NDArray[Any]]] = []
         self.connected_envs = 0
-        self._gathered: npt.NDArray[Any] = np.empty((max_envs, *spec.observation.shape), spec.observation.dtype)
+        self._gathered = map_arrays(lambda a: np.empty((max_envs, *a.shape), a.dtype), spec.observation)
         # By slot: whether the previous record was final (a new slot starts an episode), and the episode so far.
         self._final: npt.NDArray[np.bool_] = np.ones(max_envs, np.bool_)
         self._return: npt.NDArray[np.float64] = np.zeros(max_envs, np.float64)
@@ -156,7 +164,8 @@ class StepEngine:
         count = len(self._pending)
         if count > 1 or self._pending_envs < self._target():
             if self._gathered_streams == count - 1:
-                self._gathered[start : self._pending_envs] = stream.buffer.records[stream.cursor].observation
+                stop, record = self._pending_envs, stream.buffer.records[stream.cursor]
+                map_arrays(lambda to, rows: np.copyto(to[start:stop], rows), self._gathered, record.observation)
                 self._gathered_streams = count
 
     def _target(self) -> int:
@@ -224,9 +233,9 @@ class StepEngine:
             record = records[0]
             return record.observation, record.reward, record.terminated | record.truncated, streams[0].slots
         rows = sum(stream.num_envs for stream in streams)
-        observation = self._gathered[:rows]
+        observation = map_arrays(lambda array: array[:rows], self._gathered)
         if not gathered:
-            np.concatenate([r.observation for r in records], out=observation)
+            map_arrays(lambda to, *parts: np.concatenate(parts, out=to), observation, *[r.observation for r in records])
         reward = np.concatenate([r.reward for r in records])
         final = np.concatenate([r.terminated for r in records]) | np.concatenate([r.truncated for r in records])
         return observation, reward, final, np.concatenate([stream.slots for stream in streams])
@@ -237,7 +246,7 @@ class StepEngine:
         # A sum is finite only where every part of it is.
         if final.max() > 1 or not math.isfinite(reward.sum()):
             return True
-        return self._check_observation and not math.isfinite(observation.sum())
+        return any(not math.isfinite(_named(observation, name).sum()) for name in self._floats)
 
     def _inspect(self, stream: Stream) -> str | None:
         """What makes a stream's row unusable, if anything does.
@@ -247,8 +256,9 @@ class StepEngine:
         record = stream.buffer.records[stream.cursor]
         if max(record.terminated.max(), record.truncated.max()) > 1:
             return "an end-of-episode flag that is neither 0 nor 1"
-        if self._check_observation and not np.isfinite(record.observation).all():
-            return "an observation that is not finite"
+        for name in self._floats:
+            if not np.isfinite(_named(record.observation, name)).all():
+                return "an observation that is not finite" + (f" ({name})" if name else "")
         bad = ~np.isfinite(record.reward)
         if bad.any():
             record.reward[bad] = 0.0

@@ -11,19 +11,19 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from seedcli.agents.base import ActInputs, Agent, Role
-from seedcli.specs import EnvSpec
+from seedcli.specs import EnvSpec, map_arrays
 
 
 class Decision(NamedTuple):
     """What a policy answers for a batch.
 
     Attributes:
-        action: [N] int32.
+        action: [N, ...] as the specification's action.
         recorded: name → [N, ...].
         version: the policy version that chose, exact: number of updates behind the weights used.
     """
 
-    action: npt.NDArray[np.int32]
+    action: npt.NDArray[Any]
     recorded: Mapping[str, npt.NDArray[Any]]
     version: int
 
@@ -33,12 +33,12 @@ class Policy(Protocol):
 
     def act(
         self,
-        observation: npt.NDArray[Any],
+        observation: Any,
         reward: npt.NDArray[np.float32],
         first: npt.NDArray[np.bool_],
         slots: npt.NDArray[np.int32],
     ) -> Decision:
-        """Answer a batch: observation [N, ...], reward [N], first [N], slots [N] (where each state is kept)."""
+        """Answer a batch: observation [N, ...] (or such arrays by name), reward [N], first [N], slots [N]."""
 
     def snapshot(self, slots: npt.NDArray[np.int32], first: npt.NDArray[np.bool_]) -> Any:
         """The agent states [N, ...] of the slots as they stand before the record at hand, after any reset."""
@@ -105,7 +105,7 @@ class AgentPolicy:
             self._act_impl,
             autograph=False,
             input_signature=[
-                tf.TensorSpec([*rows, *spec.observation.shape], spec.observation.dtype),
+                map_arrays(lambda array: tf.TensorSpec([*rows, *array.shape], array.dtype), spec.observation),
                 tf.TensorSpec(rows, tf.float32),
                 tf.TensorSpec(rows, tf.bool),
                 tf.TensorSpec(rows, tf.int32),
@@ -155,7 +155,7 @@ class AgentPolicy:
 
     def act(
         self,
-        observation: npt.NDArray[Any],
+        observation: Any,
         reward: npt.NDArray[np.float32],
         first: npt.NDArray[np.bool_],
         slots: npt.NDArray[np.int32],
@@ -164,7 +164,9 @@ class AgentPolicy:
         n = len(slots)
         if self._pad_to:
             extra = self._padded(n) - n
-            observation = np.concatenate([observation, np.zeros((extra, *observation.shape[1:]), observation.dtype)])
+            observation = map_arrays(
+                lambda array: np.concatenate([array, np.zeros((extra, *array.shape[1:]), array.dtype)]), observation
+            )
             reward = np.concatenate([reward, np.zeros(extra, np.float32)])
             first = np.concatenate([first, np.ones(extra, np.bool_)])
             slots = np.concatenate([slots, np.full(extra, self._scratch, np.int32)])

@@ -18,11 +18,12 @@ from typing import Any
 from seedcli.agents.base import Role
 from seedcli.errors import ProtocolError, RefusedError, SeedError
 from seedcli.inference.engine import StepEngine
-from seedcli.inference.sessions import Admission, FleetSettings, Session
+from seedcli.inference.sessions import Admission, FleetSettings, Session, evaluation_share
 from seedcli.inference.streams import Answer, Stream
 from seedcli.net.base import Payload, Peer, ServerTransport
+from seedcli.net.codecs import check_codecs
 from seedcli.net.frames import Header, Kind, encode_control, pack_header
-from seedcli.net.handshake import Hello, NoAuthenticator, ServerHandshake
+from seedcli.net.handshake import Hello, NoAuthenticator, ServerHandshake, parse_goodbye
 from seedcli.specs import EnvSpec, split_envs
 from seedcli.telemetry.logs import log_once_per
 from seedcli.telemetry.metrics import Profile
@@ -41,6 +42,11 @@ class InferenceService:
         settings: what actors are told.
         engine_for: gives the step engine for a specification; called on every SPEC, builds the agent on the
             first; raises RefusedError, naming the field, for a specification other than the agent's.
+
+    Attributes:
+        environment_failures: times an actor said that its environments failed.
+        row_bytes_received: bytes of the rows that came, as they came.
+        row_bytes_raw: and decoded.
     """
 
     def __init__(
@@ -71,8 +77,11 @@ class InferenceService:
         self.full = False
         self.profile = Profile()
         self.protocol_errors = 0
+        self.row_bytes_received = 0
+        self.row_bytes_raw = 0
         self.sessions_opened = 0
         self.sessions_lost = 0
+        self.environment_failures = 0
 
     # -- the loop ---------------------------------------------------------------------------------------------
 
@@ -176,18 +185,22 @@ class InferenceService:
             )
         self._current = stream
         assert self._engine is not None
-        return self._engine.destination(stream)
+        return None if session.decoders else self._engine.destination(stream)
 
     def frame(self, peer: Peer, header: Header, payload: Payload) -> None:
         """See `net.base.FrameHandler`."""
         if header.kind == Kind.STEP:
-            self._step(peer)
+            self._step(peer, header, payload)
         elif header.kind == Kind.HEARTBEAT:
             self._heartbeat(peer, header)
         elif header.kind == Kind.GOODBYE:
             session = self._sessions.get(peer)
             if session is not None:
-                _log.info("actor %s at %s left", session.actor_id, peer.address)
+                failure = parse_goodbye(payload)
+                if failure:
+                    self._environments_failed(session.actor_id, failure)
+                else:
+                    _log.info("actor %s at %s left", session.actor_id, peer.address)
                 self._end_session(session)
                 self._transports[peer.transport].drop(peer)
         else:
@@ -209,16 +222,22 @@ class InferenceService:
             self._end_session(session)
             self.sessions_lost += 1
 
-    def _step(self, peer: Peer) -> None:
+    def _step(self, peer: Peer, header: Header, payload: Payload) -> None:
         session = self._sessions.get(peer)
         if session is None:
             # A learner that restarted, or a session that timed out: the actor must introduce itself again.
             self._transports[peer.transport].send(peer, pack_header(Kind.UNKNOWN))
             return
-        assert self._current is not None and self._engine is not None
+        stream = self._current
+        assert stream is not None and self._engine is not None
+        destination = self._engine.destination(stream)
+        if session.decoders:
+            session.decoders[stream.index].decode(payload, destination)
+        self.row_bytes_received += header.payload_bytes
+        self.row_bytes_raw += len(destination)
         session.last_seen = time.monotonic()
-        session.steps += self._current.num_envs
-        self._engine.arrived(self._current)
+        session.steps += stream.num_envs
+        self._engine.arrived(stream)
         # A batch that is full goes out before more is read: actors step while others are read.
         self.full = self._engine.full
 
@@ -234,6 +253,10 @@ class InferenceService:
             session.peer, pack_header(Kind.HEARTBEAT_ACK, session=session.number)
         )
 
+    def _environments_failed(self, actor_id: str, failure: str) -> None:
+        self.environment_failures += 1
+        _log.warning("environments of actor %s failed: %s", actor_id, failure)
+
     # -- admission --------------------------------------------------------------------------------------------
 
     def _handshake(self, peer: Peer, header: Header, payload: Payload) -> None:
@@ -243,7 +266,7 @@ class InferenceService:
         if entry is None:
             handshake = ServerHandshake(
                 lambda hello: self._configure(peer, hello),
-                lambda hello, spec: self._admit(peer, hello, spec),
+                lambda hello, spec, codecs: self._admit(peer, hello, spec, codecs),
                 NoAuthenticator(),
             )
             entry = self._handshakes[peer] = Admission(handshake, time.monotonic() + HANDSHAKE_SECONDS)
@@ -274,28 +297,23 @@ class InferenceService:
                 f"{hello.envs} environments do not fit: the learner takes {self._settings.max_envs} and "
                 f"{in_use} are connected; lower --envs or raise inference.max_envs"
             )
+        if hello.failure:
+            self._environments_failed(hello.actor_id, hello.failure)
         # Every environment of the fleet gets a seed of its own, reconnections included.
         seed = self._settings.seed * 1_000_003 + self.seeds_given
         self.seeds_given += hello.envs
-        share = self._evaluation_share(hello)
+        share = evaluation_share(self._settings, hello, self._by_number.values(), self._handshakes.values())
         self._handshakes[peer].evaluation_envs = share
         return {
             "environment": self._settings.environment,
             "seed": seed % (2**31 - 2**17),
             "evaluation_envs": share,
+            "compression": self._settings.compression,
+            "codecs": list(self._settings.offered_codecs(peer.transport)),
         }
 
-    def _evaluation_share(self, hello: Hello) -> int:
-        """How many of an actor's environments only evaluate: as the whole fleet's, rounded up while there are any."""
-        wanted, fleet = self._settings.evaluation_envs, self._settings.fleet_envs
-        given = sum(s.evaluation_envs for s in self._by_number.values() if s.actor_id != hello.actor_id)
-        for entry in self._handshakes.values():
-            other = entry.handshake.hello
-            if other is not None and other.actor_id != hello.actor_id:
-                given += entry.evaluation_envs
-        return max(0, min(-(-hello.envs * wanted // fleet), wanted - given, hello.envs - 1))
-
-    def _admit(self, peer: Peer, hello: Hello, spec: EnvSpec) -> dict[str, Any]:
+    def _admit(self, peer: Peer, hello: Hello, spec: EnvSpec, codecs: dict[str, str]) -> dict[str, Any]:
+        check_codecs(spec, codecs, self._settings.offered_codecs(peer.transport))
         self._engine = self._engine_for(spec, self.fault)
         earlier = self._by_actor.get(hello.actor_id)
         if earlier is not None:
@@ -315,7 +333,7 @@ class InferenceService:
                         "lower --envs or raise inference.max_envs"
                     )
                 session.streams.append(stream)
-            payload_bytes = [len(self._engine.destination(stream)) for stream in session.streams]
+            payload_bytes = session.agree(spec, codecs)
             extra = self._transports[peer.transport].open_session(peer, payload_bytes)
         except SeedError:
             for stream in session.streams:

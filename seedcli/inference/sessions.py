@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from seedcli.inference.streams import Stream
 from seedcli.net.base import Peer
-from seedcli.net.handshake import ServerHandshake
+from seedcli.net.codecs import CODECS, RAW, RowDecoder
+from seedcli.net.handshake import Hello, ServerHandshake
+from seedcli.specs import EnvSpec, RowLayout
 
 
 @dataclass
@@ -21,6 +24,7 @@ class Session:
         streams: its streams, by index.
         started, last_seen: monotonic seconds.
         steps: environment records received.
+        decoders: of each stream's rows; none where rows are not encoded.
     """
 
     number: int
@@ -30,6 +34,7 @@ class Session:
     started: float = 0.0
     last_seen: float = 0.0
     steps: int = 0
+    decoders: list[RowDecoder] = field(default_factory=list)
 
     def __str__(self) -> str:
         return f"actor {self.actor_id}"
@@ -43,6 +48,14 @@ class Session:
     def evaluation_envs(self) -> int:
         """Those of them that only evaluate."""
         return sum(stream.num_envs for stream in self.streams if stream.role == "evaluation")
+
+    def agree(self, spec: EnvSpec, codecs: Mapping[str, str]) -> list[int]:
+        """Take the codecs of its arrays; returns the bytes of the largest payload of each stream."""
+        layouts = [RowLayout(spec, stream.num_envs) for stream in self.streams]
+        if all(codec == RAW for codec in codecs.values()):
+            return [layout.nbytes for layout in layouts]
+        self.decoders = [RowDecoder(layout, codecs) for layout in layouts]
+        return [decoder.max_payload for decoder in self.decoders]
 
 
 @dataclass
@@ -65,6 +78,7 @@ class FleetSettings:
         heartbeat_seconds, timeout_seconds, reconnect_timeout: see `config.NetConfig`.
         fleet_envs: environments of the configured fleet.
         evaluation_envs: those of them that only evaluate.
+        compression: "auto", "off" or "on"; see `config.NetConfig`.
     """
 
     environment: dict[str, Any]
@@ -75,3 +89,21 @@ class FleetSettings:
     reconnect_timeout: float
     fleet_envs: int = 1
     evaluation_envs: int = 0
+    compression: str = "auto"
+
+    def offered_codecs(self, transport: str) -> tuple[str, ...]:
+        """The codecs that actors on `transport` may use; with rows in shared memory nothing is gained."""
+        return (RAW,) if self.compression == "off" or transport == "shm" else CODECS
+
+
+def evaluation_share(
+    settings: FleetSettings, hello: Hello, sessions: Iterable[Session], admissions: Iterable[Admission]
+) -> int:
+    """How many of an actor's environments only evaluate: as the whole fleet's, rounded up while there are any."""
+    wanted = settings.evaluation_envs
+    given = sum(session.evaluation_envs for session in sessions if session.actor_id != hello.actor_id)
+    for entry in admissions:
+        other = entry.handshake.hello
+        if other is not None and other.actor_id != hello.actor_id:
+            given += entry.evaluation_envs
+    return max(0, min(-(-hello.envs * wanted // settings.fleet_envs), wanted - given, hello.envs - 1))

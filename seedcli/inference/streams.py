@@ -63,11 +63,11 @@ class Stream:
 
 
 class Answer(NamedTuple):
-    """Actions [E] int32 for a stream's pending step, with the step's sequence number."""
+    """Actions [E, ...] for a stream's pending step, with the step's sequence number."""
 
     stream: Stream
     sequence: int
-    actions: npt.NDArray[np.int32]
+    actions: npt.NDArray[Any]
 
 
 class SlotAllocator:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import re
 import socket
+from ipaddress import ip_address
 
 from seedcli.errors import UsageError
+from seedcli.net.base import Reach
 
 _HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 
@@ -25,6 +27,25 @@ def split_host_port(text: str) -> tuple[str, int] | None:
 def join_host_port(host: str, port: int) -> str:
     """Join to "host:port", with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def reach_of(address: str) -> Reach:
+    """Whether "host:port" is on this machine, as far as the address tells: a forwarded port looks like one that is.
+
+    Anything else, such as a path, is on this machine.
+    """
+    parts = split_host_port(address)
+    if parts is None:
+        return "machine"
+    try:
+        family, kind, protocol, _, resolved = socket.getaddrinfo(parts[0].strip("[]"), 0, type=socket.SOCK_DGRAM)[0]
+        if ip_address(str(resolved[0]).partition("%")[0]).is_loopback:
+            return "machine"
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(resolved)  # only an address of this machine can be
+    except (OSError, UnicodeError):
+        return "network"
+    return "machine"
 
 
 def bindable_ip(host: str, port: int, *, setting: str) -> str:

@@ -8,11 +8,13 @@ waiting frame without blocking.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from seedcli.net.frames import Header
 
 Payload = bytes | bytearray | memoryview
+# How far a learner is away: rows stand where it reads them, its address is this machine's, or it is elsewhere.
+Reach = Literal["memory", "machine", "network"]
 
 
 class Peer(NamedTuple):
@@ -44,11 +46,15 @@ class FrameHandler(Protocol):
         """Where a STEP payload is to be written: a buffer of exactly the expected size.
 
         A payload whose size (the header's claim or the bytes that follow) differs is a ProtocolError of that
-        peer. None: hand the payload itself to `frame` (every frame that is not a STEP).
+        peer. None: hand the payload itself to `frame`: every frame that is not a STEP, and steps of a session whose
+        rows are encoded, which are of any size up to the largest that `open_session` was told.
         """
 
     def frame(self, peer: Peer, header: Header, payload: Payload) -> None:
-        """A whole, size-checked frame. For a STEP the payload already lies in its destination (`payload` is b"")."""
+        """A whole, size-checked frame. Where a STEP has a destination its payload lies there, and `payload` is empty.
+
+        `payload` is good until this returns: a transport may use its memory again.
+        """
 
     def lost(self, peer: Peer, reason: str, *, malformed: bool = False) -> None:
         """The connection ended: closed by the peer, broken, or (`malformed`) dropped for a ProtocolError.
@@ -84,7 +90,8 @@ class ServerTransport(Protocol):
         """Queue a frame; never blocks. A peer that is gone, or that does not read, is ignored or dropped."""
 
     def open_session(self, peer: Peer, payload_bytes: Sequence[int]) -> dict[str, Any]:
-        """Called before READY with each stream's payload size: raises the size limit, returns what READY must add."""
+        """Called before READY with the size of each stream's largest payload: raises the limit, returns what READY
+        must add."""
 
     def drop(self, peer: Peer) -> None:
         """Forget a peer, after flushing what was sent to it; `lost` is not called for it any more."""
@@ -108,6 +115,10 @@ class ClientTransport(Protocol):
     """
 
     address: str
+
+    @property
+    def reach(self) -> Reach:
+        """How far the learner is away, as far as its address tells."""
 
     def connect(self, timeout: float) -> None:
         """Open the connection; raises UnreachableError where nothing answers within `timeout` seconds."""

@@ -11,8 +11,9 @@
 | 16 | 8 | session id (0 before there is one) |
 | 24 | 8 | reserved, 0 |
 
-Control payloads are UTF-8 JSON objects. A step's payload is one row (`specs.RowLayout`), an action's is
-int32 [E]. Nothing is ever unpickled.
+Control payloads are UTF-8 JSON objects. A step's payload is one row (`specs.RowLayout`), as it is or, where the
+handshake agreed on codecs, encoded (`net.codecs`); an action's is the specification's action array, [E, ...].
+Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from typing import Any, NamedTuple
 
 from seedcli.errors import ProtocolError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAGIC = b"SEED"
 _HEADER = struct.Struct("<4sBBHIIQQ")
 HEADER_BYTES = _HEADER.size
 CONTROL_LIMIT = 64 * 1024  # bytes of a control payload, and of any payload before Ready
+ANSWER_LIMIT = 2**24  # bytes of an action's payload
 
 
 class Kind(enum.IntEnum):
@@ -38,12 +40,12 @@ class Kind(enum.IntEnum):
     HELLO = 1  # actor: protocol, actor id, number of environments, streams
     CHALLENGE = 2  # learner: nonce, and whether a proof is asked for
     PROOF = 3  # actor: the answer to the challenge
-    CONFIGURE = 4  # learner: the environment's configuration, seed, streams
-    SPEC = 5  # actor: the specification of the environments it has built
+    CONFIGURE = 4  # learner: the environment's configuration, seed, streams, codecs it takes
+    SPEC = 5  # actor: the specification of the environments it has built, codec of each array
     READY = 6  # learner: session id, environments of each stream, payload sizes, time-outs
     REFUSED = 7  # learner: reason; the connection ends
     STEP = 8  # actor: one row of one stream
-    ACTION = 9  # learner: int32 [E], the answer to the step of the same stream and sequence
+    ACTION = 9  # learner: actions [E, ...], the answer to the step of the same stream and sequence
     HEARTBEAT = 10  # actor, apart from step traffic
     HEARTBEAT_ACK = 11  # learner
     DONE = 12  # learner: training is over, leave with status 0

@@ -24,8 +24,15 @@ import grpc
 from seedcli.errors import ProtocolError, RefusedError
 from seedcli.net.addresses import bindable_ip, join_host_port, listen_error
 from seedcli.net.base import FrameHandler, Payload, Peer
-from seedcli.net.frames import CONTROL_LIMIT, HEADER_BYTES, Header, Kind, pack_header, unpack_header
-from seedcli.net.grpc_client import KEEPALIVE, MAX_REPLY, METHOD, SERVICE, GrpcClient
+from seedcli.net.frames import (
+    ANSWER_LIMIT,
+    CONTROL_LIMIT,
+    HEADER_BYTES,
+    Kind,
+    pack_header,
+    unpack_header,
+)
+from seedcli.net.grpc_client import KEEPALIVE, METHOD, SERVICE, GrpcClient
 
 __all__ = ["GrpcClient", "GrpcServer"]
 
@@ -110,7 +117,7 @@ class GrpcServer:
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", HEADER_BYTES + max(self._max_payload, CONTROL_LIMIT)),
-                ("grpc.max_send_message_length", HEADER_BYTES + MAX_REPLY),
+                ("grpc.max_send_message_length", HEADER_BYTES + ANSWER_LIMIT),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.http2.max_ping_strikes", 0),
@@ -240,20 +247,15 @@ class GrpcServer:
                 return
             connection.known = True
             self._connections[connection.peer.key] = connection  # type: ignore[index]
-        if header.kind == Kind.STEP and self._row(connection, header, message, handler):
-            return
-        handler.frame(connection.peer, header, message[HEADER_BYTES:])
-
-    @staticmethod
-    def _row(connection: _Connection, header: Header, message: bytes, handler: FrameHandler) -> bool:
-        destination = handler.destination(connection.peer, header)
-        if destination is None:
-            return False
-        if destination.nbytes != header.payload_bytes:
-            raise ProtocolError(f"a step of {header.payload_bytes} bytes where {destination.nbytes} are expected")
-        destination[:] = memoryview(message)[HEADER_BYTES:]
-        handler.frame(connection.peer, header, b"")
-        return True
+        payload = memoryview(message)[HEADER_BYTES:]
+        if header.kind == Kind.STEP:
+            destination = handler.destination(connection.peer, header)
+            if destination is not None:
+                if destination.nbytes != size:
+                    raise ProtocolError(f"a step of {size} bytes where {destination.nbytes} are expected")
+                destination[:] = payload
+                payload = payload[:0]
+        handler.frame(connection.peer, header, payload)
 
     def _call(self, callback: Any, *arguments: Any) -> None:
         try:

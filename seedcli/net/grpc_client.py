@@ -13,13 +13,13 @@ from typing import Any
 import grpc
 
 from seedcli.errors import ConnectionLost, ProtocolError, SeedError, UnreachableError
-from seedcli.net.base import Frame, Payload
-from seedcli.net.frames import HEADER_BYTES, unpack_header
+from seedcli.net.addresses import reach_of
+from seedcli.net.base import Frame, Payload, Reach
+from seedcli.net.frames import ANSWER_LIMIT, HEADER_BYTES, unpack_header
 from seedcli.specs import aligned_empty
 
 SERVICE = "seed.Actor"
 METHOD = "Connect"
-MAX_REPLY = 2**20  # bytes of one answer: 65,536 actions and then some
 KEEPALIVE = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 20_000)]
 
 
@@ -41,7 +41,7 @@ class GrpcClient:
         self._channel = grpc.insecure_channel(
             address,
             options=[
-                ("grpc.max_receive_message_length", HEADER_BYTES + MAX_REPLY),
+                ("grpc.max_receive_message_length", HEADER_BYTES + ANSWER_LIMIT),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.min_reconnect_backoff_ms", 100),
@@ -51,6 +51,11 @@ class GrpcClient:
                 *KEEPALIVE,
             ],
         )
+
+    @property
+    def reach(self) -> Reach:
+        """See `net.base.ClientTransport`."""
+        return reach_of(self.address)
 
     def connect(self, timeout: float) -> None:
         """See `net.base.ClientTransport.connect`."""

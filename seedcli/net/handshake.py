@@ -13,21 +13,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-
 import seedcli
 from seedcli.errors import ConnectionLost, ProtocolError, RefusedError, TrainingDone, UnreachableError
 from seedcli.net.base import ClientTransport, Payload
-from seedcli.net.frames import Header, Kind, decode_control, encode_control, pack_header
-from seedcli.specs import EnvSpec
+from seedcli.net.codecs import RAW
+from seedcli.net.frames import ANSWER_LIMIT, Header, Kind, decode_control, encode_control, pack_header
+from seedcli.specs import ArraySpec, EnvSpec
 
 MAX_ENVS = 65_536  # environments of one actor
 _MAX_ID = 64  # characters
 _MAX_VERSION = 32
+_MAX_FAILURE = 500
 _MAX_NAME = 256
 _MAX_RANK = 8
 _MAX_OBSERVATIONS = 2**31  # bytes of all observations of one actor
-_MAX_ACTIONS = 2**20
+_MAX_ARRAYS = 64  # of an observation
+_MAX_ARRAY_NAME = 128  # characters
+_MAX_CODEC = 32  # characters
+_MAX_PARTS = 4096  # of an action, and categorical elements of an array
+_MAX_ACTIONS = 2**20  # categories of a part of an action
+_ONLY_ARRAY = "observation"  # what specs.EnvSpec.arrays calls it
 _MAX_ROW = 2**32 - 1  # what a header's payload field can say
 
 
@@ -62,12 +67,14 @@ class Hello:
         envs: number of environments, 1 to 65,536.
         streams: groups they are split into, 1 to `envs`.
         version: version of seedcli, for people.
+        failure: what made its environments fail, where that is why it comes anew; at most 500 characters.
     """
 
     actor_id: str
     envs: int
     streams: int
     version: str
+    failure: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,7 @@ class Ready:
     Attributes:
         session: id that every later frame carries, at least 1.
         stream_envs: environments of each stream.
-        payload_bytes: size of each stream's row.
+        payload_bytes: of each stream's row, or, where rows are encoded, of the largest that its codecs can make.
         heartbeat_seconds: between heartbeats.
         timeout_seconds: of silence after which the other side is taken for dead.
         reconnect_timeout: seconds to look for a lost learner.
@@ -130,40 +137,102 @@ def _only(message: Mapping[str, Any], keys: frozenset[str]) -> None:
 
 def parse_hello(message: Mapping[str, Any]) -> Hello:
     """Check every field of a HELLO; raises ProtocolError."""
-    _only(message, frozenset(("actor_id", "envs", "streams", "version")))
+    _only(message, frozenset(("actor_id", "envs", "streams", "version", "failure")))
     envs = _integer(message, "envs", 1, MAX_ENVS)
     return Hello(
         actor_id=_text(message, "actor_id", _MAX_ID),
         envs=envs,
         streams=_integer(message, "streams", 1, envs),
         version=_text(message, "version", _MAX_VERSION),
+        failure=_text(message, "failure", _MAX_FAILURE) if "failure" in message else "",
     )
 
 
-def parse_spec(message: Mapping[str, Any], envs: int) -> EnvSpec:
-    """Check every field of a SPEC of an actor with `envs` environments; raises ProtocolError."""
-    _only(message, frozenset(("name", "observation", "num_actions", "frames_per_step")))
-    _text(message, "name", _MAX_NAME)
-    _integer(message, "num_actions", 1, _MAX_ACTIONS)
-    _integer(message, "frames_per_step", 1, 1_000_000)
-    observation = message.get("observation")
-    if not isinstance(observation, dict):
-        raise ProtocolError("observation must be an object")
-    _only(observation, frozenset(("shape", "dtype", "categories")))
-    _integer(observation, "categories", 0, 2**31 - 1)
-    shape = observation.get("shape")
-    if not isinstance(shape, list) or len(shape) > _MAX_RANK:
-        raise ProtocolError(f"shape must be a list of at most {_MAX_RANK} integers")
-    sizes = [_integer({"shape": n}, "shape", 1, _MAX_OBSERVATIONS) for n in shape]
+def goodbye(failure: str = "") -> bytes:
+    """The payload of a GOODBYE: empty, or with what made the actor's environments fail."""
+    return encode_control({"failure": _printable(failure)}) if failure else b""
+
+
+def parse_goodbye(payload: Payload) -> str:
+    """What a GOODBYE says of the actor's environments, "" for nothing; raises ProtocolError."""
+    if not len(payload):
+        return ""
+    message = decode_control(payload)
+    _only(message, frozenset(("failure",)))
+    return _text(message, "failure", _MAX_FAILURE)
+
+
+def _printable(sentence: str) -> str:
+    """A sentence as `_text` takes it."""
+    shown = "".join(c if c.isprintable() else " " for c in sentence)
+    return shown[:_MAX_FAILURE]
+
+
+def _sizes(message: Mapping[str, Any], key: str, most: int, low: int, high: int) -> list[int]:
+    """A list of at most `most` integers, which may be empty."""
+    values = message.get(key)
+    if not isinstance(values, list) or len(values) > most:
+        raise ProtocolError(f"{key} must be a list of at most {most} integers")
+    return [_integer({key: value}, key, low, high) for value in values]
+
+
+def _array_bytes(array: Any) -> int:
+    """Check every field of an array's specification; returns the bytes of one element."""
+    if not isinstance(array, dict):
+        raise ProtocolError("an array's specification must be an object")
+    _only(array, frozenset(("shape", "dtype", "categories", "binary")))
+    _sizes(array, "shape", _MAX_RANK, 1, _MAX_OBSERVATIONS)
+    _sizes(array, "categories", _MAX_PARTS, 1, 2**31 - 1)
+    _sizes(array, "binary", 2, 0, 255)
     try:
-        spec = EnvSpec.from_dict(message)
-    except ValueError as error:
-        raise ProtocolError(f"not an environment specification: {error}") from error
-    # With Python's integers: a NumPy product that overflowed would pass any limit.
-    nbytes = math.prod(sizes) * np.dtype(spec.observation.dtype).itemsize
+        # Counted with Python's integers: a NumPy product that overflowed would pass any limit.
+        return ArraySpec.from_dict(array).nbytes
+    except (ValueError, TypeError, KeyError) as error:
+        raise ProtocolError(f"not an array's specification: {error}") from error
+
+
+def parse_spec(message: Mapping[str, Any], envs: int) -> tuple[EnvSpec, dict[str, str]]:
+    """Check every field of a SPEC of an actor with `envs` environments.
+
+    Returns:
+        The specification, and each array's codec, by the array's name; whether a codec is known and fits is not
+        checked.
+
+    Raises:
+        ProtocolError: a field is missing, unknown, of another type or beyond its limit.
+    """
+    _only(message, frozenset(("name", "observation", "observations", "action", "frames_per_step", "codecs")))
+    _text(message, "name", _MAX_NAME)
+    _integer(message, "frames_per_step", 1, 1_000_000)
+    action = message.get("action")
+    if not isinstance(action, dict):
+        raise ProtocolError("action must be an object")
+    _only(action, frozenset(("categories", "size", "vector")))
+    parts = _sizes(action, "categories", _MAX_PARTS, 1, _MAX_ACTIONS)
+    size = _integer(action, "size", 0, _MAX_PARTS)
+    if not isinstance(action.get("vector"), bool):
+        raise ProtocolError("vector must be true or false")
+    if 4 * max(len(parts), size) * envs > ANSWER_LIMIT:
+        raise ProtocolError(f"actions of {envs} environments are more than the limit of {ANSWER_LIMIT} bytes")
+    if ("observation" in message) == ("observations" in message):
+        raise ProtocolError("a specification holds either observation or observations")
+    arrays = message.get("observations", {_ONLY_ARRAY: message.get("observation")})
+    if not isinstance(arrays, dict) or not 1 <= len(arrays) <= _MAX_ARRAYS:
+        raise ProtocolError(f"observations must be an object of 1 to {_MAX_ARRAYS} arrays")
+    for name in arrays:
+        _text({"an array's name": name}, "an array's name", _MAX_ARRAY_NAME)
+    nbytes = sum(_array_bytes(array) for array in arrays.values())
     if nbytes * envs > _MAX_OBSERVATIONS:
         raise ProtocolError(f"{envs} observations of {nbytes} bytes are more than the limit of {_MAX_OBSERVATIONS}")
-    return spec
+    codecs = message.get("codecs")
+    if not isinstance(codecs, dict) or codecs.keys() != arrays.keys():
+        raise ProtocolError("codecs must be an object that names every array of the observation and nothing else")
+    for name in codecs:
+        _text(codecs, name, _MAX_CODEC)
+    try:
+        return EnvSpec.from_dict(message), dict(codecs)
+    except ValueError as error:
+        raise ProtocolError(f"not an environment specification: {error}") from error
 
 
 def parse_ready(message: Mapping[str, Any]) -> Ready:
@@ -188,7 +257,8 @@ class ServerHandshake:
 
     Args:
         configure: gives what CONFIGURE says to an actor; may raise RefusedError.
-        admit: gives what READY says (the fields of `Ready`, and what the transport adds); may raise RefusedError.
+        admit: gives what READY says (the fields of `Ready`, and what the transport adds) to an actor with this
+            specification and these codecs; may raise RefusedError.
         authenticator: makes the challenge and checks the proof.
 
     Attributes:
@@ -199,7 +269,7 @@ class ServerHandshake:
     def __init__(
         self,
         configure: Callable[[Hello], dict[str, Any]],
-        admit: Callable[[Hello, EnvSpec], dict[str, Any]],
+        admit: Callable[[Hello, EnvSpec, dict[str, str]], dict[str, Any]],
         authenticator: Authenticator,
     ) -> None:
         self._configure = configure
@@ -232,7 +302,7 @@ class ServerHandshake:
                 raise RefusedError("the token is not this learner's: give the actor the learner's token")
             self._expected = Kind.SPEC
             return Kind.CONFIGURE, self._configure(self.hello)
-        ready = self._admit(self.hello, parse_spec(message, self.hello.envs))
+        ready = self._admit(self.hello, *parse_spec(message, self.hello.envs))
         self.complete = True
         return Kind.READY, ready
 
@@ -242,13 +312,22 @@ class ClientHandshake:
 
     Args:
         transport: connected.
-        actor_id, envs, streams: see `Hello`.
+        actor_id, envs, streams, failure: see `Hello`.
         timeout: seconds each of `configure` and `announce` may take.
     """
 
-    def __init__(self, transport: ClientTransport, *, actor_id: str, envs: int, streams: int, timeout: float) -> None:
+    def __init__(
+        self,
+        transport: ClientTransport,
+        *,
+        actor_id: str,
+        envs: int,
+        streams: int,
+        timeout: float,
+        failure: str = "",
+    ) -> None:
         self._transport = transport
-        self._hello = Hello(actor_id, envs, streams, seedcli.__version__)
+        self._hello = Hello(actor_id, envs, streams, seedcli.__version__, _printable(failure))
         self._timeout = timeout
 
     def configure(self) -> dict[str, Any]:
@@ -262,10 +341,8 @@ class ClientHandshake:
         """
         deadline = time.monotonic() + self._timeout
         hello = self._hello
-        self._send(
-            Kind.HELLO,
-            {"actor_id": hello.actor_id, "envs": hello.envs, "streams": hello.streams, "version": hello.version},
-        )
+        message = {"actor_id": hello.actor_id, "envs": hello.envs, "streams": hello.streams, "version": hello.version}
+        self._send(Kind.HELLO, {**message, "failure": hello.failure} if hello.failure else message)
         challenge = self._expect(Kind.CHALLENGE, deadline)
         if challenge.get("proof_required") is not False:
             raise RefusedError(
@@ -275,10 +352,15 @@ class ClientHandshake:
         self._send(Kind.PROOF, {})
         return self._expect(Kind.CONFIGURE, deadline)
 
-    def announce(self, spec: EnvSpec) -> Ready:
-        """Say what was built; returns what the learner grants. Raises as `configure` does."""
+    def announce(self, spec: EnvSpec, codecs: Mapping[str, str] | None = None) -> Ready:
+        """Say what was built; returns what the learner grants. Raises as `configure` does.
+
+        Args:
+            spec: of the environments.
+            codecs: codec of each array, by the array's name; None: none is encoded.
+        """
         deadline = time.monotonic() + self._timeout
-        self._send(Kind.SPEC, spec.to_dict())
+        self._send(Kind.SPEC, {**spec.to_dict(), "codecs": dict(codecs or dict.fromkeys(spec.arrays, RAW))})
         return parse_ready(self._expect(Kind.READY, deadline))
 
     def _send(self, kind: Kind, message: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seedcli.errors import ConnectionLost, ProtocolError
-from seedcli.net.base import Frame, FrameHandler, Payload, Peer
+from seedcli.net.base import Frame, FrameHandler, Payload, Peer, Reach
 from seedcli.net.frames import Kind, unpack_header
 
 
@@ -97,6 +97,11 @@ class InProcessClient:
         self._buffers: list[memoryview] = []
         self.inbox: deque[Frame] = deque()
         self._pump: Any = None
+
+    @property
+    def reach(self) -> Reach:
+        """See `net.base.ClientTransport`."""
+        return "memory"
 
     def pump_with(self, turn: Any) -> None:
         """While this client waits for a frame (in the handshake), call `turn()`, which runs the server."""

@@ -103,6 +103,8 @@ class RouterServer:
         self._dropped: OrderedDict[bytes, None] = OrderedDict()
         self._suspects: dict[bytes, float] = {}
         self._stuck: list[bytes] = []
+        # Where steps without a destination are received: nothing is allocated for what a peer says or sends.
+        self._scratch = memoryview(bytearray(CONTROL_LIMIT))
         self._poked = False
         self._closed = False
         self._context = zmq.Context()
@@ -178,15 +180,24 @@ class RouterServer:
                 self._receive_row(connection, header, destination)
                 handler.frame(connection.peer, header, b"")
                 return
-        elif header.payload_bytes > CONTROL_LIMIT:
+            if header.payload_bytes > len(self._scratch):
+                self._scratch = memoryview(bytearray(connection.limit))
+            payload = self._scratch[: header.payload_bytes]
+            self._receive_into(header, payload)
+            handler.frame(connection.peer, header, payload)
+            return
+        if header.payload_bytes > CONTROL_LIMIT:
             raise ProtocolError(f"a payload of {header.payload_bytes} bytes where {CONTROL_LIMIT} are the limit")
-        payload = socket.recv(_NOWAIT)
-        if len(payload) != header.payload_bytes or socket.getsockopt(zmq.RCVMORE):
-            raise ProtocolError(f"a payload of {len(payload)} bytes where the header says {header.payload_bytes}")
-        handler.frame(connection.peer, header, payload)
+        body = socket.recv(_NOWAIT)
+        if len(body) != header.payload_bytes or socket.getsockopt(zmq.RCVMORE):
+            raise ProtocolError(f"a payload of {len(body)} bytes where the header says {header.payload_bytes}")
+        handler.frame(connection.peer, header, body)
 
     def _receive_row(self, connection: _Connection, header: Header, destination: memoryview) -> None:
         """Fill `destination`, whose size the header claims, with the row that follows."""
+        self._receive_into(header, destination)
+
+    def _receive_into(self, header: Header, destination: memoryview) -> None:
         # Reports the size of the part even where that is more than fits; nothing is written beyond the buffer.
         count = self._socket.recv_into(destination, flags=_NOWAIT)
         if count != header.payload_bytes or self._socket.getsockopt(zmq.RCVMORE):

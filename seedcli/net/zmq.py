@@ -20,14 +20,13 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from seedcli.errors import ConnectionLost, ProtocolError, UnreachableError, UsageError
-from seedcli.net.addresses import bindable_ip, join_host_port, listen_error
-from seedcli.net.base import Frame, Payload
-from seedcli.net.frames import unpack_header
+from seedcli.net.addresses import bindable_ip, join_host_port, listen_error, reach_of
+from seedcli.net.base import Frame, Payload, Reach
+from seedcli.net.frames import ANSWER_LIMIT, unpack_header
 from seedcli.net.router import RouterServer, keep_alive, skip, watch
 from seedcli.specs import aligned_empty
 
 MAX_PAYLOAD = 256 * 2**20  # bytes of one row; ZeroMQ fixes it when it binds, before any specification is known
-_MAX_REPLY = 2**20  # bytes of one answer: 65,536 actions and then some
 _SETTING = "net.zmq_port"
 
 
@@ -74,12 +73,17 @@ class ZmqClient:
         self._heartbeat: zmq.Socket[bytes] | None = None
         self._closed = False
 
+    @property
+    def reach(self) -> Reach:
+        """See `net.base.ClientTransport`."""
+        return reach_of(self.address.partition("://")[2])
+
     def _dealer(self, identity: bytes, *, incoming: int) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         for option, value in (
             (zmq.SNDHWM, 0),  # an actor never has more than its streams' steps on the way
             (zmq.RCVHWM, incoming),
-            (zmq.MAXMSGSIZE, _MAX_REPLY),
+            (zmq.MAXMSGSIZE, ANSWER_LIMIT),
             (zmq.IPV6, int(self._url.startswith("tcp://["))),
             (zmq.RECONNECT_IVL, 100),
             (zmq.LINGER, 0),

@@ -2,65 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-
-from seedcli import __version__
-from seedcli.errors import EXIT_DONE
 from seedcli.layering import Resolved
 from seedcli.roles.bench_load import Load
+from seedcli.roles.bench_output import machine, say, show, table
 from seedcli.roles.bench_servers import UNROLL_LENGTH, Bench
-from seedcli.specs import ArraySpec, EnvSpec
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 
 _WINDOWS = 3  # of each server, in turns
-_ATARI = EnvSpec("bench/atari", ArraySpec((84, 84, 1), "uint8"), num_actions=18, frames_per_step=4)
-_CARTPOLE = EnvSpec("bench/cartpole", ArraySpec((4,), "float32"), num_actions=2)
+_ATARI = EnvSpec("bench/atari", ArraySpec((84, 84, 1), "uint8"), action=ActionSpec((18,)), frames_per_step=4)
+_CARTPOLE = EnvSpec("bench/cartpole", ArraySpec((4,), "float32"), action=ActionSpec((2,)))
 # Twice through an unroll: every buffer of the arena has been written to, so that no page is new.
 _WARM_UP = 2 * (UNROLL_LENGTH + 1)
 # Rows as environments make them: 8 CartPoles, one Atari game, 32 Atari games.
 _TRANSPORT_ROWS = ((_CARTPOLE, 8), (_ATARI, 1), (_ATARI, 32))
 _OUTSTANDING = (1, 8)
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "seedcli": __version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)),
-    }
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _show(result: Mapping[str, Any], json_output: bool, tables: Sequence[Table], notes: Sequence[str] = ()) -> int:
-    if json_output:
-        print(json.dumps(result, indent=2))
-        return EXIT_DONE
-    # A file or a pipe has no width of its own to fit into: no line of it is broken.
-    console = Console() if sys.stdout.isatty() else Console(width=200)
-    for table in tables:
-        console.print(table)
-    for note in notes:
-        console.print(note, highlight=False, markup=False)
-    return EXIT_DONE
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table
 
 
 def _percentiles(figures: Mapping[str, Any]) -> str:
@@ -86,14 +44,14 @@ def run_bench_inference(
     sizes = []
     with Bench({"echo": "echo", "service": "inference"}, transport) as bench:
         for count in envs:
-            _say(f"{count} environments, {envs_per_message} a message, over {transport}")
+            say(f"{count} environments, {envs_per_message} a message, over {transport}")
             load = Load(_ATARI, count, count // envs_per_message, seconds, _WINDOWS, _WARM_UP)
             figures = bench.measure(load)
             ratio = figures["service"]["messages_per_second"] / figures["echo"]["messages_per_second"]
             sizes.append(
                 {"envs": count, "streams": load.streams, "payload_bytes": load.payload_bytes, **figures, "ratio": ratio}
             )
-        _say("one environment, one message at a time")
+        say("one environment, one message at a time")
         one = bench.measure(Load(_CARTPOLE, 1, 1, seconds, _WINDOWS, _WARM_UP))
     added = one["service"]["latency_us"]["p50"] - one["echo"]["latency_us"]["p50"]
     result = {
@@ -103,18 +61,18 @@ def run_bench_inference(
         "reply_bytes": 32 + 4 * envs_per_message,
         "seconds": seconds,
         "windows": _WINDOWS,
-        "machine": _machine(),
+        "machine": machine(),
         "sizes": sizes,
         "one_environment": {**one, "added_us": added},
     }
-    table = _table(
+    shown = table(
         f"central inference over {transport}, a constant in the network's place, against a bare echo",
         "environments", "echo steps/s", "service steps/s", "ratio", "messages/s",
         "echo p50 / p99 ms", "service p50 / p99 ms", "echo CPU µs/message", "service CPU µs/message",
     )  # fmt: skip
     for size in sizes:
         echo, service = size["echo"], size["service"]
-        table.add_row(
+        shown.add_row(
             f"{size['envs']:,}", f"{echo['steps_per_second']:,.0f}", f"{service['steps_per_second']:,.0f}",
             f"{size['ratio']:.2f}", f"{service['messages_per_second']:,.0f}",
             _percentiles(echo), _percentiles(service),
@@ -124,7 +82,7 @@ def run_bench_inference(
         f"one environment, round trip: echo {one['echo']['latency_us']['p50']:.0f} µs, "
         f"service {one['service']['latency_us']['p50']:.0f} µs, added {added:.0f} µs (medians)"
     )
-    return _show(result, json_output, [table], [note])
+    return show(result, json_output, [shown], [note])
 
 
 def run_bench_transport(*, transport: str, seconds: float, json_output: bool) -> int:
@@ -143,7 +101,7 @@ def run_bench_transport(*, transport: str, seconds: float, json_output: bool) ->
         for spec, envs in _TRANSPORT_ROWS:
             for outstanding in _OUTSTANDING:
                 load = Load(spec, envs * outstanding, outstanding, seconds, _WINDOWS, _WARM_UP)
-                _say(f"{load.payload_bytes:,} bytes over {transport}, {outstanding} outstanding")
+                say(f"{load.payload_bytes:,} bytes over {transport}, {outstanding} outstanding")
                 figures = bench.measure(load)
                 for part in figures.values():
                     del part["steps_per_second"]
@@ -156,21 +114,21 @@ def run_bench_transport(*, transport: str, seconds: float, json_output: bool) ->
         "transport": transport,
         "seconds": seconds,
         "windows": _WINDOWS,
-        "machine": _machine(),
+        "machine": machine(),
         "rows": rows,
     }
-    table = _table(
+    shown = table(
         f"{transport} against a bare echo",
         "bytes", "outstanding", "echo messages/s", "messages/s", "ratio", "MB/s", "echo p50 / p99 ms", "p50 / p99 ms",
     )  # fmt: skip
     for row in rows:
         echo, ours = row["echo"], row["transport"]
-        table.add_row(
+        shown.add_row(
             f"{row['payload_bytes']:,}", str(row["outstanding"]), f"{echo['messages_per_second']:,.0f}",
             f"{ours['messages_per_second']:,.0f}", f"{row['ratio']:.2f}", f"{ours['megabytes_per_second']:,.0f}",
             _percentiles(echo), _percentiles(ours),
         )  # fmt: skip
-    return _show(result, json_output, [table])
+    return show(result, json_output, [shown])
 
 
 def _composition(figures: Mapping[str, Any]) -> str:
@@ -191,23 +149,21 @@ def run_bench_training(resolved: Resolved, *, seconds: float, json_output: bool)
     """
     from seedcli.roles.bench_training import measure_training
 
-    figures = measure_training(resolved, seconds, _say)
+    figures = measure_training(resolved, seconds, say)
     result = {
         "bench": "training",
         "preset": resolved.config.run.preset,
         "seconds": seconds,
-        "machine": _machine(),
+        "machine": machine(),
         **figures,
     }
-    table = _table(
-        f"training {resolved.config.run.preset} on {result['machine']['cores']} cores", "part", "steps/s", ""
-    )
+    shown = table(f"training {resolved.config.run.preset} on {result['machine']['cores']} cores", "part", "steps/s", "")
     for name in ("environment", "inference", "training"):
-        table.add_row(f"bare {name}", f"{figures[name]['steps_per_second']:,.0f}", figures[name]["what"])
-    table.add_row("composed limit", f"{figures['composed_steps_per_second']:,.0f}", _composition(figures))
+        shown.add_row(f"bare {name}", f"{figures[name]['steps_per_second']:,.0f}", figures[name]["what"])
+    shown.add_row("composed limit", f"{figures['composed_steps_per_second']:,.0f}", _composition(figures))
     run = figures["end_to_end"]
-    table.add_row("seed train", f"{run['trained_steps_per_second']:,.0f}", "environment steps that training consumed")
-    return _show(result, json_output, [table], [f"ratio: {figures['ratio']:.2f} of the composed limit"])
+    shown.add_row("seed train", f"{run['trained_steps_per_second']:,.0f}", "environment steps that training consumed")
+    return show(result, json_output, [shown], [f"ratio: {figures['ratio']:.2f} of the composed limit"])
 
 
 def run_bench_replay(*, games: Sequence[str], unrolls: int, preset: str, json_output: bool) -> int:
@@ -224,15 +180,15 @@ def run_bench_replay(*, games: Sequence[str], unrolls: int, preset: str, json_ou
     """
     from seedcli.roles.bench_replay import measure_replay
 
-    figures = measure_replay(games, unrolls, preset, _say)
-    result = {"bench": "replay", "preset": preset, "machine": _machine(), **figures}
-    table = _table(
+    figures = measure_replay(games, unrolls, preset, say)
+    result = {"bench": "replay", "preset": preset, "machine": machine(), **figures}
+    shown = table(
         f"unrolls of {preset} in the replay, of frames under random actions; rates per core",
         "game", "unrolls", "raw frames MB", "replay MB", "replay / raw", "KB an unroll",
         "insert MB/s", "decode MB/s", "plain copy MB/s",
     )  # fmt: skip
     for game in figures["games"]:
-        table.add_row(
+        shown.add_row(
             game["game"], f"{game['unrolls']:,}", f"{game['unique_raw_mb']:,.1f}", f"{game['replay_mb']:,.2f}",
             f"1/{1 / game['memory_ratio']:.1f}", f"{game['bytes_per_unroll'] / 1e3:.1f}",
             f"{game['insert_mb_per_second']:,.0f}", f"{game['decode_mb_per_second']:,.0f}",
@@ -245,4 +201,4 @@ def run_bench_replay(*, games: Sequence[str], unrolls: int, preset: str, json_ou
         f"sum tree of {tree['entries']:,} entries, {tree['batch_size']} at once: sample {tree['sample_us']:.0f} µs, "
         f"update {tree['update_us']:.0f} µs; a draw without a tree {tree['bare_sample_us']:,.0f} µs",
     )
-    return _show(result, json_output, [table], notes)
+    return show(result, json_output, [shown], notes)

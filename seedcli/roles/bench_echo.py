@@ -67,7 +67,7 @@ class Admission:
     def complete(self) -> bool:  # noqa: D102 (described with the class)
         return self._handshake.complete
 
-    def _admit(self, hello: Hello, spec: EnvSpec) -> dict[str, Any]:
+    def _admit(self, hello: Hello, spec: EnvSpec, codecs: Mapping[str, str]) -> dict[str, Any]:
         self.envs = split_envs(hello.envs, hello.streams)
         self.payload_bytes = [RowLayout(spec, envs).nbytes for envs in self.envs]
         return {

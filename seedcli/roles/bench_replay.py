@@ -47,7 +47,7 @@ def _play(config: EnvironmentConfig, records: int) -> tuple[EnvSpec, dict[str, n
         layout = RowLayout(env.spec, _ENVS)
         rows = aligned_empty(records * layout.nbytes).reshape(records, layout.nbytes)
         rng = np.random.default_rng(1)
-        actions = rng.integers(0, env.spec.num_actions, (records, _ENVS)).astype(np.int32)
+        actions = env.spec.action.sample(rng, records, _ENVS)
         env.reset(1, layout.views(rows[0]))
         for t in range(1, records):
             env.step(actions[t - 1], layout.views(rows[t]))
@@ -87,7 +87,7 @@ class _Game:
     @property
     def unique_bytes(self) -> int:
         """Bytes of the raw frames the unrolls are made of, each once."""
-        return (self.records - self.past) * _ENVS * self.spec.observation.nbytes
+        return (self.records - self.past) * _ENVS * self.spec.observation_bytes
 
     def arrays(self, start: int) -> dict[str, npt.NDArray[Any]]:
         """The unrolls [window, E, ...] that begin with record `start`."""
@@ -163,7 +163,7 @@ def _measure_step(config: Config, played: _Game, replay: Replay) -> dict[str, An
     def prepared() -> PreparedBatch:
         sample = replay.sample(wait=False)
         assert sample is not None
-        return to_unrolls(sample, played.agent)
+        return to_unrolls(sample, played.agent, played.spec)
 
     batch = prepared()
     sampling = _median_seconds(prepared)

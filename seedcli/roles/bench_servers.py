@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection as Pipe
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -123,19 +123,19 @@ class TransportServer:
 
 
 class ConstantPolicy:
-    """An `inference.policy.Policy` that always chooses action 0 with the same logits, and has no state."""
+    """An `inference.policy.Policy` that always chooses the same action, zeros as all it records, and has no state."""
 
-    def __init__(self, max_envs: int, num_actions: int) -> None:
+    def __init__(self, max_envs: int, spec: EnvSpec, recorded: Mapping[str, ArraySpec]) -> None:
         from seedcli.inference.policy import Decision
 
         self._decision = Decision
-        self._action: npt.NDArray[np.int32] = np.zeros(max_envs, np.int32)
-        self._logits: npt.NDArray[np.float32] = np.zeros((max_envs, num_actions), np.float32)
+        self._action = np.zeros((max_envs, *spec.action.array.shape), spec.action.array.dtype)
+        self._recorded = {name: np.zeros((max_envs, *field.shape), field.dtype) for name, field in recorded.items()}
 
     def act(self, observation: Any, reward: Any, first: Any, slots: npt.NDArray[np.int32]) -> Any:
         """See `Policy.act`."""
         rows = len(slots)
-        return self._decision(self._action[:rows], {"logits": self._logits[:rows]}, 0)
+        return self._decision(self._action[:rows], {name: x[:rows] for name, x in self._recorded.items()}, 0)
 
     def snapshot(self, slots: Any, first: Any) -> Any:
         """See `Policy.snapshot`."""
@@ -174,8 +174,8 @@ class InferenceServer:
         from seedcli.inference.engine import StepEngine
 
         config = self._config
-        logits = ArraySpec((spec.num_actions,), "float32")
-        algorithm = AlgorithmSpec("constant", 0, UNROLL_LENGTH, "queue", {"logits": logits})
+        recorded = {"policy": ArraySpec((sum(spec.action.categories) or 2 * spec.action.size,), "float32")}
+        algorithm = AlgorithmSpec("constant", 0, UNROLL_LENGTH, "queue", recorded)
         self._arena = Arena(
             spec,
             algorithm.records,
@@ -187,7 +187,7 @@ class InferenceServer:
         self._engine = StepEngine(
             algorithm,
             spec,
-            ConstantPolicy(config.inference.max_envs, spec.num_actions),
+            ConstantPolicy(config.inference.max_envs, spec, recorded),
             self._arena,
             max_envs=config.inference.max_envs,
             batch_size=config.inference.batch_size,

@@ -25,11 +25,12 @@ import tensorflow as tf
 from seedcli.agents import create_agent
 from seedcli.agents.base import Agent, UnrollBatch
 from seedcli.agents.optimizer import make_optimizer
-from seedcli.config import Config, EnvironmentConfig
+from seedcli.config import Config
 from seedcli.envs import create_env
 from seedcli.errors import SeedError
 from seedcli.layering import Resolved, to_toml
-from seedcli.specs import EnvSpec, split_envs
+from seedcli.roles.bare_envs import Turn, environment_turn, library
+from seedcli.specs import ArraySpec, EnvSpec, map_arrays
 from seedcli.telemetry.metrics import read_metrics
 
 _ENDLESS = 10**12  # environment steps of the run: it is stopped, it does not end
@@ -37,96 +38,18 @@ _WARM_UP_SECONDS = 10.0  # of the run, after its first update
 _START_SECONDS = 180.0  # to the run's first update
 _STOP_SECONDS = 30.0
 _CALLS_BEFORE = 3  # of a traced function, not measured
-_ACTION_SETS = 64
-
-# Once called, a measured loop does the work of so many environment steps.
-Turn = Callable[[], int]
 
 
-def _atari_groups(config: EnvironmentConfig, groups: list[int], cores: int) -> list[Any]:
-    from ale_py.vector_env import AtariVectorEnv
-
-    return [
-        AtariVectorEnv(
-            config.id,
-            envs,
-            num_threads=min(cores, envs),
-            max_num_frames_per_episode=config.max_frames,
-            repeat_action_probability=config.repeat_action_probability,
-            full_action_space=config.full_action_set,
-            img_height=config.height,
-            img_width=config.width,
-            stack_num=1,
-            frameskip=config.frame_skip,
-            noop_max=config.noop_max,
-            episodic_life=config.episodic_life,
-            use_fire_reset=config.fire_reset,
-            reward_clipping=False,
-        )
-        for envs in groups
-    ]
-
-
-def _gymnasium_groups(config: EnvironmentConfig, groups: list[int]) -> list[Any]:
-    import gymnasium
-    from gymnasium.vector import AutoresetMode, SyncVectorEnv
-
-    options: dict[str, Any] = dict(config.kwargs)
-    if config.max_episode_steps:
-        options["max_episode_steps"] = config.max_episode_steps
-    return [
-        SyncVectorEnv([lambda: gymnasium.make(config.id, **options)] * envs, autoreset_mode=AutoresetMode.NEXT_STEP)
-        for envs in groups
-    ]
-
-
-@contextmanager
-def _environment_turn(config: Config, cores: int) -> Iterator[Turn]:
-    """Step as many environments as the run has, in two groups as an actor does, with random actions."""
-    total = config.actors.count * config.actors.envs
-    sizes = split_envs(total, 2)
-    played = config.environment
-    native = played.family == "atari"
-    groups = _atari_groups(played, sizes, cores) if native else _gymnasium_groups(played, sizes)
+def _random_observations(spec: EnvSpec, shape: Sequence[int]) -> Any:
+    """Numbers that are valid in every type, [*shape, *observation], by name where the specification has names."""
     rng = np.random.default_rng(1)
-    actions = [
-        [rng.integers(0, group.single_action_space.n, envs) for _ in range(_ACTION_SETS)]
-        for group, envs in zip(groups, sizes, strict=True)
-    ]
-    turns = 0
-    for i, group in enumerate(groups):
-        group.reset(seed=1 + i * total)
-        if native:
-            group.send(actions[i][0])
 
-    def turn() -> int:
-        nonlocal turns
-        turns += 1
-        for group, choices in zip(groups, actions, strict=True):
-            chosen = choices[turns % _ACTION_SETS]
-            if native:
-                # One group steps while the other is taken in.
-                group.recv()
-                group.send(chosen)
-            else:
-                group.step(chosen)
-        return total
+    def one(array: ArraySpec) -> tf.Tensor:
+        categories = np.array(array.categories).reshape(array.shape) if array.categories else None
+        high = categories if categories is not None else 2 if array.dtype == "bool" else 128
+        return tf.constant(rng.integers(0, high, (*shape, *array.shape)).astype(array.dtype))
 
-    try:
-        yield turn
-    finally:
-        if native:
-            for group in groups:
-                group.recv()
-        for group in groups:
-            group.close()
-
-
-def _random_observations(spec: EnvSpec, shape: Sequence[int]) -> tf.Tensor:
-    """Numbers that are valid in every type, [*shape, *observation]."""
-    high = spec.observation.categories or (2 if spec.observation.dtype == "bool" else 128)
-    values = np.random.default_rng(1).integers(0, high, (*shape, *spec.observation.shape))
-    return tf.constant(values.astype(spec.observation.dtype))
+    return map_arrays(one, spec.observation)
 
 
 def _inference_turn(agent: Agent, spec: EnvSpec, batch_size: int) -> Turn:
@@ -157,7 +80,7 @@ def _training_turn(agent: Agent, config: Config, spec: EnvSpec) -> Turn:
         reward=tf.zeros(shape),
         terminated=tf.zeros(shape, tf.bool),
         truncated=tf.zeros(shape, tf.bool),
-        action=tf.constant(rng.integers(0, spec.num_actions, shape), tf.int32),
+        action=tf.constant(spec.action.sample(rng, *shape)),
         recorded={name: tf.zeros([*shape, *field.shape], field.dtype) for name, field in algorithm.recorded.items()},
         state=agent.initial_state(columns),
         weights=tf.ones(columns),
@@ -297,7 +220,7 @@ def measure_training(resolved: Resolved, seconds: float, say: Callable[[str], No
 
     def bare() -> None:
         say("bare environment, inference and training")
-        with _environment_turn(config, cores) as turn:
+        with environment_turn(config, cores) as turn:
             rates["environment"].append(_rate(turn, seconds / 2))
         rates["inference"].append(_rate(inference, seconds / 2))
         rates["training"].append(_rate(training, seconds / 2))
@@ -307,9 +230,8 @@ def measure_training(resolved: Resolved, seconds: float, say: Callable[[str], No
     say("seed train")
     run = _end_to_end(resolved, seconds)
     bare()
-    library = "ale_py AtariVectorEnv" if config.environment.family == "atari" else "gymnasium SyncVectorEnv"
     what = {
-        "environment": f"{library}, {total} environments in {min(2, total)} groups, random actions",
+        "environment": f"{library(config.environment)}, {total} environments in {min(2, total)} groups, random actions",
         "inference": f"tf.function of the network, batches of {batch_size}",
         "training": f"tf.function of an update, {agent.algorithm.unroll_length} x {config.training.batch_size} steps",
     }

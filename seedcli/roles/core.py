@@ -130,7 +130,7 @@ class LearnerCore:
         envs = max(1, self.config.actors.envs // self.config.actors.streams)
         bound = self.arena.bound_bytes(self.config.inference.max_envs, envs)
         weights = sum(int(np.prod(variable.shape)) for variable in self.agent.network.trainable_variables)
-        batch = self.config.training.batch_size * self.agent.algorithm.records * self.spec.observation.nbytes
+        batch = self.config.training.batch_size * self.agent.algorithm.records * self.spec.observation_bytes
         leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(self.agent.initial_state(1))]
         states = (self.config.inference.max_envs + 1) * sum(leaf.nbytes for leaf in leaves)
         _log.info(

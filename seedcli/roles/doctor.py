@@ -78,6 +78,7 @@ def diagnose() -> list[Finding]:
         "tensorflow": _tensorflow,
         "gymnasium": _gymnasium,
         "atari": _atari,
+        "simulators": _simulators,
         "video": _video,
         "transports": _transports,
         "ports": _ports,
@@ -300,6 +301,20 @@ def _atari() -> list[Finding]:
             value={"version": found, "games": roms},
         )
     ]
+
+
+def _simulators() -> list[Finding]:
+    """Those that only some need, so that their absence is nothing to look at."""
+    findings = []
+    for name, module, install in (
+        ("mujoco", "mujoco", "pip install 'seedcli[mujoco]'"),
+        ("football", "envpool", "pip install 'seedcli[football]'"),
+        ("deepmind lab", "deepmind_lab", "docs/deepmind-lab.md says how it is built"),
+    ):
+        found = _package(module)
+        detail = f"not installed ({install})" if found is None else f"{module} {found}".strip()
+        findings.append(Finding(name, "ok", detail, value=found))
+    return findings
 
 
 def _video() -> list[Finding]:

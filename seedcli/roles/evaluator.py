@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from rich.table import Table
 
 from seedcli.agents import create_agent
 from seedcli.agents.base import Role
-from seedcli.config import Config
+from seedcli.config import Config, EnvironmentConfig
 from seedcli.envs import create_env
 from seedcli.envs.base import VectorEnv
 from seedcli.envs.checks import check_finite
@@ -42,12 +42,21 @@ class Evaluation:
         env_steps: environment steps it was trained for.
         returns: raw return of each episode, in the order of environments and episodes.
         lengths: environment steps of each episode.
+        matches: episodes are matches, and their returns the differences of goals.
     """
 
     checkpoint: str
     env_steps: int
     returns: list[float]
     lengths: list[int]
+    matches: bool = False
+
+    def rates(self) -> dict[str, float]:
+        """Shares of matches won, drawn and lost; empty where episodes are none."""
+        if not self.matches:
+            return {}
+        signs = np.sign(self.returns)
+        return {f"{name}_rate": float(np.mean(signs == sign)) for name, sign in (("win", 1), ("draw", 0), ("loss", -1))}
 
     def to_dict(self) -> dict[str, Any]:
         """The form of `--json`."""
@@ -59,6 +68,7 @@ class Evaluation:
             "return_std": float(np.std(self.returns)),
             "returns": self.returns,
             "length_mean": float(np.mean(self.lengths)),
+            **self.rates(),
         }
 
 
@@ -70,10 +80,25 @@ class Player:
         sample: sample actions as in training instead of taking the greedy one.
         seed: of action sampling.
         envs: environments at once.
+        environment: what is played instead of what the checkpoint was trained on; it must look alike.
     """
 
-    def __init__(self, checkpoint: Checkpoint, *, sample: bool, seed: int, envs: int) -> None:
-        self.config: Config = from_toml_file(checkpoint.config_path)
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        sample: bool,
+        seed: int,
+        envs: int,
+        environment: EnvironmentConfig | None = None,
+    ) -> None:
+        config = from_toml_file(checkpoint.config_path)
+        self._elsewhere = environment is not None
+        environment = environment or config.environment
+        if environment.family == "football":
+            # What counts is the score; rewards for reaching zones are there to learn by.
+            environment = environment.model_copy(update={"rewards": "scoring"})
+        self.config: Config = config.model_copy(update={"environment": environment})
         self._checkpoint = checkpoint
         self._agent = create_agent(self.config.agent, self.config.training, checkpoint.spec, seed)
         restore(checkpoint, {"agent": self._agent.variables()})
@@ -88,13 +113,14 @@ class Player:
         self._checkpoint = checkpoint
 
     def build(self, envs: int, *, render: bool = False) -> VectorEnv:
-        """The environments the checkpoint was trained on.
+        """The environments to play.
 
         Raises:
             CheckpointError: they are not what the agent was built for.
         """
         env = create_env(self.config.environment, envs, render=render)
-        difference = self._checkpoint.spec.difference(env.spec)
+        spec = replace(self._checkpoint.spec, name=env.spec.name) if self._elsewhere else self._checkpoint.spec
+        difference = spec.difference(env.spec)
         if difference is not None:
             env.close()
             raise CheckpointError(
@@ -140,24 +166,25 @@ class Player:
             env_steps=self._checkpoint.env_steps,
             returns=[episode[0] for episode in flat],
             lengths=[episode[1] for episode in flat],
+            matches=self.config.environment.family == "football",
         )
 
 
 def _print(evaluation: Evaluation, config: Config, sample: bool) -> None:
     console = Console()
     table = Table(title=f"{config.environment.family}/{config.environment.id}, {'sampled' if sample else 'greedy'}")
-    for name in ("env steps", "episodes", "return mean", "std", "min", "max", "length mean"):
-        table.add_column(name, justify="right")
     returns = np.array(evaluation.returns)
-    table.add_row(
-        f"{evaluation.env_steps:,}",
-        f"{len(returns)}",
-        f"{returns.mean():.2f}",
-        f"{returns.std():.2f}",
-        f"{returns.min():g}",
-        f"{returns.max():g}",
-        f"{np.mean(evaluation.lengths):,.1f}",
-    )
+    columns = {"env steps": f"{evaluation.env_steps:,}", "episodes": f"{len(returns)}"}
+    if evaluation.matches:
+        columns |= {"score mean": f"{returns.mean():.2f}", "std": f"{returns.std():.2f}"}
+        columns |= {name.removesuffix("_rate"): f"{100 * rate:.0f} %" for name, rate in evaluation.rates().items()}
+    else:
+        columns |= {"return mean": f"{returns.mean():.2f}", "std": f"{returns.std():.2f}"}
+        columns |= {"min": f"{returns.min():g}", "max": f"{returns.max():g}"}
+    columns["length mean"] = f"{np.mean(evaluation.lengths):,.1f}"
+    for name in columns:
+        table.add_column(name, justify="right")
+    table.add_row(*columns.values())
     console.print(table)
     console.print(f"checkpoint {evaluation.checkpoint}", soft_wrap=True)
 

@@ -51,6 +51,7 @@ def fleet_settings(config: Config) -> FleetSettings:
         reconnect_timeout=config.net.reconnect_timeout,
         fleet_envs=config.actors.count * config.actors.envs,
         evaluation_envs=config.actors.evaluation_envs,
+        compression=config.net.compression,
     )
 
 
@@ -324,8 +325,9 @@ def supervise(
     share_cores()
     for value in without_effect(resolved):
         _log.warning(
-            "%s = %s (from %s) has no effect with agent.algorithm %s",
-            value.key, format_value(value.value), value.source, resolved.config.agent.algorithm,
+            "%s = %s (from %s) has no effect with agent.algorithm %s and environment.family %s",
+            value.key, format_value(value.value), value.source,
+            resolved.config.agent.algorithm, resolved.config.environment.family,
         )  # fmt: skip
     signals = Signals()
     checkpoint = resume_point(folder)

@@ -67,9 +67,11 @@ class Reporter:
     def _counters(self) -> dict[str, int]:
         core = self._learner.core
         if core is None:
-            return {"env_steps": 0, "learner_updates": 0, "batches": 0, "batch_rows": 0}
-        stats = core.engine.stats
+            return dict.fromkeys(("env_steps", "learner_updates", "batches", "batch_rows", "wire", "raw"), 0)
+        stats, service = core.engine.stats, self._learner.service
         return {
+            "wire": service.row_bytes_received,
+            "raw": service.row_bytes_raw,
             "env_steps": stats.env_steps,
             "learner_updates": core.trainer.updates,
             "batches": stats.batches,
@@ -121,6 +123,9 @@ class Reporter:
             "actors": len(sessions),
             "envs": sum(session.envs for session in sessions),
             "protocol_errors": self._learner.service.protocol_errors,
+            "environment_failures": self._learner.service.environment_failures,
+            "wire_mb_per_second": grown["wire"] / elapsed / 1e6,
+            "wire_ratio": grown["raw"] / grown["wire"] if grown["wire"] else None,
             "learner_memory_mb": self._process.memory_info().rss / 2**20,
         }
         core = self._learner.core

@@ -10,7 +10,7 @@ import tensorflow as tf
 from seedcli.errors import EXIT_DONE
 from seedcli.layering import Resolved
 from seedcli.net.inprocess import InProcessServer
-from seedcli.roles.actor import ActorSession, Environments
+from seedcli.roles.actor_session import ActorSession, Environments
 from seedcli.roles.core import share_cores
 from seedcli.roles.learner import Learner, Signals, resume_point
 from seedcli.roles.reporting import Reporter

@@ -25,7 +25,7 @@ from seedcli.roles.suite_chart import check_chart, write_chart
 from seedcli.training.checkpoint import find_checkpoint
 
 _DEPTH = 3  # folders below the given one in which runs are looked for: runs/<preset>/<time> and one more
-_TITLES = {"median": "median", "mean": "mean", "iqm": "interquartile mean"}
+_TITLES = {"median": "median", "mean": "mean", "iqm": "interquartile mean", "capped_mean": "mean, each capped at 100 %"}
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,14 @@ class Result:
 
     Attributes:
         run: the run.
+        environment: id of what was played, which some levels have apart from what is trained on.
         evaluation: raw returns of its episodes.
         frames: simulator frames it was trained for.
         human_normalised: [N] of each episode.
     """
 
     run: Run
+    environment: str
     evaluation: Evaluation
     frames: int
     human_normalised: npt.NDArray[np.float64]
@@ -63,6 +65,7 @@ class Result:
         """The form of `--json`."""
         return {
             "game": self.run.task.name,
+            "environment": self.environment,
             "run": str(self.run.path),
             "env_steps": self.evaluation.env_steps,
             "frames": self.frames,
@@ -101,7 +104,7 @@ def choose_runs(folder: Path, suite: Suite) -> list[Run]:
         CheckpointError: none of its runs can be used.
     """
     if not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder: --suite takes the folder that holds the runs, one a game")
+        raise UsageError(f"{folder} is not a folder: --suite takes the folder that holds the runs, one a {suite.unit}")
     found = find_runs(folder)
     if not found:
         raise UsageError(
@@ -118,7 +121,7 @@ def choose_runs(folder: Path, suite: Suite) -> list[Run]:
             _warn(f"a run is left out: {error}")
             continue
         if environment.family != suite.family or environment.id not in tasks:
-            _warn(f"{path} is left out: {environment.family}/{environment.id} is no game of {suite.name}")
+            _warn(f"{path} is left out: {environment.family}/{environment.id} is no {suite.unit} of {suite.name}")
             continue
         run = Run(path, tasks[environment.id], checkpoint.env_steps)
         other = chosen.get(environment.id)
@@ -135,21 +138,24 @@ def choose_runs(folder: Path, suite: Suite) -> list[Run]:
     return [chosen[name] for name in tasks if name in chosen]
 
 
-def play_run(run: Run, *, episodes: int, sample: bool, seed: int, envs: int) -> Result:
-    """Play the newest good checkpoint of a run, which may have come since it was chosen; arguments as of `run_eval`.
+def play_run(run: Run, suite: Suite, *, episodes: int, sample: bool, seed: int, envs: int) -> Result:
+    """Play the newest good checkpoint of a run, which may have come since it was chosen, on what its task tests with.
+
+    Other arguments as of `run_eval`.
 
     Raises:
         SeedError: it can no longer be read, or not be played here.
     """
     checkpoint = find_checkpoint(run.path)
-    player = Player(checkpoint, sample=sample, seed=seed, envs=envs)
+    environment = suite.test_environment(run.task, from_toml_file(checkpoint.config_path).environment)
+    player = Player(checkpoint, sample=sample, seed=seed, envs=envs, environment=environment)
     env = player.build(envs)
     try:
         evaluation = player.play(env, episodes, seed)
     finally:
         env.close()
     frames = evaluation.env_steps * checkpoint.spec.frames_per_step
-    return Result(run, evaluation, frames, run.task.normalise(evaluation.returns))
+    return Result(run, environment.id, evaluation, frames, run.task.normalise(evaluation.returns))
 
 
 def run_suite(
@@ -189,7 +195,7 @@ def run_suite(
     for number, run in enumerate(runs, 1):
         start = time.monotonic()
         try:
-            result = play_run(run, episodes=episodes, sample=sample, seed=seed, envs=min(envs, episodes))
+            result = play_run(run, suite, episodes=episodes, sample=sample, seed=seed, envs=min(envs, episodes))
         except SeedError as error:
             _warn(f"{run.task.name} counts as missing: {error}")
             continue
@@ -201,7 +207,7 @@ def run_suite(
         _say(f"[{number}/{len(runs)}] {run.task.name}: {score}, {time.monotonic() - start:.0f} s")
     if not results:
         raise CheckpointError(f"none of the runs in {folder} could be played: the lines above say why")
-    estimates = aggregate(np.stack([result.human_normalised for result in results]), seed)
+    estimates = aggregate(np.stack([result.human_normalised for result in results]), seed, suite.statistics)
     present = {result.run.task.name for result in results}
     missing = [task.name for task in suite.tasks if task.name not in present]
     if json_output:
@@ -217,7 +223,7 @@ def run_suite(
     if chart is not None:
         scores = {result.run.task.name: float(result.human_normalised.mean()) for result in results}
         write_chart(chart, suite, scores, estimates)
-        _say(f"{chart}: bar chart of {_games(len(results))}")
+        _say(f"{chart}: bar chart of {suite.count(len(results))}")
     return EXIT_DONE
 
 
@@ -226,20 +232,20 @@ def _print(
 ) -> None:
     console = Console()
     episodes = len(results[0].evaluation.returns)
-    table = Table(title=f"{suite.name}, {episodes} episodes a game, {'sampled' if sample else 'greedy'}")
-    table.add_column("game")
+    table = Table(title=f"{suite.name}, {episodes} episodes a {suite.unit}, {'sampled' if sample else 'greedy'}")
+    table.add_column(suite.unit)
     for name in ("env steps", "frames", "return mean", "human-normalised"):
         table.add_column(name, justify="right")
     for result in results:
         table.add_row(
-            result.run.task.name,
+            result.environment,
             f"{result.evaluation.env_steps:,}",
             f"{result.frames:,}",
             f"{np.mean(result.evaluation.returns):,.2f}",
             f"{result.human_normalised.mean():,.1%}",
         )
     console.print(table)
-    table = Table(title=f"human-normalised over {_games(len(results))}")
+    table = Table(title=f"human-normalised over {suite.count(len(results))}")
     table.add_column("")
     for name in ("value", "95 % interval"):
         table.add_column(name, justify="right")
@@ -248,10 +254,6 @@ def _print(
     console.print(table)
     if missing:
         console.print(f"missing, {len(missing)} of {len(suite.tasks)}: {', '.join(missing)}", soft_wrap=True)
-
-
-def _games(count: int) -> str:
-    return f"{count} game{'s' if count != 1 else ''}"
 
 
 def _say(line: str) -> None:

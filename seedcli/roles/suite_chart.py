@@ -23,7 +23,7 @@ _WIDE = 500.0  # percent; beyond it the axis is logarithmic, but for the part wi
 _LINEAR = 10.0
 _ROOM = 0.11  # of the width, beyond the longest bar
 _ABOVE, _BELOW, _INK = "#2a78b5", "#9dbfd9", "#333333"
-_TITLES = {"median": "median", "mean": "mean", "iqm": "IQM"}
+_TITLES = {"median": "median", "mean": "mean", "iqm": "IQM", "capped_mean": "capped mean"}
 
 
 def check_chart(path: Path) -> None:
@@ -85,8 +85,8 @@ def write_chart(path: Path, suite: Suite, scores: Mapping[str, float], estimates
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
 
-    shown = [f"{title} {_percent(100 * estimates[name].value)}" for name, title in _TITLES.items()]
-    _above(axes, f"{suite.name}: {len(ordered)} of {len(suite.tasks)} games", 38, fontsize=13, fontweight="bold")
+    shown = [f"{title} {_percent(100 * estimates[name].value)}" for name, title in _TITLES.items() if name in estimates]
+    _above(axes, f"{suite.name}: {len(ordered)} of {suite.count(len(suite.tasks))}", 38, fontsize=13, fontweight="bold")
     _above(axes, "    ".join(shown), 20, fontsize=10)
     try:
         figure.savefig(path, format="png")

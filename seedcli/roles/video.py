@@ -13,21 +13,19 @@ import numpy.typing as npt
 from seedcli.config import EnvironmentConfig
 from seedcli.errors import UsageError
 
-_ATARI_FRAMES_PER_SECOND = 60
 _MIN_HEIGHT = 240  # pixels; smaller pictures are enlarged by a whole factor
-_GYMNASIUM_FRAMES_PER_SECOND = 30
+_SIMULATOR_FRAMES_PER_SECOND = 60  # of Atari and DeepMind Lab, of which a step shows every `frame_skip`-th
+_FOOTBALL_FRAMES_PER_SECOND = 10  # the engine's step is ten physics frames of 10 ms
 
 
 def _frames_per_second(config: EnvironmentConfig) -> float:
-    if config.family == "atari":
-        return _ATARI_FRAMES_PER_SECOND / config.frame_skip
-    import gymnasium
+    if config.family == "football":
+        return _FOOTBALL_FRAMES_PER_SECOND
+    if config.family == "gymnasium":
+        from seedcli.envs.gymnasium_env import frames_per_second
 
-    env = gymnasium.make(config.id, **config.kwargs)
-    try:
-        return float(env.metadata.get("render_fps", _GYMNASIUM_FRAMES_PER_SECOND))
-    finally:
-        env.close()
+        return frames_per_second(config)
+    return _SIMULATOR_FRAMES_PER_SECOND / config.frame_skip
 
 
 class VideoWriter:

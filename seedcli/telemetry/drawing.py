@@ -172,8 +172,12 @@ def figures(snapshot: Snapshot) -> dict[str, Rows]:
             ("largest lag", tenth(s.policy_lag_max), "bold"),
             ("dropped updates", count(s.dropped_updates), bad if s.dropped_updates else "bold"),
             ("protocol errors", count(s.protocol_errors), bad if s.protocol_errors else "bold"),
+            ("wire MB/s", tenth(s.wire_mb_per_second), "bold"),
+            ("wire ratio", tenth(s.wire_ratio), "bold"),
         ],
     }
+    if s.environment_failures:
+        panels["inference"].insert(0, ("failed envs", count(s.environment_failures), bad))
     if s.replay:
         dropped: Rows = [("dropped unrolls", count(s.dropped_unrolls), bad)] if s.dropped_unrolls else []
         panels["replay"] = dropped + _replay_rows(s.replay)

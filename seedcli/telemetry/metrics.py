@@ -146,6 +146,9 @@ class Snapshot:
         actors: actors connected.
         envs: their environments.
         protocol_errors: connections ended for breaking the protocol, since training began.
+        environment_failures: times an actor said that its environments failed, since the learner started.
+        wire_mb_per_second: megabytes (10⁶ bytes) of step payloads that came in, a second, as they travelled.
+        wire_ratio: bytes of these steps once decoded, for each byte that travelled; 1 where nothing is encoded.
         learner_memory_mb: resident memory of the learner process, MiB.
         replay: figures of where batches come from and of exploration (replay_size, priority_max, epsilon_min, …);
             a name of its own each.
@@ -179,6 +182,9 @@ class Snapshot:
     actors: int = 0
     envs: int = 0
     protocol_errors: int = 0
+    environment_failures: int = 0
+    wire_mb_per_second: float | None = None
+    wire_ratio: float | None = None
     learner_memory_mb: float | None = None
     replay: Mapping[str, float] = field(default_factory=dict)
     extra: Mapping[str, float] = field(default_factory=dict)
@@ -197,6 +203,7 @@ class Snapshot:
             env_frames_per_second=None,
             updates_per_second=None,
             inference_latency_ms=None,
+            wire_mb_per_second=None,
             learner_memory_mb=None,
         )
 
@@ -288,7 +295,7 @@ _GROUPS = {
     "progress": ("env_frames", "trained_steps", "learner_updates"),
     "learner": ("loss", "learning_rate", "grad_norm", "dropped_updates", "dropped_unrolls", "learner_memory_mb"),
     "inference": ("policy_lag", "policy_lag_max", "inference_batch_size"),
-    "fleet": ("actors", "envs", "protocol_errors"),
+    "fleet": ("actors", "envs", "protocol_errors", "environment_failures", "wire_mb_per_second", "wire_ratio"),
 }
 
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from seedcli.agents.base import UnrollBatch
 from seedcli.inference.arena import Arena, UnrollBuffer
+from seedcli.specs import map_arrays
 
 
 class Piece(NamedTuple):
@@ -129,9 +130,12 @@ def assemble(pieces: list[Piece], arena: Arena) -> PreparedBatch:
     the training step ends.
     """
 
-    def gather(read: Any) -> npt.NDArray[Any]:
-        parts = [read(piece.buffer)[:, piece.start : piece.stop] for piece in pieces]
-        return np.concatenate(parts, axis=1)
+    def gather(read: Any) -> Any:
+        def join(*arrays: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            columns = zip(arrays, pieces, strict=True)
+            return np.concatenate([array[:, piece.start : piece.stop] for array, piece in columns], axis=1)
+
+        return map_arrays(join, *[read(piece.buffer) for piece in pieces])
 
     states = [
         tf.nest.map_structure(lambda x, p=piece: np.asarray(x)[p.start : p.stop], piece.buffer.state)
@@ -139,7 +143,7 @@ def assemble(pieces: list[Piece], arena: Arena) -> PreparedBatch:
     ]
     state = tf.nest.map_structure(lambda *parts: tf.convert_to_tensor(_join(list(parts), 0)), *states)
     unrolls = UnrollBatch(
-        observation=tf.convert_to_tensor(gather(lambda b: b.steps.observation)),
+        observation=map_arrays(tf.convert_to_tensor, gather(lambda b: b.steps.observation)),
         reward=tf.convert_to_tensor(gather(lambda b: b.steps.reward)),
         terminated=tf.convert_to_tensor(gather(lambda b: b.steps.terminated.view(np.bool_))),
         truncated=tf.convert_to_tensor(gather(lambda b: b.steps.truncated.view(np.bool_))),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from seedcli.agents.base import Agent, ReplayAgent, UnrollBatch
 from seedcli.config import Config
 from seedcli.errors import UsageError
 from seedcli.inference.arena import Arena, UnrollBuffer
-from seedcli.specs import EnvSpec
+from seedcli.specs import EnvSpec, map_arrays
 from seedcli.telemetry.metrics import Profile
 from seedcli.training.batches import PreparedBatch, UnrollQueue, assemble
 from seedcli.training.blocks import BlockCodec, BlockField
@@ -147,6 +147,7 @@ class ReplaySource:
 
     def __init__(self, agent: ReplayAgent, spec: EnvSpec, config: Config, arena: Arena, folder: Path) -> None:
         self._agent = agent
+        self._spec = spec
         self._arena = arena
         self._queue = UnrollQueue()
         self._config = config.replay
@@ -221,7 +222,7 @@ class ReplaySource:
             priorities = self._priorities(buffer)
             begun = time.perf_counter()
             self._insertion.add("priorities", begun - taken)
-            blocks = self.replay.codec.pack(_arrays(buffer))
+            blocks = self.replay.codec.pack(_arrays(buffer, self._spec))
             self._partial = (blocks, priorities, buffer.keep, 0)
             # The blocks hold all of it: the buffer need not wait for training as they may have to.
             self._arena.release(buffer)
@@ -263,7 +264,7 @@ class ReplaySource:
         sample = self.replay.sample(wait=wait)
         if sample is None:
             return None
-        batch = to_unrolls(sample, self._agent)
+        batch = to_unrolls(sample, self._agent, self._spec)
         self._prefetch.add("sampling", time.perf_counter() - begun - sample.waited)
         self._prefetch.add("waiting", sample.waited)
         return batch
@@ -315,14 +316,21 @@ def _size(nbytes: float) -> str:
     return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
 
 
-def to_unrolls(sample: Sample, agent: Agent) -> PreparedBatch:
+def _observation_fields(spec: EnvSpec) -> Any:
+    """The name of a block's field for every array of an observation, in the observation's structure."""
+    if isinstance(spec.observation, Mapping):
+        return {name: f"observation/{name}" for name in spec.observation}
+    return "observation"
+
+
+def to_unrolls(sample: Sample, agent: Agent, spec: EnvSpec) -> PreparedBatch:
     """A sample of a replay as the agent's training batch."""
     arrays = sample.arrays
     terminated, truncated = arrays["terminated"].view(np.bool_), arrays["truncated"].view(np.bool_)
     structure = agent.initial_state(1)
     state = [tf.convert_to_tensor(arrays[f"state/{i}"]) for i in range(len(tf.nest.flatten(structure)))]
     unrolls = UnrollBatch(
-        observation=tf.convert_to_tensor(arrays["observation"]),
+        observation=map_arrays(lambda name: tf.convert_to_tensor(arrays[name]), _observation_fields(spec)),
         reward=tf.convert_to_tensor(arrays["reward"]),
         terminated=tf.convert_to_tensor(terminated),
         truncated=tf.convert_to_tensor(truncated),
@@ -340,9 +348,15 @@ def unroll_fields(agent: Agent, spec: EnvSpec) -> list[BlockField]:
     records = algorithm.records
     state = [np.asarray(leaf)[0] for leaf in tf.nest.flatten(agent.initial_state(1))]
     fields = [BlockField(f"state/{i}", leaf.shape, str(leaf.dtype), False) for i, leaf in enumerate(state)]
-    fields.append(BlockField("observation", (records, *spec.observation.shape), spec.observation.dtype, True))
-    for name, dtype in (("reward", "float32"), ("terminated", "uint8"), ("truncated", "uint8"), ("action", "int32")):
+    map_arrays(
+        lambda name, array: fields.append(BlockField(name, (records, *array.shape), array.dtype, True)),
+        _observation_fields(spec),
+        spec.observation,
+    )
+    for name, dtype in (("reward", "float32"), ("terminated", "uint8"), ("truncated", "uint8")):
         fields.append(BlockField(name, (records,), dtype, True))
+    action = spec.action.array
+    fields.append(BlockField("action", (records, *action.shape), action.dtype, True))
     for name, array in algorithm.recorded.items():
         fields.append(BlockField(f"recorded/{name}", (records, *array.shape), array.dtype, True))
     fields.append(BlockField("version", (records,), "int64", True))
@@ -359,14 +373,16 @@ def expected_bytes(fields: list[BlockField]) -> int:
     return int(total)
 
 
-def _arrays(buffer: UnrollBuffer) -> dict[str, npt.NDArray[Any]]:
+def _arrays(buffer: UnrollBuffer, spec: EnvSpec) -> dict[str, npt.NDArray[Any]]:
     steps = buffer.steps
+    observation: dict[str, npt.NDArray[Any]] = {}
+    map_arrays(observation.__setitem__, _observation_fields(spec), steps.observation)
     version = np.broadcast_to(buffer.version[:, None], (len(buffer.version), buffer.num_envs))
     state = {f"state/{i}": np.asarray(leaf) for i, leaf in enumerate(tf.nest.flatten(buffer.state))}
     recorded = {f"recorded/{name}": values for name, values in buffer.recorded.items()}
     return {
         **state,
-        "observation": steps.observation,
+        **observation,
         "reward": steps.reward,
         "terminated": steps.terminated,
         "truncated": steps.truncated,

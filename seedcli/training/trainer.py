@@ -67,6 +67,7 @@ class Trainer:
 
     def _update_impl(self, unrolls: UnrollBatch) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Any, Any]:
         variables = self._agent.network.trainable_variables
+        self._agent.observe(unrolls)
         with tf.GradientTape() as tape:
             outputs = self._agent.loss(unrolls)
         gradients = tape.gradient(outputs.loss, variables)

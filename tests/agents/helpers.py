@@ -10,17 +10,37 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from seedcli.agents.base import ActInputs, UnrollBatch
+from seedcli.agents.distributions import make_distribution
 from seedcli.agents.networks import RecurrentNetwork
 from seedcli.config import AgentConfig, TrainingConfig
-from seedcli.specs import ArraySpec, EnvSpec
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, map_arrays
 
-IMAGE = EnvSpec("test/image", ArraySpec((36, 37, 1), "uint8"), 4)
-COLOUR = EnvSpec("test/colour", ArraySpec((36, 37, 3), "uint8"), 4)
-FLAT_IMAGE = EnvSpec("test/flat", ArraySpec((36, 37), "uint8"), 4)
-VECTOR = EnvSpec("test/vector", ArraySpec((5,), "float32"), 3)
-DISCRETE = EnvSpec("test/discrete", ArraySpec((), "int64", categories=6), 3)
+IMAGE = EnvSpec("test/image", ArraySpec((36, 37, 1), "uint8"), ActionSpec((4,)))
+COLOUR = EnvSpec("test/colour", ArraySpec((36, 37, 3), "uint8"), ActionSpec((4,)))
+FLAT_IMAGE = EnvSpec("test/flat", ArraySpec((36, 37), "uint8"), ActionSpec((4,)))
+VECTOR = EnvSpec("test/vector", ArraySpec((5,), "float32"), ActionSpec((3,)))
+DISCRETE = EnvSpec("test/discrete", ArraySpec((), "int64", categories=(6,)), ActionSpec((3,)))
+PARTS = ActionSpec((3, 2, 4))
+BOX = ActionSpec(size=2)
+MULTI_DISCRETE = EnvSpec("test/multi_discrete", ArraySpec((2, 2), "int32", categories=(3, 2, 5, 2)), PARTS)
+ONE_PART = EnvSpec("test/one_part", ArraySpec((2,), "int32", categories=(3, 3)), ActionSpec((3,), vector=True))
+CONTINUOUS = EnvSpec("test/continuous", ArraySpec((5,), "float32"), BOX)
+BINARY = EnvSpec("test/binary", ArraySpec((36, 37, 4), "uint8", binary=(0, 255)), ActionSpec((4,)))
+MIXED = EnvSpec(
+    "test/mixed",
+    {
+        "camera": ArraySpec((36, 38), "uint8"),
+        "flags": ArraySpec((3,), "bool"),
+        "arm/angles": ArraySpec((2, 3), "float32"),
+        "map": ArraySpec((37, 36, 2), "uint8", binary=(0, 1)),
+        "mode": ArraySpec((), "int32", categories=(4,)),
+        "tools": ArraySpec((2,), "int32", categories=(2, 3)),
+        "thumbnail": ArraySpec((4, 4, 1), "uint8"),
+    },
+    BOX,
+)
 
-Records = dict[str, npt.NDArray[Any]]
+Records = dict[str, Any]
 
 
 def agent_config(**values: Any) -> AgentConfig:
@@ -36,14 +56,23 @@ def training_config(**values: Any) -> TrainingConfig:
 def random_records(spec: EnvSpec, length: int, columns: int, seed: int = 0, ends: float = 0.25) -> Records:
     """Records [length, columns, ...] with many ends of episodes, no two of them in a row, as autoreset gives them."""
     rng = np.random.default_rng(seed)
-    shape = (length, columns, *spec.observation.shape)
-    observation: npt.NDArray[Any]
-    if spec.observation.categories:
-        observation = rng.integers(0, spec.observation.categories, shape)
-    elif spec.observation.dtype == "uint8":
-        observation = rng.integers(0, 256, shape)
-    else:
-        observation = rng.normal(size=shape)
+    lead = (length, columns)
+
+    def values(array: ArraySpec) -> npt.NDArray[Any]:
+        shape = (*lead, *array.shape)
+        drawn: npt.NDArray[Any]
+        if array.categories:
+            drawn = rng.integers(0, np.reshape(array.categories, array.shape), shape)
+        elif array.dtype == "uint8":
+            drawn = rng.choice(array.binary, shape) if array.binary else rng.integers(0, 256, shape)
+        elif array.dtype == "bool":
+            drawn = rng.random(shape) < 0.5
+        else:
+            drawn = rng.normal(size=shape)
+        return drawn.astype(array.dtype)
+
+    observation = map_arrays(values, spec.observation)
+    distribution = make_distribution(spec.action)
     final = rng.random((length, columns)) < ends
     for t in range(1, length):
         final[t] &= ~final[t - 1]
@@ -51,20 +80,20 @@ def random_records(spec: EnvSpec, length: int, columns: int, seed: int = 0, ends
     first = np.zeros_like(final)
     first[1:] = final[:-1]
     return {
-        "observation": observation.astype(spec.observation.dtype),
+        "observation": observation,
         "reward": np.where(first, 0.0, 2.0 * rng.normal(size=(length, columns))).astype(np.float32),
         "terminated": terminated,
         "truncated": final & ~terminated,
         "first": first,
-        "action": rng.integers(0, spec.num_actions, (length, columns)).astype(np.int32),
-        "logits": rng.normal(size=(length, columns, spec.num_actions)).astype(np.float32),
+        "action": values(spec.action.array),
+        distribution.name: rng.normal(size=(*lead, distribution.size)).astype(np.float32),
     }
 
 
 def unroll_batch(records: Records, state: Any, recorded: Sequence[str] = ("logits",)) -> UnrollBatch:
     """Records as a training batch, some of their fields as what the algorithm recorded."""
     return UnrollBatch(
-        observation=tf.constant(records["observation"]),
+        observation=map_arrays(tf.constant, records["observation"]),
         reward=tf.constant(records["reward"]),
         terminated=tf.constant(records["terminated"]),
         truncated=tf.constant(records["truncated"]),
@@ -75,11 +104,16 @@ def unroll_batch(records: Records, state: Any, recorded: Sequence[str] = ("logit
     )
 
 
+def part(records: Records, start: int, stop: int) -> Records:
+    """Records start … stop-1."""
+    return tf.nest.map_structure(lambda array: array[start:stop], records)
+
+
 def act_inputs(spec: EnvSpec, rows: int, seed: tuple[int, int] = (1, 2)) -> ActInputs:
     """One inference batch of random observations."""
     records = random_records(spec, 1, rows)
     return ActInputs(
-        observation=tf.constant(records["observation"][0]),
+        observation=map_arrays(lambda x: tf.constant(x[0]), records["observation"]),
         reward=tf.constant(records["reward"][0]),
         first=tf.zeros([rows], tf.bool),
         exploration=tf.zeros([rows]),
@@ -105,7 +139,8 @@ def play(network: RecurrentNetwork, records: Records) -> tuple[Any, list[Any], A
     for t in range(len(records["reward"])):
         state = reset(network, state, records["first"][t])
         states.append(state)
-        output, state = step(tf.constant(records["observation"][t]), tf.constant(records["reward"][t]), state)
+        observation = map_arrays(lambda x, now=t: tf.constant(x[now]), records["observation"])
+        output, state = step(observation, tf.constant(records["reward"][t]), state)
         state = network.remember(state, tf.constant(records["action"][t]))
         outputs.append(output)
     return tf.nest.map_structure(lambda *x: np.stack(x), *outputs), states, state

@@ -9,16 +9,23 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from seedcli.agents.networks import FrameStack, PolicyValueNetwork, evaluate
+from seedcli.agents.frame_stack import ObservationStack
+from seedcli.agents.networks import PolicyValueNetwork, evaluate
 from seedcli.errors import UsageError
-from seedcli.specs import ArraySpec, EnvSpec
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, map_arrays
 from tests.agents.helpers import (
+    BINARY,
     COLOUR,
+    CONTINUOUS,
     DISCRETE,
     FLAT_IMAGE,
     IMAGE,
+    MIXED,
+    MULTI_DISCRETE,
+    ONE_PART,
     VECTOR,
     agent_config,
+    part,
     play,
     random_records,
     unroll_batch,
@@ -28,18 +35,19 @@ MEMORIES = list(itertools.product((0, 6), (1, 4), (False, True)))
 IMAGE_CASES = list(itertools.product(("mlp", "impala_shallow", "nature", "impala_deep"), (IMAGE,), MEMORIES))
 OTHER_CASES = [
     *itertools.product(("mlp",), (VECTOR, DISCRETE), MEMORIES),
+    *itertools.product(("mlp",), (MULTI_DISCRETE, CONTINUOUS, MIXED), MEMORIES),
+    *itertools.product(("impala_shallow",), (MIXED,), ((0, 1, False), (0, 4, False), (6, 4, True))),
+    ("mlp", ONE_PART, (0, 4, True)),
+    ("impala_deep", BINARY, (6, 4, True)),
     ("nature", COLOUR, (6, 4, True)),
     ("impala_deep", FLAT_IMAGE, (0, 4, False)),
 ]
 
 
-def part(records: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
-    return {name: array[start:stop] for name, array in records.items()}
-
-
 def whole(records: dict[str, Any]) -> dict[str, Any]:
     """The records as arguments of `unroll`."""
-    return {name: tf.constant(records[name]) for name in ("observation", "reward", "action", "first")}
+    names = ("observation", "reward", "action", "first")
+    return {name: map_arrays(tf.constant, records[name]) for name in names}
 
 
 @pytest.mark.parametrize(("network", "spec", "memory"), IMAGE_CASES + OTHER_CASES)
@@ -47,16 +55,17 @@ def test_an_unroll_reproduces_acting(network: str, spec: EnvSpec, memory: tuple[
     lstm, frame_stack, previous = memory
     config = agent_config(network=network, lstm=lstm, frame_stack=frame_stack, previous_action_reward=previous)
     net = PolicyValueNetwork(config, spec, seed=3)
-    net.policy.kernel.assign(net.policy.kernel * 100.0)  # so that differences show
-    records = random_records(spec, 11, 2, seed=4)
+    kernel = net.policy.mean.kernel if spec.action.size else net.policy.kernel
+    kernel.assign(kernel * 100.0)  # so that differences show
+    records = random_records(spec, 11, 2, seed=4, ends=0.4)
     assert records["first"][1:6].any() and records["first"][6:].any()
     outputs, states, last = play(net, records)
-    assert np.std(outputs.logits) > 0.02
+    assert np.std(outputs.policy) > 0.02
     # Two unrolls of 5 transitions: the second one's state stands in the middle of an episode.
     for start in (0, 5):
-        unrolls = unroll_batch(part(records, start, start + 6), states[start])
+        unrolls = unroll_batch(part(records, start, start + 6), states[start], ())
         evaluated = evaluate(net, unrolls, burn_in=0)
-        np.testing.assert_allclose(evaluated.logits, outputs.logits[start : start + 6], atol=1e-5)
+        np.testing.assert_allclose(evaluated.policy, outputs.policy[start : start + 6], atol=1e-5)
         np.testing.assert_allclose(evaluated.value, outputs.value[start : start + 6], atol=1e-5)
     _, after = net.unroll(**whole(records), state=states[0])
     tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), after, last)
@@ -74,40 +83,38 @@ def test_burn_in_gives_the_state_and_takes_no_gradient(memory: tuple[int, int, b
         tape.watch(unrolls.observation)
         rest = evaluate(net, unrolls, burn_in)
         total = tf.reduce_sum(rest.value)
-    np.testing.assert_allclose(rest.logits, full.logits[burn_in:], atol=1e-6)
+    np.testing.assert_allclose(rest.policy, full.policy[burn_in:], atol=1e-6)
     gradient = tape.gradient(total, unrolls.observation).numpy()
     assert not gradient[:burn_in].any() and gradient[burn_in:].all(axis=-1).all()
 
 
 def test_frames_stack_oldest_first_and_start_from_zeros() -> None:
-    spec = EnvSpec("test/tiny", ArraySpec((8, 8, 1), "uint8"), 2)
-    stack = FrameStack(agent_config(network="impala_deep", frame_stack=3), spec)
+    spec = EnvSpec("test/tiny", ArraySpec((8, 8, 1), "uint8"), ActionSpec((2,)))
+    stack = ObservationStack(agent_config(network="impala_deep", frame_stack=3), spec)
     values = np.array([10, 20, 30, 40, 50, 60], np.uint8)
     observation = tf.constant(np.broadcast_to(values[:, None, None, None, None], (6, 1, 8, 8, 1)))
     first = tf.constant([[False], [False], [True], [False], [False], [False]])
     state = tf.constant(np.broadcast_to(np.array([1, 2], np.uint8)[None, :, None, None, None], (1, 2, 8, 8, 1)))
-    stacked, after = stack.unroll(observation, first, state)
-    assert after is not None and stacked.shape == (6, 8, 8, 3) and stacked.dtype == tf.float32
+    stacked, after = stack.unroll(observation, first, {"frames": state})
+    assert stacked.shape == (6, 8, 8, 3) and stacked.dtype == tf.float32
     expected = [[1, 2, 10], [2, 10, 20], [0, 0, 30], [0, 30, 40], [30, 40, 50], [40, 50, 60]]
     np.testing.assert_array_equal(np.rint(stacked[:, 3, 5] * 255.0), expected)
-    np.testing.assert_array_equal(after[0, :, 0, 0, 0], [50, 60])
+    np.testing.assert_array_equal(after["frames"][0, :, 0, 0, 0], [50, 60])
     # A start at the last record leaves nothing older behind.
     first = tf.constant([[False]] * 5 + [[True]])
-    _, after = stack.unroll(observation, first, state)
-    assert after is not None
-    np.testing.assert_array_equal(after[0, :, 0, 0, 0], [0, 60])
+    _, after = stack.unroll(observation, first, {"frames": state})
+    np.testing.assert_array_equal(after["frames"][0, :, 0, 0, 0], [0, 60])
 
 
 def test_channels_of_one_frame_stay_together() -> None:
-    spec = EnvSpec("test/colour", ArraySpec((8, 9, 2), "uint8"), 2)
-    stack = FrameStack(agent_config(network="impala_deep", frame_stack=2), spec)
+    spec = EnvSpec("test/colour", ArraySpec((8, 9, 2), "uint8"), ActionSpec((2,)))
+    stack = ObservationStack(agent_config(network="impala_deep", frame_stack=2), spec)
     rng = np.random.default_rng(0)
     before, now = rng.integers(0, 256, (2, 3, 8, 9, 2)).astype(np.uint8)
-    stacked, after = stack.step(tf.constant(now), tf.constant(before[:, None]))
+    stacked, after = stack.step(tf.constant(now), {"frames": tf.constant(before[:, None])})
     expected = np.concatenate([before, now], axis=-1).astype(np.float32) / 255.0
     np.testing.assert_allclose(stacked, expected, rtol=1e-6)
-    assert after is not None
-    np.testing.assert_array_equal(after[:, 0], now)
+    np.testing.assert_array_equal(after["frames"][:, 0], now)
 
 
 def test_memory_is_zero_at_the_start_and_holds_what_is_asked_for() -> None:
@@ -189,20 +196,20 @@ def test_seeds_decide_the_variables(network: str) -> None:
         ("nature", ArraySpec((35, 84, 1), "uint8"), "(35, 84, 1)"),
         ("impala_shallow", ArraySpec((84, 19), "uint8"), "20×20"),
         ("impala_deep", ArraySpec((3, 84, 84), "uint8"), "(3, 84, 84)"),
-        ("impala_deep", ArraySpec((), "int64", categories=16), "16 categories"),
+        ("impala_deep", ArraySpec((), "int64", categories=(16,)), "16 categories"),
         ("impala_shallow", ArraySpec((2, 84, 84, 3), "uint8"), "images"),
     ],
 )
 def test_a_torso_refuses_what_it_cannot_take(network: str, observation: ArraySpec, words: str) -> None:
     with pytest.raises(UsageError) as caught:
-        PolicyValueNetwork(agent_config(network=network), EnvSpec("test/odd", observation, 2), 0)
+        PolicyValueNetwork(agent_config(network=network), EnvSpec("test/odd", observation, ActionSpec((2,))), 0)
     message = str(caught.value)
     assert words in message and network in message and "test/odd" in message and "mlp" in message
 
 
 @pytest.mark.parametrize(("network", "size"), [("impala_shallow", 20), ("nature", 36), ("impala_deep", 8)])
 def test_the_smallest_images_are_taken(network: str, size: int) -> None:
-    spec = EnvSpec("test/small", ArraySpec((size, size), "uint8"), 2)
+    spec = EnvSpec("test/small", ArraySpec((size, size), "uint8"), ActionSpec((2,)))
     assert PolicyValueNetwork(agent_config(network=network), spec, 0).variables
 
 
@@ -211,7 +218,9 @@ def test_the_smallest_images_are_taken(network: str, size: int) -> None:
     [("impala_shallow", (84, 84, 1), 256), ("nature", (84, 84, 1), 512), ("impala_deep", (72, 96, 3), 256)],
 )
 def test_published_sizes(network: str, shape: tuple[int, ...], units: int) -> None:
-    net = PolicyValueNetwork(agent_config(network=network), EnvSpec("test/full", ArraySpec(shape, "uint8"), 18), 0)
+    net = PolicyValueNetwork(
+        agent_config(network=network), EnvSpec("test/full", ArraySpec(shape, "uint8"), ActionSpec((18,))), 0
+    )
     assert net.encoder.torso.dense.kernel.shape[-1] == units
     inputs = {"impala_shallow": 9 * 9 * 32, "nature": 7 * 7 * 64, "impala_deep": 9 * 12 * 32}[network]
     assert net.encoder.torso.dense.kernel.shape[0] == inputs

@@ -14,14 +14,19 @@ from seedcli.agents.base import UnrollBatch
 from seedcli.agents.networks import DuelingQNetwork, evaluate
 from seedcli.agents.optimizer import apply_gradients, make_optimizer
 from seedcli.agents.r2d2 import R2D2Agent
+from seedcli.errors import UsageError
 from seedcli.specs import ArraySpec, EnvSpec
 from tests.agents.helpers import (
     DISCRETE,
     IMAGE,
+    MIXED,
+    MULTI_DISCRETE,
+    ONE_PART,
     VECTOR,
     Records,
     act_inputs,
     agent_config,
+    part,
     random_records,
     reset,
     training_config,
@@ -68,10 +73,6 @@ def played(agent: R2D2Agent, records: Records, exploration: float) -> tuple[Reco
     return {**records, **{name: np.stack(values) for name, values in rows.items()}}, states
 
 
-def part(records: Records, start: int, stop: int) -> Records:
-    return {name: array[start:stop] for name, array in records.items()}
-
-
 def test_what_the_machinery_must_provide() -> None:
     agent = make(burn_in=4)
     algorithm = agent.algorithm
@@ -82,6 +83,14 @@ def test_what_the_machinery_must_provide() -> None:
     vtrace = create_agent(agent_config(), training_config(), VECTOR, 0)
     assert not isinstance(vtrace, ReplayAgent)
     assert vtrace.exploration("training", np.arange(3), 3).tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "found"), [(MULTI_DISCRETE, "3 categories"), (ONE_PART, "1 categor"), (MIXED, "2 numbers")]
+)
+def test_only_single_actions_are_chosen_from(spec: EnvSpec, found: str) -> None:
+    with pytest.raises(UsageError, match=f"r2d2.*{spec.name}.*{found}.*choose agent.algorithm vtrace"):
+        make(spec)
 
 
 @pytest.mark.parametrize("hidden", [0, 8])
@@ -145,7 +154,7 @@ def test_actions_are_greedy_but_for_epsilon() -> None:
     assert explored.sum() == pytest.approx(rows / 4 * 2 / 3, rel=0.05)
 
 
-@pytest.mark.parametrize("spec", [VECTOR, DISCRETE, IMAGE])
+@pytest.mark.parametrize("spec", [VECTOR, DISCRETE, IMAGE, EnvSpec("test/dict", MIXED.observation, VECTOR.action)])
 def test_acting_is_traced_for_any_batch_size(spec: EnvSpec) -> None:
     agent = make(spec, lstm=5, frame_stack=3, previous_action_reward=True)
     traced = []

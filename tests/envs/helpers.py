@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from seedcli.config import EnvironmentConfig
 from seedcli.envs import create_env
-from seedcli.specs import RowLayout, StepBatch, aligned_empty
+from seedcli.envs.playing import sample_actions
+from seedcli.specs import RowLayout, StepBatch, aligned_empty, map_arrays
 
 COUNTER = "seedcli.envs.testing:Counter-v0"
 RECALL = "seedcli.envs.testing:Recall-v0"
+MIXED = "tests.envs.samples:Mixed-v0"
+PUSHED = "tests.envs.samples:Pushed-v0"
 POSITIONS = "seedcli.envs.memory:CartPolePositions-v0"
 
 
@@ -45,7 +49,8 @@ class Played:
 
     def step(self, actions: Any) -> StepBatch:
         self.row[:] = 0xA5
-        self.env.step(np.broadcast_to(np.asarray(actions, np.int32), (self.env.num_envs,)), self.out)
+        array = self.env.spec.action.array
+        self.env.step(np.broadcast_to(np.asarray(actions, array.dtype), (self.env.num_envs, *array.shape)), self.out)
         return _copy(self.out)
 
     def run(self, seed: int, steps: int, action_seed: int = 0) -> StepBatch:
@@ -53,8 +58,8 @@ class Played:
         random = np.random.default_rng(action_seed)
         records = [self.reset(seed)]
         for _ in range(steps):
-            records.append(self.step(random.integers(self.env.spec.num_actions, size=self.env.num_envs)))
-        return StepBatch(*(np.stack([getattr(r, name) for r in records]) for name in FIELDS))
+            records.append(self.step(sample_actions(self.env.spec.action, self.env.num_envs, random)))
+        return stack(records)
 
 
 FIELDS = ("observation", "reward", "terminated", "truncated")
@@ -66,4 +71,16 @@ def play(config: EnvironmentConfig, num_envs: int, seed: int, steps: int, **opti
 
 
 def _copy(batch: StepBatch) -> StepBatch:
-    return StepBatch(*(getattr(batch, name).copy() for name in FIELDS))
+    return StepBatch(*(map_arrays(np.copy, getattr(batch, name)) for name in FIELDS))
+
+
+def stack(records: Sequence[StepBatch]) -> StepBatch:
+    """Records along a first axis [T, E, ...]."""
+    return StepBatch(
+        *(map_arrays(lambda *parts: np.stack(parts), *(getattr(record, name) for record in records)) for name in FIELDS)
+    )
+
+
+def assert_same(one: StepBatch, other: StepBatch, fields: Sequence[str] = FIELDS) -> None:
+    for name in fields:
+        map_arrays(np.testing.assert_array_equal, getattr(one, name), getattr(other, name))

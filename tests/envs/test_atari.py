@@ -15,6 +15,7 @@ from ale_py import roms, vector_env
 
 from seedcli.envs.atari import ATARI_57, AtariVectorEnv, games
 from seedcli.errors import UsageError
+from seedcli.specs import ActionSpec
 from tests.envs.helpers import FIELDS, Played, atari_config, play
 
 
@@ -44,13 +45,15 @@ def test_every_game_of_the_57_moves() -> None:
             spec = played.env.spec
             assert (spec.name, spec.frames_per_step) == (f"atari/{game}", 4)
             assert (spec.observation.shape, spec.observation.dtype) == ((84, 84, 1), "uint8")
-            assert spec.num_actions == (9 if game == "skiing" else 18)  # the joystick's button resets Skiing
+            assert spec.action.categories == (
+                (9,) if game == "skiing" else (18,)
+            )  # the joystick's button resets Skiing
             first = played.reset(1).observation
             assert first.std() > 0, game
             random = np.random.default_rng(0)
             changed = 0
             for step in range(300):
-                record = played.step(random.integers(spec.num_actions))
+                record = played.step(random.integers(spec.action.categories[0]))
                 changed += bool((record.observation != first).any())
                 if step >= 30 and changed:
                     break
@@ -110,7 +113,7 @@ def test_fire_is_pressed_at_reset_only_where_asked_for() -> None:
 def test_full_action_set() -> None:
     for full, actions in ((True, 18), (False, 6)):
         with Played(atari_config("pong", full_action_set=full), 1) as played:
-            assert played.env.spec.num_actions == actions
+            assert played.env.spec.action == ActionSpec((actions,))
 
 
 def test_rewards_are_not_clipped() -> None:

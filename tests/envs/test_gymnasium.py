@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import ctypes.util
+import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -12,9 +15,10 @@ from gymnasium import spaces
 
 from seedcli.config import EnvironmentConfig
 from seedcli.envs import check_environment_name, create_env
+from seedcli.envs.gymnasium_env import _prepare_mujoco, frames_per_second
 from seedcli.errors import EnvironmentFailed, UsageError
-from seedcli.specs import ArraySpec, StepBatch
-from tests.envs.helpers import FIELDS, Played, atari_config, gymnasium_config, play
+from seedcli.specs import ActionSpec, ArraySpec, StepBatch
+from tests.envs.helpers import COUNTER, FIELDS, Played, atari_config, gymnasium_config, play
 
 
 class Scripted(gymnasium.Env[Any, Any]):
@@ -81,10 +85,10 @@ def test_discrete_observations_and_actions_count_from_zero() -> None:
     )
     with Played(config, 2) as played:
         spec = played.env.spec
-        assert spec.observation == ArraySpec((), "int32", categories=5) and spec.num_actions == 3
+        assert spec.observation == ArraySpec((), "int32", categories=(5,)) and spec.action == ActionSpec((3,))
         assert played.reset(0).observation.tolist() == [4, 4]
         played.step([0, 2])
-        assert [env.unwrapped.received for env in played.env._vector.envs] == [7, 9]
+        assert [env.unwrapped.received for env in played.env.envs] == [7, 9]
 
 
 def test_reward_is_raw() -> None:
@@ -145,19 +149,24 @@ def test_a_category_that_does_not_exist() -> None:
     config = scripted(observation_space=spaces.Discrete(3), observation=0, broken_observation=3)
     with Played(config, 2) as played:
         played.reset(0)
-        with pytest.raises(EnvironmentFailed, match="category 3, which is not one of 0 to 2"):
+        with pytest.raises(
+            EnvironmentFailed,
+            match="environment 0 of .* gave the observation 3, which is not one of the categories 0 to 2",
+        ):
             played.step(0)
 
 
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"observation_space": spaces.Dict(a=BOX)}, "Dict observation space; supported are Box and Discrete"),
-        ({"observation_space": spaces.Tuple((BOX,))}, "Tuple observation space"),
+        ({"observation_space": spaces.Dict()}, "empty Dict"),
+        ({"observation_space": spaces.Tuple((BOX,))}, "Tuple as space of its observation; supported are Box"),
+        ({"observation_space": spaces.Dict(a=spaces.Text(3))}, "Text as space of its observation 'a'"),
+        ({"observation_space": spaces.Dict({"a/b": BOX, "a": spaces.Dict(b=BOX)})}, "two parts .* called 'a/b'"),
         ({"observation_space": spaces.Box(0, 1, (0,))}, "not supported"),
         ({"observation_space": spaces.Box(0, 1, (2,), np.uint64)}, "not supported.*uint64"),
-        ({"observation_space": BOX, "action_space": BOX}, "Box action space; only Discrete"),
-        ({"observation_space": BOX, "action_space": spaces.MultiDiscrete([2, 2])}, "MultiDiscrete action space"),
+        ({"observation_space": BOX, "action_space": spaces.Box(0, 3, (2,), np.int32)}, "Box of int32 as action space"),
+        ({"observation_space": BOX, "action_space": spaces.MultiBinary(2)}, "MultiBinary action space; supported are"),
         ({"max_episode_steps": 3, "observation_space": BOX}, "kwargs must not hold 'max_episode_steps'"),
         ({"render_mode": "human", "observation_space": BOX}, "kwargs must not hold 'render_mode'"),
     ],
@@ -183,7 +192,7 @@ def test_pictures_of_what_draws_none() -> None:
 def test_kwargs_reach_the_environment() -> None:
     config = gymnasium_config("FrozenLake-v1", kwargs={"map_name": "8x8", "is_slippery": False})
     with Played(config, 1) as played:
-        assert played.env.spec.observation.categories == 64
+        assert played.env.spec.observation.categories == (64,)
         played.reset(0)
         assert [played.step(2).observation[0] for _ in range(3)] == [1, 2, 3]
 
@@ -255,3 +264,71 @@ def test_a_family_imports_only_its_own_simulator() -> None:
         "assert not {'ale_py', 'tensorflow', 'pygame'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(("config", "rate"), [(gymnasium_config("CartPole-v1"), 50), (gymnasium_config(COUNTER), 30)])
+def test_frames_per_second(config: EnvironmentConfig, rate: float) -> None:
+    assert frames_per_second(config) == rate
+
+
+def test_a_failing_environment_is_named_by_its_number() -> None:
+    with Played(scripted(observation_space=BOX, observation=ZERO), 3) as played:
+        played.reset(0)
+        played.env.envs[2].unwrapped.error = ValueError("fell over")
+        with pytest.raises(EnvironmentFailed, match="^environment 2 of .* failed in step: ValueError: fell over$"):
+            played.step(0)
+
+
+class TestMujoco:
+    """What Gymnasium's MuJoCo environments need beside any other."""
+
+    config = gymnasium_config("HalfCheetah-v5")
+
+    def test_actions_are_its_controls(self) -> None:
+        with Played(self.config, 2) as played:
+            spec = played.env.spec
+            assert (spec.action, spec.observation) == (ActionSpec(size=6), ArraySpec((17,), "float32"))
+            assert spec.frames_per_step == 1
+            played.reset(1)
+            played.step(np.array([[0.5] * 6, [-7] * 6], np.float32))
+            controls = [env.unwrapped.data.ctrl.tolist() for env in played.env.envs]
+        assert controls == [[0.5] * 6, [-1] * 6]
+
+    def test_the_video_runs_at_its_own_speed(self) -> None:
+        assert frames_per_second(self.config) == 20  # a step is five of 10 ms
+
+    def test_a_missing_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "mujoco", None)
+        with pytest.raises(EnvironmentFailed, match=r"needs MuJoCo, which is not installed .*'seedcli\[mujoco\]'$"):
+            create_env(self.config, 1)
+
+    def test_nothing_that_draws(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
+        with pytest.raises(EnvironmentFailed, match="cannot be drawn on this machine.*apt-get install libegl1"):
+            create_env(self.config, 1, render=True)
+
+    @pytest.mark.parametrize(("found", "chosen"), [({"EGL", "OSMesa"}, "egl"), ({"OSMesa"}, "osmesa")])
+    def test_what_draws_without_a_screen(self, monkeypatch: pytest.MonkeyPatch, found: set[str], chosen: str) -> None:
+        for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
+            monkeypatch.setenv(name, "")
+        monkeypatch.setattr(ctypes.util, "find_library", lambda name: name if name in found else None)
+        _prepare_mujoco("test", render=True)
+        assert os.environ["MUJOCO_GL"] == chosen
+        for name, value in (("MUJOCO_GL", "glfw"), ("DISPLAY", ":0")):
+            monkeypatch.setenv("MUJOCO_GL", "")
+            monkeypatch.setenv(name, value)
+            before = os.environ["MUJOCO_GL"]
+            _prepare_mujoco("test", render=True)
+            assert os.environ["MUJOCO_GL"] == before, "what the user chose stays"
+
+    def test_its_warnings_leave_no_file_and_no_noise(self, tmp_path: Path) -> None:
+        code = (
+            "from seedcli.envs import create_env\n"
+            "from seedcli.config import EnvironmentConfig\n"
+            "create_env(EnvironmentConfig(id='HalfCheetah-v5'), 2).close()\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert not list(tmp_path.iterdir())

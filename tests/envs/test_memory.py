@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from seedcli.specs import ArraySpec
+from seedcli.specs import ActionSpec, ArraySpec
 from tests.envs.helpers import POSITIONS, Played, gymnasium_config, play
 
 
@@ -19,8 +19,9 @@ def test_positions_are_those_of_cartpole() -> None:
 
 def test_the_specification_and_the_registered_limit() -> None:
     with Played(gymnasium_config(POSITIONS), 1) as played:
-        assert played.env.spec.observation == ArraySpec((2,), "float32") and played.env.spec.num_actions == 2
-        (env,) = played.env._vector.envs
+        assert played.env.spec.observation == ArraySpec((2,), "float32")
+        assert played.env.spec.action == ActionSpec((2,))
+        (env,) = played.env.envs
         assert env.spec.max_episode_steps == 500
         space = env.observation_space
         np.testing.assert_allclose(space.high, [4.8, 0.418879], rtol=1e-5)

@@ -13,9 +13,9 @@ from seedcli.inference.arena import Arena, UnrollBuffer
 from seedcli.inference.engine import StepEngine
 from seedcli.inference.policy import Decision
 from seedcli.inference.streams import Answer, Stream
-from seedcli.specs import ArraySpec, EnvSpec
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 
-SPEC = EnvSpec("test/env", ArraySpec((3,), "float32"), num_actions=1000)
+SPEC = EnvSpec("test/env", ArraySpec((3,), "float32"), action=ActionSpec((1000,)))
 
 
 def algorithm(burn_in: int, length: int) -> AlgorithmSpec:

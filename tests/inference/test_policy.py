@@ -8,9 +8,9 @@ import pytest
 from seedcli.agents import create_agent
 from seedcli.config import AgentConfig, TrainingConfig
 from seedcli.inference.policy import AgentPolicy, spread
-from seedcli.specs import ArraySpec, EnvSpec
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 
-SPEC = EnvSpec("test/env", ArraySpec((4,), "float32"), 3)
+SPEC = EnvSpec("test/env", ArraySpec((4,), "float32"), ActionSpec((3,)))
 
 
 def _policy(**kwargs) -> AgentPolicy:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import struct
 from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 
 from seedcli.errors import RefusedError
 from seedcli.inference.engine import StepEngine
 from seedcli.inference.service import InferenceService
 from seedcli.inference.sessions import FleetSettings
+from seedcli.net.codecs import CODECS, RowEncoder
 from seedcli.net.frames import Kind, pack_header
 from seedcli.net.handshake import ClientHandshake, Ready
 from seedcli.net.inprocess import InProcessClient, InProcessServer
-from seedcli.specs import EnvSpec, RowLayout
+from seedcli.specs import ActionSpec, EnvSpec, RowLayout
 from tests.inference.helpers import SPEC, make_engine
 
 
@@ -22,7 +26,12 @@ class Fleet:
     """A service over the in-process transport, and clients that play actors."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, max_envs: int = 8, fleet_envs: int = 1, evaluation_envs: int = 0
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        max_envs: int = 8,
+        fleet_envs: int = 1,
+        evaluation_envs: int = 0,
+        compression: str = "auto",
     ) -> None:
         self.now = 1000.0
         monkeypatch.setattr("seedcli.inference.service.time.monotonic", lambda: self.now)
@@ -36,6 +45,7 @@ class Fleet:
             reconnect_timeout=60.0,
             fleet_envs=fleet_envs,
             evaluation_envs=evaluation_envs,
+            compression=compression,
         )
         self.engine: StepEngine | None = None
         self.max_envs = max_envs
@@ -57,22 +67,24 @@ class Fleet:
             while self.unrolls:
                 self.arena.release(self.unrolls.pop())
 
-    def join(self, name: str, envs: int = 2, streams: int = 1, spec: EnvSpec = SPEC) -> Actor:
-        return Actor(self, name, envs, streams, spec)
+    def join(self, name: str, envs: int = 2, streams: int = 1, spec: EnvSpec = SPEC, codec: str = "raw") -> Actor:
+        return Actor(self, name, envs, streams, spec, codec)
 
 
 class Actor:
     """A client that has been let in."""
 
-    def __init__(self, fleet: Fleet, name: str, envs: int, streams: int, spec: EnvSpec) -> None:
+    def __init__(self, fleet: Fleet, name: str, envs: int, streams: int, spec: EnvSpec, codec: str) -> None:
         self.fleet = fleet
         self.client: InProcessClient = fleet.server.client()
         self.client.pump_with(fleet.turn)
         handshake = ClientHandshake(self.client, actor_id=name, envs=envs, streams=streams, timeout=5.0)
         self.configuration = handshake.configure()
-        self.ready: Ready = handshake.announce(spec)
+        codecs = dict.fromkeys(spec.arrays, codec)
+        self.ready: Ready = handshake.announce(spec, codecs)
         self.buffers = self.client.open_session(self.ready.extra, self.ready.payload_bytes)
         self.layouts = [RowLayout(spec, n) for n in self.ready.stream_envs]
+        self.encoders = [RowEncoder(layout, codecs) for layout in self.layouts]
 
     def send(
         self, sequence: int, stream: int = 0, reward: float = 0.0, observation: float | None = None, **header: int
@@ -84,6 +96,18 @@ class Actor:
         views.truncated[:] = 0
         fields = {"session": self.ready.session, "stream": stream, "sequence": sequence} | header
         self.client.send_row(stream, pack_header(Kind.STEP, len(self.buffers[stream]), **fields))
+
+    def encoded(self, value: float, stream: int = 0) -> bytes:
+        """An encoded row of observations that are all `value`."""
+        row = np.zeros(self.layouts[stream].nbytes, np.uint8)
+        self.layouts[stream].views(row).observation[:] = value
+        out = bytearray(self.encoders[stream].max_payload)
+        return bytes(out[: self.encoders[stream].encode(row, memoryview(out))])
+
+    def send_encoded(self, sequence: int, payload: bytes | None = None, stream: int = 0) -> None:
+        payload = self.encoded(sequence, stream) if payload is None else payload
+        fields = {"session": self.ready.session, "stream": stream, "sequence": sequence}
+        self.client.send(pack_header(Kind.STEP, len(payload), **fields), payload)
 
     def answers(self) -> list[Any]:
         self.fleet.turn()
@@ -122,8 +146,8 @@ def test_environments_beyond_the_limit_are_refused_with_the_numbers(fleet):
 
 def test_another_specification_is_refused_by_the_name_of_the_field(fleet):
     fleet.join("a")
-    with pytest.raises(RefusedError, match="num_actions is 4"):
-        fleet.join("b", spec=EnvSpec(SPEC.name, SPEC.observation, 4))
+    with pytest.raises(RefusedError, match=r"action is .*4.* where .*1000.* is expected"):
+        fleet.join("b", spec=EnvSpec(SPEC.name, SPEC.observation, ActionSpec((4,))))
 
 
 def test_an_actor_that_connects_anew_replaces_its_session(fleet):
@@ -339,3 +363,69 @@ def test_evaluation_streams_of_a_session_are_answered_like_the_others(monkeypatc
         assert sorted((a.header.stream, a.header.sequence) for a in answers) == [(i, sequence) for i in range(3)]
         assert len(np.frombuffer({a.header.stream: a for a in answers}[2].payload, np.int32)) == 2
     assert (fleet.engine.stats.env_steps, fleet.engine.stats.evaluation_steps) == (6 * 8, 2 * 8)
+
+
+def test_encoded_rows_are_answered_like_plain_ones_and_counted(fleet):
+    plain, packed = fleet.join("plain", envs=4), fleet.join("packed", envs=4, streams=2, codec="zstd")
+    assert packed.ready.payload_bytes == tuple(encoder.max_payload for encoder in packed.encoders)
+    assert packed.configuration["compression"] == "auto" and packed.configuration["codecs"] == list(CODECS)
+    received = raw = 0
+    for sequence in range(7):
+        plain.send(sequence)
+        for stream in range(2):
+            packed.send_encoded(sequence, stream=stream)
+            received += len(packed.encoded(sequence, stream))
+        raw += plain.layouts[0].nbytes + 2 * packed.layouts[0].nbytes
+        received += plain.layouts[0].nbytes
+        (one,) = plain.answers()
+        two = packed.answers()
+        assert [(a.header.stream, a.header.sequence) for a in two] == [(0, sequence), (1, sequence)]
+        assert np.frombuffer(one.payload, np.int32).tolist() == [3 * sequence] * 4
+        assert [np.frombuffer(a.payload, np.int32).tolist() for a in two] == [[3 * sequence] * 2] * 2
+    assert (fleet.service.row_bytes_received, fleet.service.row_bytes_raw) == (received, raw)
+
+
+@pytest.mark.parametrize("fault", ["noise", "nothing", "cut", "longer", "plain", "bomb"])
+def test_a_corrupt_row_ends_its_connection_alone(fleet, fault):
+    good, bad = fleet.join("good", codec="zstd"), fleet.join("bad", codec="zstd")
+    for sequence in range(2):
+        good.send_encoded(sequence)
+        bad.send_encoded(sequence)
+        assert len(good.answers()) == len(bad.answers()) == 1
+    payload = bad.encoded(2)
+    frame = zstandard.ZstdCompressor().compress(bytes(2**22))
+    corrupt = {
+        "noise": os.urandom(len(payload)),
+        "nothing": b"",
+        "cut": payload[:-1],
+        "longer": payload + b"x",
+        "plain": bytes(bad.layouts[0].nbytes),
+        "bomb": struct.pack("<I", len(frame)) + payload[4:16] + frame,
+    }
+    bad.send_encoded(2, corrupt[fault])
+    fleet.turn()
+    assert fleet.service.protocol_errors == 1 and fleet.engine.connected_envs == 2
+    assert [s.actor_id for s in fleet.service.sessions()] == ["good"]
+    assert bad.answers() == []
+    for sequence in range(2, 9):
+        good.send_encoded(sequence)
+        (answer,) = good.answers()
+        assert np.frombuffer(answer.payload, np.int32).tolist() == [3 * sequence] * 2
+
+
+@pytest.mark.parametrize(("compression", "codec"), [("off", "zstd"), ("auto", "lz4"), ("on", "bits")])
+def test_codecs_that_were_not_offered_or_do_not_fit_are_refused(monkeypatch, compression, codec):
+    fleet = Fleet(monkeypatch, compression=compression)
+    client = fleet.server.client()
+    client.pump_with(fleet.turn)
+    handshake = ClientHandshake(client, actor_id="a", envs=2, streams=1, timeout=5.0)
+    assert handshake.configure()["codecs"] == (["raw"] if compression == "off" else list(CODECS))
+    with pytest.raises(RefusedError, match=f"codec '{codec}'"):
+        handshake.announce(SPEC, dict.fromkeys(SPEC.arrays, codec))
+    assert fleet.service.sessions() == [] and fleet.engine is None
+    fleet.join("b")
+
+
+def test_nothing_is_offered_where_rows_stand_in_shared_memory():
+    settings = FleetSettings({}, 0, 1, 1.0, 2.0, 3.0, compression="on")
+    assert settings.offered_codecs("shm") == ("raw",) and settings.offered_codecs("grpc") == CODECS

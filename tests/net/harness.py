@@ -21,11 +21,11 @@ from seedcli.net import connect
 from seedcli.net.base import ClientTransport, Payload, Peer, ServerTransport
 from seedcli.net.frames import Header, Kind, encode_control, pack_header
 from seedcli.net.handshake import ClientHandshake, Hello, NoAuthenticator, Ready, ServerHandshake
-from seedcli.specs import ArraySpec, EnvSpec
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 
 KINDS = ("grpc", "zmq", "shm")
 LIMIT = 20.0  # seconds any wait may take
-SPEC = EnvSpec("test/rows", ArraySpec((4,), "float32"), 3)
+SPEC = EnvSpec("test/rows", ArraySpec((4,), "float32"), ActionSpec((3,)))
 
 
 def make_server(kind: str, **options: Any) -> ServerTransport:
@@ -61,6 +61,7 @@ class Learner:
     def __init__(self, server: ServerTransport, sizes: Sequence[int]) -> None:
         self.server = server
         self.sizes = list(sizes)
+        self.encoded = False  # steps have no destination, as those of a session with codecs
         self.rows: list[Row] = []
         self.frames: queue.SimpleQueue[tuple[Peer, Header]] = queue.SimpleQueue()  # inside a session, no steps
         self.lost_peers: queue.SimpleQueue[Lost] = queue.SimpleQueue()
@@ -127,13 +128,15 @@ class Learner:
             raise ProtocolError("a step outside a session")
         if header.stream >= len(buffers) or header.sequence != self._expected[peer, header.stream]:
             raise ProtocolError("a step out of order")
+        if self.encoded:
+            return None
         buffers[header.stream][:] = b"\xa5" * len(buffers[header.stream])
         return memoryview(buffers[header.stream])
 
     def frame(self, peer: Peer, header: Header, payload: Payload) -> None:
         if header.kind == Kind.STEP:
-            assert payload == b""
-            data = bytes(self._buffers[peer][header.stream])
+            assert self.encoded or len(payload) == 0
+            data = bytes(payload) if self.encoded else bytes(self._buffers[peer][header.stream])
             self._expected[peer, header.stream] += 1
             self.rows.append(Row(self._actors[peer], header.stream, header.sequence, data))
             answer = zlib.crc32(data).to_bytes(4, "little")
@@ -158,7 +161,7 @@ class Learner:
         if peer not in self._handshakes:
             self._handshakes[peer] = ServerHandshake(
                 lambda hello: self.configure(hello),
-                lambda hello, spec: self._admit(peer, hello, spec),
+                lambda hello, spec, codecs: self._admit(peer, hello, spec, codecs),
                 self.authenticator,
             )
         try:
@@ -169,7 +172,7 @@ class Learner:
             return
         self.send(peer, kind, encode_control(message))
 
-    def _admit(self, peer: Peer, hello: Hello, spec: EnvSpec) -> dict[str, Any]:
+    def _admit(self, peer: Peer, hello: Hello, spec: EnvSpec, codecs: dict[str, str]) -> dict[str, Any]:
         if self.refuse_spec is not None:
             raise RefusedError(self.refuse_spec)
         extra = self.server.open_session(peer, self.sizes)
@@ -203,6 +206,11 @@ class Actor:
     def step(self, stream: int, data: bytes) -> None:
         self.buffers[stream][:] = data
         self.client.send_row(stream, self.header(stream))
+        self.sequence[stream] += 1
+
+    def send(self, stream: int, data: bytes) -> None:
+        """A step of any size, as of a session with codecs."""
+        self.client.send(self.header(stream, len(data)), data)
         self.sequence[stream] += 1
 
     def header(self, stream: int, nbytes: int | None = None) -> bytes:

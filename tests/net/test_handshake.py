@@ -13,10 +13,19 @@ from seedcli.errors import ConnectionLost, ProtocolError, RefusedError, Training
 from seedcli.net import connect
 from seedcli.net.base import Frame
 from seedcli.net.frames import Header, Kind, encode_control
-from seedcli.net.handshake import ClientHandshake, Hello, NoAuthenticator, Ready, ServerHandshake, parse_ready
-from seedcli.specs import EnvSpec
+from seedcli.net.handshake import (
+    ClientHandshake,
+    Hello,
+    NoAuthenticator,
+    Ready,
+    ServerHandshake,
+    parse_ready,
+    parse_spec,
+)
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.net.harness import LIMIT, SPEC, Actor, Learner, expect, wait_until_gone
 
+SPEC_MESSAGE = {**SPEC.to_dict(), "codecs": {"observation": "raw"}}
 HELLO = {"actor_id": "actor-1", "envs": 8, "streams": 2, "version": "1.0"}
 READY = {
     "session": 9,
@@ -38,14 +47,16 @@ class Server:
     def __init__(self) -> None:
         self.configured: list[Hello] = []
         self.admitted: list[EnvSpec] = []
+        self.codecs: list[dict[str, str]] = []
         self.handshake = ServerHandshake(self._configure, self._admit, NoAuthenticator())
 
     def _configure(self, hello: Hello) -> dict[str, Any]:
         self.configured.append(hello)
         return {"environment": {"id": "x"}, "seed": 3}
 
-    def _admit(self, hello: Hello, spec: EnvSpec) -> dict[str, Any]:
+    def _admit(self, hello: Hello, spec: EnvSpec, codecs: dict[str, str]) -> dict[str, Any]:
         self.admitted.append(spec)
+        self.codecs.append(codecs)
         return dict(READY)
 
     def take(self, kind: int, message: Mapping[str, Any]) -> tuple[Kind, dict[str, Any]]:
@@ -65,10 +76,59 @@ def test_the_good_path() -> None:
     assert server.handshake.hello == Hello("actor-1", 8, 2, "1.0")
     assert server.take(Kind.PROOF, {}) == (Kind.CONFIGURE, {"environment": {"id": "x"}, "seed": 3})
     assert not server.handshake.complete
-    assert server.take(Kind.SPEC, SPEC.to_dict()) == (Kind.READY, READY)
+    assert server.take(Kind.SPEC, SPEC_MESSAGE) == (Kind.READY, READY)
     assert server.handshake.complete and server.admitted == [SPEC]
+    assert server.codecs == [{"observation": "raw"}]
     with pytest.raises(ProtocolError, match="nothing more"):
-        server.take(Kind.SPEC, SPEC.to_dict())
+        server.take(Kind.SPEC, SPEC_MESSAGE)
+
+
+BOX = ArraySpec((72, 96, 4), "uint8", binary=(0, 255))
+SPECS = {
+    "planes": EnvSpec("football/x", BOX, ActionSpec((19,)), 1),
+    "several": EnvSpec(
+        "gymnasium/x",
+        {"a/b": BOX, "mode": ArraySpec((), "int32", (7,)), "parts": ArraySpec((2,), "int32", (3, 4))},
+        ActionSpec((3, 4)),
+    ),
+    "box": EnvSpec("mujoco/x", ArraySpec((17,), "float32"), ActionSpec(size=6)),
+    "vector": EnvSpec("gymnasium/y", ArraySpec((3,), "bool"), ActionSpec((5,), vector=True)),
+}
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_every_kind_of_specification_gets_through(spec: EnvSpec) -> None:
+    codecs = dict.fromkeys(spec.arrays, "zstd")
+    assert parse_spec({**spec.to_dict(), "codecs": codecs}, 1024) == (spec, codecs)
+
+
+def with_arrays(*arrays: dict[str, Any], name: str = "x") -> dict[str, Any]:
+    message = {key: value for key, value in SPEC_MESSAGE.items() if key != "observation"}
+    names = [f"{name}{i}" for i in range(len(arrays))]
+    codecs = dict.fromkeys(names, "raw")
+    return {**message, "observations": dict(zip(names, arrays, strict=True)), "codecs": codecs}
+
+
+BAD_OBSERVATIONS = {
+    "none": with_arrays(),
+    "too many": with_arrays(*[ArraySpec((1,), "uint8").to_dict()] * 65),
+    "a long name": with_arrays(ArraySpec((1,), "uint8").to_dict(), name="x" * 128),
+    "a name of control characters": with_arrays(ArraySpec((1,), "uint8").to_dict(), name="a\x00"),
+    "together too large": with_arrays(*[ArraySpec((2**23,), "uint8").to_dict()] * 64),  # times 8 environments
+    "both forms": {
+        **with_arrays(ArraySpec((1,), "uint8").to_dict()),
+        "observation": ArraySpec((1,), "uint8").to_dict(),
+    },
+    "no codec": {**with_arrays(ArraySpec((1,), "uint8").to_dict()), "codecs": {}},
+    "a list": {**with_arrays(ArraySpec((1,), "uint8").to_dict()), "observations": [1]},
+}
+
+
+@pytest.mark.parametrize("message", BAD_OBSERVATIONS.values(), ids=BAD_OBSERVATIONS)
+def test_wrong_observations_break_the_protocol(message: dict[str, Any]) -> None:
+    parse_spec(with_arrays(*[ArraySpec((2,), "uint8").to_dict()] * 64), 8)
+    with pytest.raises(ProtocolError):
+        parse_spec(message, 8)
 
 
 def test_every_challenge_has_a_nonce_of_its_own() -> None:
@@ -112,12 +172,25 @@ def test_a_wrong_hello_names_its_field(change: dict[str, Any]) -> None:
             Server().take(Kind.HELLO, {key: value for key, value in HELLO.items() if key != field})
 
 
-GOOD_OBSERVATION = {"shape": [84, 84], "dtype": "uint8", "categories": 0}
+GOOD_OBSERVATION = {"shape": [84, 84], "dtype": "uint8", "categories": [], "binary": []}
+GOOD_ACTION = {"categories": [3], "size": 0, "vector": False}
 BAD_SPEC = [
     {"name": ""},
     {"name": 3},
-    {"num_actions": 0},
-    {"num_actions": 2**40},
+    {"num_actions": 3},
+    {"action": None},
+    {"action": 3},
+    {"action": {**GOOD_ACTION, "categories": []}},
+    {"action": {**GOOD_ACTION, "categories": [0]}},
+    {"action": {**GOOD_ACTION, "categories": [2**40]}},
+    {"action": {**GOOD_ACTION, "categories": [True]}},
+    {"action": {**GOOD_ACTION, "categories": [2] * 4097}},
+    {"action": {**GOOD_ACTION, "size": 2}},
+    {"action": {**GOOD_ACTION, "categories": [], "size": 4097}},
+    {"action": {**GOOD_ACTION, "categories": [], "size": -1}},
+    {"action": {**GOOD_ACTION, "vector": 0}},
+    {"action": {**GOOD_ACTION, "more": 0}},
+    {"action": {"categories": [3]}},
     {"frames_per_step": 0},
     {"frames_per_step": True},
     {"observation": [1]},
@@ -129,7 +202,19 @@ BAD_SPEC = [
     {"observation": {**GOOD_OBSERVATION, "shape": [2**29]}},  # times 8 environments
     {"observation": {**GOOD_OBSERVATION, "dtype": "object"}},
     {"observation": {**GOOD_OBSERVATION, "dtype": 1}},
-    {"observation": {**GOOD_OBSERVATION, "categories": -1}},
+    {"observation": {**GOOD_OBSERVATION, "categories": 0}},
+    {"observation": {**GOOD_OBSERVATION, "categories": [-1]}},
+    {"observation": {**GOOD_OBSERVATION, "categories": [2]}},  # one for each element
+    {"observation": {**GOOD_OBSERVATION, "binary": [0]}},
+    {"observation": {**GOOD_OBSERVATION, "binary": [0, 256]}},
+    {"observation": {**GOOD_OBSERVATION, "binary": [0, 1], "dtype": "int8"}},
+    {"observation": {"shape": [4], "dtype": "uint8"}},
+    {"codecs": None},
+    {"codecs": {}},
+    {"codecs": {"observation": 1}},
+    {"codecs": {"observation": "z" * 33}},
+    {"codecs": {"observation": "raw", "more": "raw"}},
+    {"codecs": {"other": "raw"}},
     {"observation": {**GOOD_OBSERVATION, "code": 1}},
     {"more": 1},
 ]
@@ -139,14 +224,14 @@ BAD_SPEC = [
 def test_a_wrong_spec_breaks_the_protocol(change: dict[str, Any]) -> None:
     server = Server().up_to(Kind.SPEC)
     with pytest.raises(ProtocolError):
-        server.take(Kind.SPEC, {**SPEC.to_dict(), **change})
+        server.take(Kind.SPEC, {**SPEC_MESSAGE, **change})
     assert not server.admitted and not server.handshake.complete
 
 
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers())
 MESSAGES = st.dictionaries(
-    st.sampled_from([*HELLO, *SPEC.to_dict(), "shape", "dtype", *READY]),
-    VALUES | st.dictionaries(st.sampled_from(["shape", "dtype", "categories"]), VALUES),
+    st.sampled_from([*HELLO, *SPEC_MESSAGE, "observations", "shape", "dtype", *READY]),
+    VALUES | st.dictionaries(st.sampled_from([*GOOD_OBSERVATION, *GOOD_ACTION]), VALUES),
 )
 
 
@@ -235,7 +320,7 @@ def wait_until_gone_or_silent(handshake: ClientHandshake) -> None:
     """After a refusal the learner answers nothing but that it knows no such session."""
     client = handshake._transport
     try:
-        handshake._send(Kind.SPEC, SPEC.to_dict())
+        handshake._send(Kind.SPEC, SPEC_MESSAGE)
     except ConnectionLost:
         pass
     wait_until_gone(client)
@@ -315,7 +400,7 @@ def test_a_handshake_out_of_order_ends_the_connection(learner: Learner, join: Ca
     handshake = shake_hands(learner)
     handshake._send(Kind.HELLO, HELLO)
     expect(handshake._transport, Kind.CHALLENGE)
-    handshake._send(Kind.SPEC, SPEC.to_dict())
+    handshake._send(Kind.SPEC, SPEC_MESSAGE)
     assert "where PROOF is expected" in learner.lost_peers.get(timeout=LIMIT).reason
     wait_until_gone(handshake._transport)
     handshake._transport.close()

@@ -8,25 +8,31 @@ import json
 import os
 import queue
 import socket
+import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
 import numpy as np
+import pytest
 import zmq
+import zstandard
 
-from seedcli.errors import ConnectionLost, SeedError
+from seedcli.errors import ConnectionLost, RefusedError, SeedError
 from seedcli.net import connect
 from seedcli.net.base import ClientTransport
+from seedcli.net.codecs import RowEncoder
 from seedcli.net.frames import Kind, encode_control, pack_header
 from seedcli.net.grpc_client import METHOD, SERVICE
 from seedcli.net.handshake import ClientHandshake, Ready
-from seedcli.specs import ArraySpec, EnvSpec, RowLayout
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, RowLayout
 from tests.system.harness import COUNTER, TINY, Fleet, counting, last, sets, wait_for
 
-SPEC = EnvSpec(f"gymnasium/{COUNTER}", ArraySpec((4,), "float32"), 4)
+SPEC = EnvSpec(f"gymnasium/{COUNTER}", ArraySpec((4,), "float32"), ActionSpec((4,)))
 LAYOUT = RowLayout(SPEC, 1)
+ENCODER = RowEncoder(LAYOUT, {"observation": "zstd"})
 SECONDS = 30.0
+STEPS = 8000  # of the training: it lasts longer than the attacks
 
 _names = itertools.count()
 
@@ -109,17 +115,22 @@ def noise_over_tcp(address: str) -> None:
 
 
 class Intruder:
-    """A peer that was let in like an actor, with one environment, and sends what it likes."""
+    """A peer that was let in like an actor, with one environment, and sends what it likes.
 
-    def __init__(self, address: str) -> None:
+    Args:
+        address: the learner's.
+        codec: of its observations.
+    """
+
+    def __init__(self, address: str, codec: str = "raw") -> None:
         self.transport: ClientTransport = connect(address)
         self.transport.connect(SECONDS)
         name = f"intruder-{next(_names)}"
         handshake = ClientHandshake(self.transport, actor_id=name, envs=1, streams=1, timeout=SECONDS)
         handshake.configure()
-        self.ready: Ready = handshake.announce(SPEC)
+        self.ready: Ready = handshake.announce(SPEC, {"observation": codec})
         self.transport.open_session(self.ready.extra, self.ready.payload_bytes)
-        assert self.ready.payload_bytes == (LAYOUT.nbytes,)
+        assert self.ready.payload_bytes == (LAYOUT.nbytes if codec == "raw" else ENCODER.max_payload,)
 
     def row(self, **values: Any) -> bytes:
         rows = np.zeros(LAYOUT.nbytes, np.uint8)
@@ -190,8 +201,63 @@ INTRUSIONS: dict[str, Callable[[Intruder], None]] = {
 }
 
 
-def intrude(address: str, intrusion: Callable[[Intruder], None]) -> bool:
-    intruder = Intruder(address)
+def encoded(**values: Any) -> bytes:
+    """A row as a session with codecs sends it."""
+    row = np.zeros(LAYOUT.nbytes, np.uint8)
+    for name, value in values.items():
+        getattr(LAYOUT.views(row), name)[:] = value
+    out = bytearray(ENCODER.max_payload)
+    return bytes(out[: ENCODER.encode(row, memoryview(out))])
+
+
+def with_block(block: bytes) -> bytes:
+    """A row whose only block is another one."""
+    scalars = encoded()[4:10]
+    return struct.pack("<I", len(block)) + scalars + block
+
+
+def _encoded_duplicate(intruder: Intruder) -> None:
+    intruder.step(encoded(), sequence=0)
+    intruder.answer()
+    intruder.step(encoded(), sequence=0)
+
+
+def _corrupt_later(intruder: Intruder) -> None:
+    for sequence in range(3):
+        intruder.step(encoded(observation=sequence), sequence=sequence)
+        intruder.answer()
+    intruder.step(with_block(os.urandom(9)), sequence=3)
+
+
+BOMB = zstandard.ZstdCompressor(level=1).compress(bytes(256 * 2**20))
+# A block of RFC 8878 in four bytes that holds 128 KiB of zeros, behind a header that says nothing of its size, and
+# behind one that says 16 bytes, as many as the array has.
+_ZEROS = b"\x03\x00\x10\x00"
+SMALL_BOMB = b"\x28\xb5\x2f\xfd\x00\x58" + _ZEROS
+LYING_BOMB = b"\x28\xb5\x2f\xfd\x20\x10" + _ZEROS
+assert len(zstandard.ZstdDecompressor().decompressobj().decompress(SMALL_BOMB)) == 2**17
+assert zstandard.frame_content_size(LYING_BOMB) == LAYOUT.spec.observation_bytes
+
+CORRUPTIONS: dict[str, Callable[[Intruder], None]] = {
+    "a block of noise": lambda intruder: intruder.step(with_block(os.urandom(15))),
+    "a corrupt block in the middle": _corrupt_later,
+    "a block cut off": lambda intruder: intruder.step(with_block(BOMB[:12])),
+    "an empty block": lambda intruder: intruder.step(with_block(b"")),
+    "a row that is not encoded": lambda intruder: intruder.step(bytes(LAYOUT.nbytes)),
+    "nothing at all": lambda intruder: intruder.step(b""),
+    "a length beyond the row": lambda intruder: intruder.step(struct.pack("<I", 2**32 - 1) + encoded()[4:]),
+    "a byte too many": lambda intruder: intruder.step(encoded() + b"x"),
+    "a decompression bomb": lambda intruder: intruder.step(with_block(BOMB)),
+    "a bomb as small as a block may be": lambda intruder: intruder.step(with_block(SMALL_BOMB)),
+    "a bomb that says it is none": lambda intruder: intruder.step(with_block(LYING_BOMB)),
+    "a step larger than any": lambda intruder: intruder.step(bytes(2**20)),
+    "an encoded duplicate": _encoded_duplicate,
+    "an encoded observation that is no number": lambda intruder: intruder.step(encoded(observation=np.nan)),
+}
+
+
+def intrude(address: str, intrusion: Callable[[Intruder], None], codec: str = "raw") -> bool:
+    intruder = Intruder(address, codec)
     try:
         # The learner may end the connection while something is still being sent.
         with contextlib.suppress(ConnectionLost):
@@ -208,6 +274,14 @@ def behave(address: str) -> None:
         intruder.step(intruder.row(observation=sequence), sequence=sequence)
         intruder.answer()
     intruder.transport.close()
+    intruder = Intruder(address, "zstd")
+    for sequence in range(20):
+        intruder.step(encoded(observation=sequence), sequence=sequence)
+        intruder.answer()
+    intruder.transport.close()
+    for codec in ("bits", "lz4"):
+        with pytest.raises(RefusedError, match=f"codec '{codec}'"):
+            Intruder(address, codec)
 
 
 def attacks(addresses: dict[str, str]) -> Iterator[str]:
@@ -222,6 +296,9 @@ def attacks(addresses: dict[str, str]) -> Iterator[str]:
         for name, intrusion in INTRUSIONS.items():
             assert intrude(address, intrusion), f"{name} at {address} was not answered"
             yield f"{name} at {address}"
+        for name, intrusion in CORRUPTIONS.items():
+            assert intrude(address, intrusion, "zstd"), f"{name} at {address} was not answered"
+            yield f"{name} at {address}"
     for parts in ([os.urandom(32)], [pack_header(Kind.HELLO, 0)], [b"x"] * 50, [*framed(Kind.HELLO, hello()), b"more"]):
         over_zmq(addresses["zmq"], parts)
         yield f"{len(parts)} parts"
@@ -229,7 +306,7 @@ def attacks(addresses: dict[str, str]) -> Iterator[str]:
 
 def test_training_goes_on_whatever_arrives(fleet: Fleet) -> None:
     run = fleet.folder / "run"
-    options = ["--preset", "cartpole_vtrace", "--steps", "6000", "--logdir", "run"]
+    options = ["--preset", "cartpole_vtrace", "--steps", str(STEPS), "--logdir", "run"]
     learner = fleet.learner(*options, *sets(*TINY, *counting(pause=0.002)))
     addresses = learner.wait_until_it_serves()
     actors = [fleet.actor(address, "--envs", "8") for address in addresses.values()]
@@ -243,16 +320,16 @@ def test_training_goes_on_whatever_arrives(fleet: Fleet) -> None:
             if not learner.running:
                 break
     except (SeedError, OSError, AssertionError):
-        if learner.running and last(run, "env_steps") < 6000:
+        if learner.running and last(run, "env_steps") < STEPS:
             raise
-    once = 2 * (1 + len(strangers_frames()) + len(INTRUSIONS)) + 4
+    once = 2 * (1 + len(strangers_frames()) + len(INTRUSIONS) + len(CORRUPTIONS)) + 4
     assert len(done) >= once, f"the training was over after {len(done)} of {once} attacks"
     learner.ends_with(0)
     for actor in actors:
         actor.ends_with(0)
         assert "trying again" not in actor.stderr, "an actor lost its connection"
-    assert last(run, "env_steps") >= 6000 > before
-    assert last(run, "protocol_errors") >= 2 * len(INTRUSIONS)
+    assert last(run, "env_steps") >= STEPS > before
+    assert last(run, "protocol_errors") >= 2 * (len(INTRUSIONS) + len(CORRUPTIONS))
     assert last(run, "dropped_updates") == 0
     assert "Traceback" not in learner.stderr
     assert "dropped: " in learner.stderr

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from seedcli.layering import Resolved, load_config
-from seedcli.specs import ArraySpec, EnvSpec
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 
-SPEC = EnvSpec("test/env", ArraySpec((3,), "float32"), 4)
+SPEC = EnvSpec("test/env", ArraySpec((3,), "float32"), ActionSpec((4,)))
 K, T, B = 2, 3, 4
 LIMIT = 30.0  # seconds
 

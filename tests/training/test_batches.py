@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seedcli.inference.arena import Arena, UnrollBuffer
-from seedcli.specs import ArraySpec, EnvSpec
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from seedcli.training.batches import UnrollQueue, assemble
 
-SPEC = EnvSpec("test/env", ArraySpec((2,), "uint8"), 3)
+SPEC = EnvSpec("test/env", ArraySpec((2,), "uint8"), ActionSpec((3,)))
 RECORDS = 4
 
 

@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 from seedcli.errors import CheckpointError, SeedError
-from seedcli.specs import ArraySpec, EnvSpec
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from seedcli.training.checkpoint import Checkpointer, find_checkpoint, list_checkpoints, open_checkpoint, restore
 
-SPEC = EnvSpec("test/env", ArraySpec((2,), "uint8"), 3)
+SPEC = EnvSpec("test/env", ArraySpec((2,), "uint8"), ActionSpec((3,)))
 
 
 def _variables(offset: float) -> dict[str, list[tf.Variable]]:

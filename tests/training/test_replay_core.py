@@ -119,7 +119,8 @@ def test_rewards_that_are_not_finite_are_counted_once_and_never_trained_on(tmp_p
     dropped = core.engine.stats.dropped_unrolls
     assert dropped > 10 and core.source.dropped == dropped and core.trainer.dropped == 0
     assert all(np.isfinite(variable.numpy()).all() for variable in core.agent.variables())
-    service = SimpleNamespace(sessions=list, protocol_errors=0)
+    counters = dict.fromkeys(("protocol_errors", "environment_failures", "row_bytes_received", "row_bytes_raw"), 0)
+    service = SimpleNamespace(sessions=list, **counters)
     learner: Any = SimpleNamespace(config=core.config, core=core, service=service, results=deque())
     with RunFolder.create(tmp_path / "run", "test") as folder:
         reporter = Reporter(learner, folder, PlainView(Console(file=io.StringIO())), resumed_at=None)

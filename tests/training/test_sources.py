@@ -19,7 +19,7 @@ from seedcli.config import Config
 from seedcli.errors import UsageError
 from seedcli.inference.arena import Arena, UnrollBuffer
 from seedcli.layering import load_config
-from seedcli.specs import ArraySpec, EnvSpec
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from seedcli.training import sources
 from seedcli.training.sources import QueueSource, ReplaySource, create_source, expected_bytes, unroll_fields
 from tests.training.helpers import LIMIT, SPEC, B, K, T, resolved
@@ -315,7 +315,7 @@ def test_a_replay_too_large_for_the_machine_is_refused_before_anything_is_insert
 
 def test_images_are_reckoned_at_what_they_take_when_packed() -> None:
     config = _config("agent.network=nature", "agent.lstm=0", "agent.frame_stack=4", "replay.capacity=100_000")
-    spec = EnvSpec("atari/pong", ArraySpec((84, 84, 1), "uint8"), 6, 4)
+    spec = EnvSpec("atari/pong", ArraySpec((84, 84, 1), "uint8"), ActionSpec((6,)), 4)
     fields = unroll_fields(create_agent(config.agent, config.training, spec, 1), spec)
     frames = R * 84 * 84
     assert frames / 8 < expected_bytes(fields) < frames

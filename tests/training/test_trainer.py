@@ -9,11 +9,11 @@ import tensorflow as tf
 from seedcli.agents import create_agent
 from seedcli.agents.base import UnrollBatch
 from seedcli.config import AgentConfig, TrainingConfig
-from seedcli.specs import ArraySpec, EnvSpec
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from seedcli.training.batches import PreparedBatch
 from seedcli.training.trainer import Trainer
 
-SPEC = EnvSpec("test/env", ArraySpec((3,), "float32"), 2)
+SPEC = EnvSpec("test/env", ArraySpec((3,), "float32"), ActionSpec((2,)))
 TRAINING = TrainingConfig(unroll_length=4, batch_size=2, learning_rate=0.01)
 
 

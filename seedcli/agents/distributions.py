@@ -1,0 +1,141 @@
+"""Distributions of policies over actions, as pure functions of parameters [..., P] float32 that a network gives.
+
+Every one has the interface of `Distribution`; actions are as `specs.ActionSpec` has them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import tensorflow as tf
+
+from seedcli.specs import ActionSpec
+
+
+class Distribution(Protocol):
+    """A family of distributions over actions.
+
+    Attributes:
+        name: what its parameters are called: "logits", "mean_log_std".
+        size: P, how many there are.
+    """
+
+    name: str
+    size: int
+
+    def sample(self, params: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Actions [N, ...] drawn for parameters [N, P]; the seed [2] int32 decides them."""
+
+    def mode(self, params: tf.Tensor) -> tf.Tensor:
+        """The most probable actions [...]."""
+
+    def log_prob(self, params: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
+        """Logarithm of the probability, or of its density, of actions [...]: [...] float32."""
+
+    def entropy(self, params: tf.Tensor) -> tf.Tensor:
+        """Entropy, of a density the differential one, [...] float32, nats."""
+
+
+class Categorical:
+    """One of n categories, by unnormalised log-probabilities [..., n]; actions are [...] int32."""
+
+    name = "logits"
+
+    def __init__(self, categories: int) -> None:
+        self.size = categories
+
+    def sample(self, params: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """See `Distribution.sample`."""
+        return tf.random.stateless_categorical(params, 1, seed, dtype=tf.int32)[:, 0]
+
+    def mode(self, params: tf.Tensor) -> tf.Tensor:
+        """See `Distribution.mode`."""
+        return tf.argmax(params, axis=-1, output_type=tf.int32)
+
+    def log_prob(self, params: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
+        """See `Distribution.log_prob`."""
+        return tf.reduce_sum(tf.nn.log_softmax(params) * tf.one_hot(action, self.size), axis=-1)
+
+    def entropy(self, params: tf.Tensor) -> tf.Tensor:
+        """See `Distribution.entropy`."""
+        log_p = tf.nn.log_softmax(params)
+        return -tf.reduce_sum(tf.exp(log_p) * log_p, axis=-1)
+
+
+class MultiCategorical:
+    """Independent categories: parameters [..., Σ n_i] are the logits of all parts; actions are [..., k] int32."""
+
+    name = "logits"
+
+    def __init__(self, categories: tuple[int, ...]) -> None:
+        self.size = sum(categories)
+        self._categories = categories
+        self._parts = [Categorical(n) for n in categories]
+
+    def sample(self, params: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """See `Distribution.sample`."""
+        seeds = tf.unstack(tf.random.split(seed, len(self._parts)), len(self._parts))
+        drawn = zip(self._parts, self._split(params), seeds, strict=True)
+        return tf.stack([part.sample(logits, each) for part, logits, each in drawn], axis=-1)
+
+    def mode(self, params: tf.Tensor) -> tf.Tensor:
+        """See `Distribution.mode`."""
+        parts = zip(self._parts, self._split(params), strict=True)
+        return tf.stack([part.mode(logits) for part, logits in parts], axis=-1)
+
+    def log_prob(self, params: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
+        """See `Distribution.log_prob`."""
+        parts = zip(self._parts, self._split(params), tf.unstack(action, len(self._parts), axis=-1), strict=True)
+        return tf.add_n([part.log_prob(logits, chosen) for part, logits, chosen in parts])
+
+    def entropy(self, params: tf.Tensor) -> tf.Tensor:
+        """See `Distribution.entropy`."""
+        return tf.add_n([part.entropy(x) for part, x in zip(self._parts, self._split(params), strict=True)])
+
+    def _split(self, params: tf.Tensor) -> list[tf.Tensor]:
+        return tf.split(params, self._categories, axis=-1)
+
+
+class DiagonalGaussian:
+    """d independent normal variables: parameters [..., 2·d] are means and log standard deviations.
+
+    Actions [..., d] float32 are the samples as they are drawn, also beyond the bounds of the space; the environment's
+    adapter clips them, so that for the agent clipping is part of the environment and densities are exact. (Chou et al.,
+    "Improving Stochastic Policy Gradients in Continuous Control with Deep Reinforcement Learning using the Beta
+    Distribution", 2017, and Fujita & Maeda, "Clipped Action Policy Gradient", 2018, discuss what clipping costs.)
+    """
+
+    name = "mean_log_std"
+
+    def __init__(self, dimensions: int) -> None:
+        self.size = 2 * dimensions
+
+    def sample(self, params: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """See `Distribution.sample`."""
+        mean, log_std = tf.split(params, 2, axis=-1)
+        return mean + tf.exp(log_std) * tf.random.stateless_normal(tf.shape(mean), seed)
+
+    def mode(self, params: tf.Tensor) -> tf.Tensor:
+        """See `Distribution.mode`."""
+        return tf.split(params, 2, axis=-1)[0]
+
+    def log_prob(self, params: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
+        """See `Distribution.log_prob`."""
+        mean, log_std = tf.split(params, 2, axis=-1)
+        z = (action - mean) * tf.exp(-log_std)
+        return -tf.reduce_sum(0.5 * tf.square(z) + log_std + 0.5 * math.log(2.0 * math.pi), axis=-1)
+
+    def entropy(self, params: tf.Tensor) -> tf.Tensor:
+        """See `Distribution.entropy`."""
+        _, log_std = tf.split(params, 2, axis=-1)
+        return tf.reduce_sum(log_std + 0.5 * math.log(2.0 * math.pi * math.e), axis=-1)
+
+
+def make_distribution(action: ActionSpec) -> Distribution:
+    """The distribution over actions of a specification: Discrete, MultiDiscrete or Box."""
+    if action.size:
+        return DiagonalGaussian(action.size)
+    if action.array.shape:
+        return MultiCategorical(action.categories)
+    return Categorical(action.categories[0])

@@ -1,0 +1,185 @@
+"""From records to features: frame stacks, torso, previous action and reward, LSTM.
+
+Axis conventions: N rows of an inference batch; L records of an unroll, B columns, time-major; F features.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from seedcli.agents.base import State
+from seedcli.agents.frame_stack import ObservationStack, one_hot
+from seedcli.agents.torsos import make_torso, orthogonal
+from seedcli.config import AgentConfig
+from seedcli.specs import ActionSpec, EnvSpec
+
+
+class Lstm(keras.layers.Layer):
+    """An LSTM (Hochreiter & Schmidhuber, 1997; forget gate of Gers et al., 2000, with bias 1) in two parts.
+
+    What depends on the input alone is computed for a whole sequence at once by `project`; `step` is the rest.
+    """
+
+    def __init__(self, units: int, rng: np.random.Generator) -> None:
+        super().__init__(name="lstm")
+        self.units = units
+        self._initializers = (orthogonal(rng, 1.0), orthogonal(rng, 1.0))
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Create the variables for inputs [..., F]."""
+        self.kernel = self.add_weight(
+            shape=(input_shape[-1], 4 * self.units), initializer=self._initializers[0], name="kernel"
+        )
+        self.recurrent_kernel = self.add_weight(
+            shape=(self.units, 4 * self.units), initializer=self._initializers[1], name="recurrent_kernel"
+        )
+        self.bias = self.add_weight(shape=(4 * self.units,), initializer=self._bias, name="bias")
+
+    def _bias(self, shape: tuple[int, ...], dtype: Any = None) -> tf.Tensor:
+        forget = tf.range(shape[0]) // self.units == 1
+        return tf.cast(forget, dtype)
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        """The input's part of the gates, [M, 4·units], of x [M, F]."""
+        return tf.matmul(x, self.kernel) + self.bias
+
+    def step(self, projected: tf.Tensor, hidden: tf.Tensor, cell: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """One time step: hidden and cell [N, units] after it, given `call`'s gates [N, 4·units]."""
+        gates = projected + tf.matmul(hidden, self.recurrent_kernel)
+        input_gate, forget_gate, candidate, output_gate = tf.split(gates, 4, axis=-1)
+        cell = tf.sigmoid(forget_gate) * cell + tf.sigmoid(input_gate) * tf.tanh(candidate)
+        return tf.sigmoid(output_gate) * tf.tanh(cell), cell
+
+
+class PreviousAction:
+    """The action chosen on the record before: how the state keeps it, and how a network takes it.
+
+    The state is [N, ...] in the shape and type of an action: of categories int32, 0 where there is none yet, else
+    1 + the category; of a Box float32 clipped to ±1 as the environment clips it, 0 where there is none yet.
+    """
+
+    def __init__(self, action: ActionSpec) -> None:
+        self._array = action.array
+
+    def initial_state(self, batch_size: int | tf.Tensor) -> tf.Tensor:
+        """No action, [batch_size, ...]."""
+        return tf.zeros([batch_size, *self._array.shape], self._array.dtype)
+
+    def kept(self, action: tf.Tensor) -> tf.Tensor:
+        """Actions [...] as the state keeps them."""
+        return action + 1 if self._array.categories else tf.clip_by_value(action, -1.0, 1.0)
+
+    def unroll(self, action: tf.Tensor, first: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """What the state holds before each record of an unroll, [L·B, ...], and after the last one."""
+        kept = self.kept(action)
+        before = tf.concat([state[tf.newaxis], kept[:-1]], axis=0)
+        no_action = tf.reshape(first, tf.concat([tf.shape(first), [1] * len(self._array.shape)], axis=0))
+        before = tf.where(no_action, tf.zeros([], before.dtype), before)
+        return tf.reshape(before, [-1, *self._array.shape]), kept[-1]
+
+    def features(self, state: tf.Tensor) -> tf.Tensor:
+        """The input [M, D] float32 for states [M, ...]: categories one-hot, all zeros where there is no action."""
+        return one_hot(state - 1, self._array) if self._array.categories else state
+
+
+class Encoder(keras.layers.Layer):
+    """Everything below the heads: observations, and what is remembered of earlier ones, to features.
+
+    The state is a dict, all zeros at the start of an episode, with what the configuration asks for (maybe nothing):
+    "frames" and "frame_count" as `ObservationStack` has them; "lstm_hidden" and "lstm_cell" [N, units] float32;
+    "previous_action" as `PreviousAction` has it.
+    """
+
+    def __init__(self, config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> None:
+        """Make the layers; raises UsageError where the network cannot take the environment's observations."""
+        super().__init__(name="encoder")
+        self._reward_clip = config.reward_input_clip
+        self._previous = PreviousAction(spec.action) if config.previous_action_reward else None
+        self._stack = ObservationStack(config, spec)
+        self.normalizers = list(self._stack.normalizers.values())
+        self.torso = make_torso(config, spec, rng)
+        self.lstm = Lstm(config.lstm, rng) if config.lstm else None
+
+    def initial_state(self, batch_size: int | tf.Tensor) -> dict[str, Any]:
+        """The state at the start of an episode."""
+        state = self._stack.initial_state(batch_size)
+        if self.lstm is not None:
+            state["lstm_hidden"] = tf.zeros([batch_size, self.lstm.units])
+            state["lstm_cell"] = tf.zeros([batch_size, self.lstm.units])
+        if self._previous is not None:
+            state["previous_action"] = self._previous.initial_state(batch_size)
+        return state
+
+    def step(self, observation: Any, reward: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
+        """Features of one record.
+
+        Args:
+            observation: [N, ...] in the environment's dtypes, by name where its specification has names.
+            reward: [N] float32, raw.
+            state: [N, ...], reset where the record is the first of an episode.
+
+        Returns:
+            Features [N, F], and the next state but for the action, which `remember` adds.
+        """
+        stacked, after = self._stack.step(observation, state)
+        x = self._with_previous(self.torso(stacked), state.get("previous_action"), reward)
+        if self.lstm is not None:
+            x, cell = self.lstm.step(self.lstm(x), state["lstm_hidden"], state["lstm_cell"])
+            after.update(lstm_hidden=x, lstm_cell=cell)
+        return x, {**state, **after}
+
+    def remember(self, state: State, action: tf.Tensor) -> State:
+        """The state with the action [N, ...] chosen on the record in it."""
+        return state if self._previous is None else {**state, "previous_action": self._previous.kept(action)}
+
+    def unroll(
+        self, observation: Any, reward: tf.Tensor, action: tf.Tensor, first: tf.Tensor, state: State
+    ) -> tuple[tf.Tensor, State]:
+        """Features of every record of an unroll: what `step` gives one by one, the state reset where `first`.
+
+        Args:
+            observation: [L, B, ...] in the environment's dtypes, by name where its specification has names.
+            reward: [L, B] float32, raw; L must be static where there is an LSTM.
+            action: [L, B, ...].
+            first: [L, B] bool, the first record of an episode.
+            state: [B, ...], before record 0.
+
+        Returns:
+            Features [L·B, F], and the state after the last record.
+        """
+        stacked, after = self._stack.unroll(observation, first, state)
+        previous = None
+        if self._previous is not None:
+            previous, after["previous_action"] = self._previous.unroll(action, first, state["previous_action"])
+        x = self._with_previous(self.torso(stacked), previous, tf.reshape(reward, [-1]))
+        if self.lstm is not None:
+            length = reward.shape[0]
+            projected = tf.reshape(self.lstm(x), [length, -1, 4 * self.lstm.units])
+            keep = tf.cast(tf.logical_not(first), tf.float32)[..., tf.newaxis]
+            hidden, cell = state["lstm_hidden"], state["lstm_cell"]
+            hiddens = []
+            for gates_t, keep_t in zip(tf.unstack(projected, length), tf.unstack(keep, length), strict=True):
+                hidden, cell = self.lstm.step(gates_t, hidden * keep_t, cell * keep_t)
+                hiddens.append(hidden)
+            x = tf.concat(hiddens, axis=0)
+            after.update(lstm_hidden=hidden, lstm_cell=cell)
+        return x, {**state, **after}
+
+    def observe(self, observation: Any, keep: tf.Tensor) -> None:
+        """Take records [T, B, ...] of the columns of `keep` [B] bool into the statistics of `normalizers`."""
+        self._stack.observe(observation, keep)
+
+    def _with_previous(self, x: tf.Tensor, previous_action: tf.Tensor | None, reward: tf.Tensor) -> tf.Tensor:
+        """Features [M, F] with the previous action and the reward, if asked for.
+
+        The reward is clipped to ± `agent.reward_input_clip`; 0 leaves it as it is.
+        """
+        if self._previous is None:
+            return x
+        if self._reward_clip:
+            reward = tf.clip_by_value(reward, -self._reward_clip, self._reward_clip)
+        return tf.concat([x, self._previous.features(previous_action), reward[:, tf.newaxis]], axis=-1)

@@ -1,0 +1,61 @@
+"""Running mean and variance of observations."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+_EPSILON = 1e-8
+_LIMIT = 10.0
+
+
+class Normalizer(keras.layers.Layer):
+    """clip((x − mean) / √(variance + 10⁻⁸), ±10), of each number apart; until the first update x, clipped.
+
+    The statistics are variables that are not trained: number of records, mean, and sum of squared differences from
+    it, in float64, so that many small updates are not lost in a large sum.
+
+    Args:
+        shape: of one frame.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__(name="normalizer", trainable=False)
+
+        def statistic(name: str, size: tuple[int, ...]) -> keras.Variable:
+            return self.add_weight(
+                shape=size, initializer="zeros", dtype="float64", trainable=False, autocast=False, name=name
+            )
+
+        self.count = statistic("count", ())
+        self.mean = statistic("mean", shape)
+        self.squares = statistic("squares", shape)
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        """Frames x [..., *shape] float32, normalized."""
+        count, mean, squares = (tf.convert_to_tensor(v.value) for v in (self.count, self.mean, self.squares))
+        variance = tf.where(count > 0.0, squares / tf.maximum(count, 1.0), 1.0)
+        mean, scale = tf.cast(mean, tf.float32), tf.cast(tf.math.rsqrt(variance + _EPSILON), tf.float32)
+        return tf.clip_by_value((x - mean) * scale, -_LIMIT, _LIMIT)
+
+    def update(self, frames: tf.Tensor, keep: tf.Tensor) -> None:
+        """Add frames [T, B, *shape] of the columns of `keep` [B] bool to the statistics.
+
+        Both are merged as Chan, Golub & LeVeque, "Algorithms for Computing the Sample Variance" (1983), section 2,
+        merge two samples. Frames that are not all finite are left out together.
+        """
+        x = tf.cast(frames, tf.float64)
+        mask = tf.reshape(keep, [1, -1] + [1] * (len(x.shape) - 2))
+        added = tf.cast(tf.shape(x)[0] * tf.math.count_nonzero(keep, dtype=tf.int32), tf.float64)
+        count, mean, squares = (tf.convert_to_tensor(v.value) for v in (self.count, self.mean, self.squares))
+        total = tf.maximum(count + added, 1.0)
+        # What is not kept may be anything, also not a number: it is replaced, not multiplied by 0.
+        added_mean = tf.reduce_sum(tf.where(mask, x, 0.0), axis=[0, 1]) / tf.maximum(added, 1.0)
+        added_squares = tf.reduce_sum(tf.square(tf.where(mask, x - added_mean, 0.0)), axis=[0, 1])
+        delta = added_mean - mean
+        new_mean = mean + delta * (added / total)
+        new_squares = squares + added_squares + tf.square(delta) * (count * added / total)
+        finite = tf.reduce_all(tf.math.is_finite(new_mean) & tf.math.is_finite(new_squares))
+        self.count.assign(tf.where(finite, count + added, count))
+        self.mean.assign(tf.where(finite, new_mean, mean))
+        self.squares.assign(tf.where(finite, new_squares, squares))

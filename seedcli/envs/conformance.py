@@ -1,0 +1,388 @@
+"""What every vector environment must keep, checked by playing it: for families in the tests, for users' environments in
+`seed doctor --env`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from seedcli.envs.checks import first_line
+from seedcli.envs.playing import FILL, MakeEnv, Run, driving, episodes_of, every_action, extremes, sample_actions
+from seedcli.errors import EnvironmentFailed, SeedError
+from seedcli.specs import ActionSpec, EnvSpec, RowLayout, aligned_empty
+
+Status = Literal["ok", "warning", "failure", "skipped"]
+
+_ENVS = 3  # of the vectors that are played
+_STEPS = 2_000  # longest play
+_REPLAY = 200  # longest play that is played again
+_LISTED = 4  # of many things, so many are named
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    Attributes:
+        name: the check.
+        status: "ok"; "warning": it trains, but look at it; "failure": a rule is broken; "skipped": could not be judged.
+        detail: one sentence.
+        value: figures for programs, or None.
+    """
+
+    name: str
+    status: Status
+    detail: str
+    value: Any = None
+
+
+def check_environment(
+    make: MakeEnv,
+    *,
+    seconds: float = 1.0,
+    least: int = 10,
+    begin: Callable[[str], None] = lambda name: None,
+    found: Callable[[Finding], None] = lambda finding: None,
+) -> list[Finding]:
+    """Play vector environments with random actions and judge what they do.
+
+    Nothing here can end an environment that hangs: whoever must not hang runs this in a process of its own.
+
+    Args:
+        make: builds a vector of so many environments, as `create_env` does.
+        seconds: of play for each check, roughly; there are about eight.
+        least: steps of the first play, by which most is judged, however long they take.
+        begin: told the name of each check before it begins.
+        found: told each finding as it is made.
+
+    Returns:
+        A finding for each check; "play" alone where that fails.
+    """
+    findings: list[Finding] = []
+
+    def judge(name: str, check: Callable[[], tuple[Status, str] | tuple[Status, str, Any]]) -> Finding:
+        begin(name)
+        try:
+            finding = Finding(name, *check())
+        except Exception as error:
+            finding = Finding(name, "failure", _sentence(error))
+        findings.append(finding)
+        found(finding)
+        return finding
+
+    played: list[tuple[EnvSpec, dict[str, tuple[Any, Any]], Run]] = []
+
+    def play() -> tuple[Status, str]:
+        with driving(make, _ENVS) as driver:
+            run = driver.play(1, _STEPS, seconds, least=least)
+            played.append((driver.env.spec, getattr(driver.env, "observation_bounds", {}), run))
+        return "ok", f"{len(run.reward) - 1:,} steps of {_ENVS} environments, random actions"
+
+    judge("play", play)
+    if not played:
+        return findings
+    spec, bounds, run = played[0]
+    judge("spaces", lambda: _spaces(spec, bounds, run))
+    judge("frames", lambda: _frames(spec, run))
+    judge("rewards", lambda: _rewards(run))
+    seeding = judge("seeding", lambda: _seeding(make, seconds))
+    repeatable = seeding.status != "failure"
+    judge("isolation", lambda: _isolation(make, seconds) if repeatable else _UNREPEATABLE)
+    judge("autoreset", lambda: _autoreset(make, run, seconds, repeatable))
+    judge("truncation", lambda: _truncation(run))
+    judge("actions", lambda: _actions(make, seconds, repeatable))
+    judge("speed", lambda: _speed(make, seconds))
+    return findings
+
+
+_UNREPEATABLE: tuple[Status, str] = ("skipped", "needs records that a seed repeats")
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, SeedError):
+        return str(error)
+    return f"{first_line(error)}, which the vector environment should have raised as EnvironmentFailed, named"
+
+
+def _named(names: list[str]) -> str:
+    rest = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _elements(name: str, mask: npt.NDArray[np.bool_]) -> list[str]:
+    """Names of the elements of an array where `mask` is true; the array's own where it is true throughout."""
+    if mask.all():
+        return [name]
+    return [f"{name}[{', '.join(map(str, index))}]" for index in np.argwhere(mask).tolist()]
+
+
+def _spaces(spec: EnvSpec, bounds: dict[str, tuple[Any, Any]], run: Run) -> tuple[Status, str]:
+    """Every element is written, and is what the specification and the space's bounds say."""
+    fill = np.array(FILL, np.uint8)[np.arange(len(run.reward)) % 2][:, None]
+    parts = {**run.observation, "reward": run.reward, "terminated": run.terminated, "truncated": run.truncated}
+    for name, part in parts.items():
+        written = np.ascontiguousarray(part).view(np.uint8).reshape(len(part), -1) != fill
+        if not written.any(axis=0).all():
+            return "failure", f"parts of {name} are never written: every element must be, at each reset and step"
+    for name, flags in (("terminated", run.terminated), ("truncated", run.truncated)):
+        if (flags > 1).any():
+            return "failure", f"{name} holds {flags.max()}; it must be 0 or 1"
+    for name, array in spec.arrays.items():
+        part = run.observation[name]
+        if part.dtype.kind == "f" and not np.isfinite(part).all():
+            return "failure", f"{name} holds {part[~np.isfinite(part)][0]}; numbers must be finite"
+        if array.categories:
+            counts = np.array(array.categories).reshape(array.shape)
+            if ((part < 0) | (part >= counts)).any():
+                return "failure", f"{name} holds categories from {part.min()} to {part.max()} of {_named_counts(array)}"
+        if array.binary and not np.isin(part, array.binary).all():
+            return "failure", f"{name} holds other values than {array.binary[0]} and {array.binary[1]}"
+    beyond = []
+    for name, (low, high) in bounds.items():
+        mask = ((run.observation[name] < low) | (run.observation[name] > high)).any(axis=(0, 1))
+        beyond += _elements(name, np.asarray(mask))
+    if beyond:
+        return "warning", f"{_named(beyond)} went beyond the bounds of the observation space: correct those it declares"
+    arrays = ", ".join(f"{name} {list(a.shape) or 'scalar'} {a.dtype}" for name, a in spec.arrays.items())
+    return "ok", f"{arrays}; {_describe(spec.action)}"
+
+
+def _named_counts(array: Any) -> str:
+    return f"{array.categories[0]}" if len(array.categories) == 1 else _named([str(n) for n in array.categories])
+
+
+def _describe(action: ActionSpec) -> str:
+    if action.size:
+        return f"an action is {action.size} number{'s' if action.size > 1 else ''}"
+    if len(action.categories) == 1:
+        return f"an action is one of {action.categories[0]}"
+    return f"an action is {len(action.categories)} choices, of {_named([str(n) for n in action.categories])}"
+
+
+def _frames(spec: EnvSpec, run: Run) -> tuple[Status, str]:
+    """Observations change, and all of what they hold does."""
+    moved = np.zeros(run.reward[1:].shape, bool)
+    dead = []
+    for name, array in spec.arrays.items():
+        part = run.observation[name]
+        changed = part[1:] != part[:-1]
+        moved |= changed.reshape(*moved.shape, -1).any(axis=-1)
+        # Of a picture's pixels many never change; a sensor that never does is none.
+        if len(array.shape) <= 1:
+            dead += _elements(name, np.asarray((part == part[0, 0]).all(axis=(0, 1))))
+    if not moved.any():
+        return "failure", f"no observation changes in {len(moved):,} steps of random actions"
+    still = 1 - float(moved.mean())
+    if still > 0.5:
+        return "warning", f"{still:.0%} of the steps leave the observation as it was"
+    if dead:
+        return "warning", f"{_named(dead)} never changed in {len(moved):,} steps: left out, an agent would miss nothing"
+    return "ok", f"{1 - still:.0%} of the steps change the observation"
+
+
+def _rewards(run: Run) -> tuple[Status, str]:
+    """Rewards are finite and tell one thing from another."""
+    rewards = run.reward[~run.first]
+    bad = ~np.isfinite(rewards)
+    if bad.any():
+        return "failure", f"{bad.sum():,} of {len(rewards):,} rewards are not finite, such as {rewards[bad][0]}"
+    if rewards.min() == rewards.max():
+        returns = {episode.reward for episode in episodes_of(run)}
+        if len(returns) < 2:
+            return (
+                "warning",
+                f"each of {len(rewards):,} rewards was {rewards[0]:g}: random actions tell nothing apart",
+            )
+        return "ok", f"always {rewards[0]:g}, and episodes' sums differ"
+    return "ok", f"from {rewards.min():g} to {rewards.max():g}, mean {rewards.mean():.3g}"
+
+
+def _seeding(make: MakeEnv, seconds: float) -> tuple[Status, str]:
+    """A seed and actions give records, again and in another process's vector; another seed gives others."""
+    with driving(make, 1) as driver:
+        run = driver.play(1, _REPLAY, seconds / 4)
+        again = driver.play(1, 0, 0, script=run.actions)
+        other = driver.play(2, 0, 0, script=run.actions)
+    if difference := run.difference(again):
+        return "failure", f"reset twice with the same seed, the same actions give other records, first {difference}"
+    with driving(make, 1) as driver:
+        anew = driver.play(1, 0, 0, script=run.actions)
+    if difference := run.difference(anew):
+        return "failure", f"built twice, the same seed and actions give other records, first {difference}"
+    if run.difference(other) is None:
+        return (
+            "warning",
+            f"seeds 1 and 2 give the same {len(run.actions)} steps: nothing here is random, or seeds are lost",
+        )
+    return "ok", f"a seed repeats {len(run.actions)} steps, another gives others"
+
+
+def _isolation(make: MakeEnv, seconds: float) -> tuple[Status, str]:
+    """Environment i of seed s is the only one of seed s + i, whatever its neighbours do."""
+    last = _ENVS - 1
+    with driving(make, _ENVS) as driver:
+        many = driver.play(40, _REPLAY, seconds / 2)
+    with driving(make, 1) as driver:
+        alone = driver.play(40 + last, 0, 0, script=[actions[last : last + 1] for actions in many.actions])
+    if difference := alone.difference(many.column(last)):
+        return "failure", (
+            f"environment {last} of {_ENVS} plays otherwise than alone with its seed, first in {difference}: "
+            "environments share state, or their seeds are not consecutive"
+        )
+    return "ok", f"{_ENVS} environments in one vector do not touch each other"
+
+
+def _autoreset(make: MakeEnv, run: Run, seconds: float, repeatable: bool) -> tuple[Status, str]:
+    """After a final record comes the first of a new episode; the action on the final one is ignored."""
+    first, final = run.first, run.final
+    if final[0].any():
+        return "failure", "a reset gives a final record; it must begin an episode"
+    if run.reward[first].any():
+        return (
+            "failure",
+            f"the first record of an episode has reward {run.reward[first & (run.reward != 0)][0]:g}, not 0",
+        )
+    if (final & first).any():
+        return "failure", "the record after a final one is final too; it must be the first of a new episode"
+    ended = int(final[:-1].sum())
+    if not ended:
+        return "skipped", f"no episode ended in {len(final) - 1:,} steps"
+    before = np.argwhere(final[:-1])
+    if all((part[t, e] == part[t + 1, e]).all() for part in run.observation.values() for t, e in before.tolist()):
+        return (
+            "failure",
+            "each new episode begins with the final observation of the last one: reset does not start anew",
+        )
+    if repeatable and (wrong := _action_on_final(make, seconds)):
+        return "failure", wrong
+    return "ok", f"{ended:,} episodes ended, and each was followed by a first record"
+
+
+def _action_on_final(make: MakeEnv, seconds: float) -> str | None:
+    with driving(make, 1) as driver:
+        run = driver.play(1, _STEPS, seconds / 2, until_final=True)
+        if not run.final[-1].any():
+            return None
+        one, two = (extreme[None] for extreme in extremes(driver.env.spec.action))
+        played = driver.play(1, 0, 0, script=[*run.actions, one, one, one])
+        again = driver.play(1, 0, 0, script=[*run.actions, two, one, one])
+    difference = played.difference(again)
+    return f"the action on a final record changes what follows, first {difference}" if difference else None
+
+
+def _truncation(run: Run) -> tuple[Status, str, Any]:
+    """Time limits truncate, and something else terminates; only the environment's author knows, so nothing fails."""
+    episodes = episodes_of(run)
+    if not episodes:
+        return "warning", (
+            f"no episode ended in {len(run.reward) - 1:,} steps: if none ever does, set a limit where it is "
+            "registered, or environment.max_episode_steps"
+        ), None  # fmt: skip
+    terminated = [e.length for e in episodes if e.terminated]
+    truncated = [e.length for e in episodes if not e.terminated]
+    value = {"terminated": len(terminated), "truncated": len(truncated)}
+    longest = max(e.length for e in episodes)
+    if terminated.count(longest) >= 3:
+        return "warning", (
+            f"{terminated.count(longest)} episodes were terminated after exactly {longest:,} steps, the longest there "
+            "were: if that is a time limit, it must be truncated instead"
+        ), value  # fmt: skip
+    if len(set(truncated)) >= 3 and not terminated:
+        lengths = _named([f"{n:,}" for n in sorted(set(truncated))])
+        return "warning", (
+            f"episodes are truncated after different numbers of steps ({lengths}) and none is terminated: an end that "
+            "is no time limit must be terminated"
+        ), value  # fmt: skip
+    return (
+        "ok",
+        f"{len(terminated):,} episodes terminated, {len(truncated):,} truncated, {longest:,} steps at most",
+        value,
+    )
+
+
+def _actions(make: MakeEnv, seconds: float, repeatable: bool) -> tuple[Status, str]:
+    """Every action is taken, others are refused by name and change nothing; actions make a difference."""
+    with driving(make, 1) as driver:
+        spec = driver.env.spec
+        final = False
+        driver.reset(1)
+        every = every_action(spec.action)
+        for action in every:
+            for _ in range(2 if final else 1):  # on a final record it would be ignored
+                try:
+                    record = driver.step(action[None])
+                except Exception as error:
+                    return "failure", f"action {action.tolist()} fails: {_sentence(error)}"
+            final = bool(record.terminated[0] or record.truncated[0])
+        low, high = extremes(spec.action)
+        for wrong in (high + 1, low - 1) if not spec.action.size else (high * np.float32(np.nan),):
+            try:
+                driver.step(wrong[None])
+            except EnvironmentFailed:
+                continue
+            return "failure", f"action {wrong.tolist()} is taken; it must be refused with EnvironmentFailed"
+        driver.step(low[None])
+        if repeatable and (low != high).any():
+            run = driver.play(1, _REPLAY, seconds / 4)
+            one, two = (driver.play(1, 0, 0, script=[a[None]] * len(run.actions)) for a in (low, high))
+            if one.difference(two) is None and run.difference(one) is None:
+                return "warning", f"what is chosen made no difference in {len(run.actions)} steps"
+    return "ok", f"{len(every)} different actions taken, wrong ones refused"
+
+
+class _Timed:
+    """An environment whose own time is counted."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self.seconds = 0.0
+
+    def _time(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        begun = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.seconds += time.perf_counter() - begun
+
+    def step(self, action: Any) -> Any:
+        return self._time(self._env.step, action)
+
+    def reset(self, **kwargs: Any) -> Any:
+        return self._time(self._env.reset, **kwargs)
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def _speed(make: MakeEnv, seconds: float) -> tuple[Status, str, dict[str, float | int | None]]:
+    """Steps a second of one vector, and how much of the time its environments' own code takes."""
+    envs = 8
+    with driving(make, envs) as driver:
+        env: Any = driver.env
+        timed = [_Timed(each) for each in getattr(env, "envs", [])]
+        if timed:
+            env.envs[:] = timed
+        out = RowLayout(env.spec, envs).views(aligned_empty(RowLayout(env.spec, envs).nbytes))
+        random = np.random.default_rng(1)
+        actions = [sample_actions(env.spec.action, envs, random) for _ in range(64)]
+        env.reset(1, out)
+        before = sum(each.seconds for each in timed)
+        begun = time.perf_counter()
+        steps = 0
+        while steps < 3 or time.perf_counter() - begun < seconds:
+            env.step(actions[steps % 64], out)
+            steps += 1
+        took = time.perf_counter() - begun
+        own = sum(each.seconds for each in timed) - before
+        nbytes = env.spec.observation_bytes
+    rate = steps * envs / took
+    outside = 1 - own / took if timed else None
+    share = "" if outside is None else f", {outside:.0%} of the time outside the environment's own code"
+    value = {"steps_per_second": rate, "observation_bytes": nbytes, "share_outside": outside}
+    return "ok", f"{rate:,.0f} steps/s in one process, {nbytes:,} bytes an observation{share}", value

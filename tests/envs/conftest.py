@@ -1,0 +1,5 @@
+"""Fixtures of every test of environments."""
+
+from tests.envs.lab_double import lab, lab_double
+
+__all__ = ["lab", "lab_double"]

@@ -1,0 +1,115 @@
+"""Environments that break in the middle of a run: named, counted, built anew a bounded number of times."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.system.harness import TINY, Fleet, Learner, Process, last, sets, wait_for
+
+# Each process breaks as often as the file with its number says; every break takes one off.
+MODULE = """
+import os, time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+
+class Faulty(gymnasium.Env):
+    observation_space = Box(-1.0, 1.0, (3,), np.float32)
+    action_space = Discrete(2)
+
+    def __init__(self, how):
+        self._how, self._steps = how, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        time.sleep(0.001)
+        self._steps += 1
+        observation = np.zeros(3, np.float32)
+        faults = Path("faults") / str(os.getpid())
+        left = int(faults.read_text()) if faults.exists() else 0
+        if left > 0:
+            faults.write_text(str(left - 1))
+            if self._how == "raises":
+                raise RuntimeError("the simulator broke")
+            if self._how == "hangs":
+                time.sleep(3600)
+            observation = np.full(3, np.nan, np.float32) if self._how == "nan" else np.zeros(4, np.float32)
+        return observation, 0.0, False, self._steps % 10 == 0, {}
+
+
+gymnasium.register("Faulty-v0", entry_point="faulty:Faulty", disable_env_checker=True)
+"""
+SENTENCES = {
+    "raises": "failed in step: RuntimeError: the simulator broke",
+    "nan": "gave the observation nan",
+    "shape": "(4,)",
+    "hangs": "has not returned from its step",
+}
+
+
+def start(fleet: Fleet, how: str, *values: str) -> tuple[Learner, Process, Process, Path]:
+    """A learner whose environments can break, and two actors that are in."""
+    (fleet.folder / "faulty.py").write_text(MODULE)
+    (fleet.folder / "faults").mkdir()
+    run = fleet.folder / "run"
+    environment = (
+        "environment.family=gymnasium",
+        "environment.id=faulty:Faulty-v0",
+        f'environment.kwargs={{how="{how}"}}',
+    )
+    learner = fleet.learner(
+        "--preset", "cartpole_vtrace", "--steps", "1000000000", "--logdir", str(run), "--no-live",
+        *sets(*TINY, *environment, *values),
+    )  # fmt: skip
+    address = learner.wait_until_it_serves()["zmq"]
+    one, other = (
+        fleet.actor(address, "--envs", "2", "--streams", "2", "--actor-id", name) for name in ("one", "other")
+    )
+    wait_for(lambda: last(run, "envs") == 4 and last(run, "learner_updates") > 0, "both actors take part in training")
+    return learner, one, other, run
+
+
+def break_times(fleet: Fleet, actor: Process, times: int) -> None:
+    """Have the actor's environments break so often."""
+    path = fleet.folder / "faults" / str(actor.pid)
+    path.with_suffix(".new").write_text(str(times))
+    path.with_suffix(".new").rename(path)
+
+
+@pytest.mark.parametrize("how", SENTENCES)
+def test_a_failure_is_named_and_counted_and_the_actor_goes_on(fleet: Fleet, how: str) -> None:
+    learner, one, other, run = start(fleet, how, "environment.restarts=3", "environment.step_timeout=1")
+    for number in (1, 2):
+        break_times(fleet, one, 1)
+        wait_for(lambda n=number: last(run, "environment_failures") == n, "the learner counts the failure")  # type: ignore[misc]
+        wait_for(lambda: last(run, "envs") == 4, "the actor is back")
+    assert one.running and other.running, "neither process has ended"
+    assert SENTENCES[how] in one.stderr and "(2 of 3)" in one.stderr and "faulty:Faulty-v0" in one.stderr
+    assert SENTENCES[how] in learner.stderr and "one" in learner.stderr
+    assert SENTENCES[how] not in other.stderr
+    steps = last(run, "trained_steps")
+    wait_for(lambda: last(run, "trained_steps") > steps + 500, "training goes on")
+    assert last(run, "protocol_errors") == 0
+    one.send(signal.SIGTERM)
+    one.ends_with(143)
+
+
+@pytest.mark.parametrize("how", ["raises", "hangs"])
+def test_an_actor_whose_environments_fail_again_and_again_stops_and_others_go_on(fleet: Fleet, how: str) -> None:
+    learner, one, other, run = start(fleet, how, "environment.restarts=2", "environment.step_timeout=1")
+    break_times(fleet, one, 1000)
+    one.ends_with(1)
+    assert SENTENCES[how] in one.sentence and "environment.restarts = 2" in one.sentence
+    wait_for(lambda: last(run, "envs") == 2, "the learner has noticed")
+    steps = last(run, "trained_steps")
+    wait_for(lambda: last(run, "trained_steps") > steps + 500, "the other actor goes on")
+    assert other.running and learner.running and last(run, "environment_failures") >= 2

@@ -1,0 +1,66 @@
+"""How often environments may be built anew, and how a call that hangs is noticed."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+from seedcli.roles.restarts import PEACE_SECONDS, Restarts, Watchdog
+
+WAIT_SECONDS = 30.0
+
+
+def test_failures_are_allowed_up_to_the_limit_and_forgotten_after_a_time_of_peace():
+    now = 1e9
+    restarts = Restarts(clock=lambda: now)
+    assert [restarts.failed("broke", 2) for _ in range(3)] == [True, True, False]
+    assert restarts.unreported == "broke"
+    now += PEACE_SECONDS + 1
+    assert restarts.failed("broke again", 2) and restarts.failures == 1
+    assert not Restarts(clock=lambda: now).failed("no restart is allowed", 0)
+
+
+def test_a_process_that_replaces_itself_remembers_its_failures():
+    code = """
+import os, sys
+from seedcli.roles.restarts import Restarts
+restarts = Restarts(f"actor {os.getpid()}")
+if restarts.failures < 2:
+    restarts.failed(f"broke in {os.getpid()}", 5)
+    restarts.replace_process()
+print(restarts.actor_id, restarts.failures, restarts.unreported, sys.argv[1], "SEED_ACTOR_FAILURES" in os.environ)
+"""
+    command = [sys.executable, "-c", code, "argument"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS, check=True)
+    _, pid, failures, *sentence, argument, left = done.stdout.split()
+    assert failures == "2" and " ".join(sentence) == f"broke in {pid}", "the same process, twice replaced"
+    assert argument == "argument" and left == "False"
+
+
+def test_what_others_left_in_the_environment_is_ignored(monkeypatch):
+    for value in ("no json", "7", json.dumps({"a": 1})):
+        monkeypatch.setitem(os.environ, "SEED_ACTOR_FAILURES", value)
+        assert Restarts().failures == 0
+
+
+def test_a_call_that_hangs_is_noticed_and_others_are_not():
+    hung = threading.Event()
+    seconds = []
+
+    def on_hang(spent):
+        seconds.append(spent)
+        hung.set()
+
+    quick = Watchdog(60.0, on_hang, tick=0.01)
+    slow = Watchdog(0.2, on_hang, tick=0.01)
+    never = Watchdog(0.0, on_hang)
+    for _ in range(1000):
+        with quick, slow, never:
+            pass
+    assert not hung.is_set()
+    with quick, slow, never:
+        assert hung.wait(WAIT_SECONDS)
+    assert len(seconds) == 1 and 0.2 < seconds[0] < WAIT_SECONDS
+    for watchdog in (quick, slow, never):
+        watchdog.close()
