@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from seedcli.config import Config
+from seedcli.net.addresses import machine_id
 from seedcli.net.codecs import CODECS, RowDecoder
 from seedcli.net.frames import Kind, unpack_header
 from seedcli.roles import actor_session
@@ -142,7 +143,7 @@ def session(learner: InstantLearner, environments: Environments) -> ActorSession
 
 
 def test_what_an_actor_sends_decodes_to_what_its_environments_showed(played: list[Pictures]) -> None:
-    learner = Recorder(CONFIG, "network")
+    learner = Recorder(CONFIG, False)
     environments = Environments(threads=1)
     actor = session(learner, environments)
     actor.open()
@@ -167,7 +168,7 @@ def test_what_an_actor_sends_decodes_to_what_its_environments_showed(played: lis
 def test_the_choice_is_kept_over_reconnections(played: list[Pictures], monkeypatch: pytest.MonkeyPatch) -> None:
     environments = Environments(threads=1)
     for resets in (2, 3, 4):
-        learner = InstantLearner(CONFIG, "network")
+        learner = InstantLearner(CONFIG, shares_memory=False)
         actor = session(learner, environments)
         actor.open()
         assert played[0].resets == resets and learner.codecs["picture"] == "zstd"
@@ -175,20 +176,22 @@ def test_the_choice_is_kept_over_reconnections(played: list[Pictures], monkeypat
 
 
 @pytest.mark.parametrize(
-    ("compression", "reach", "encodes"),
+    ("compression", "learner", "encodes"),
     [
-        ("auto", "network", True),
-        ("auto", "machine", False),
-        ("auto", "memory", False),
-        ("on", "network", True),
-        ("on", "machine", True),
-        ("on", "memory", False),
-        ("off", "network", False),
+        ("auto", "elsewhere", True),
+        ("auto", "here", False),
+        ("auto", "in memory", False),
+        ("on", "elsewhere", True),
+        ("on", "here", True),
+        ("on", "in memory", False),
+        ("off", "elsewhere", False),
     ],
 )
-def test_when_an_actor_encodes(played: list[Pictures], compression: str, reach: Any, encodes: bool) -> None:
+def test_when_an_actor_encodes(played: list[Pictures], compression: str, learner: str, encodes: bool) -> None:
     environments = Environments(threads=1)
     environments.build(CONFIG.environment, [5])
-    codecs = environments.codecs({"compression": compression, "codecs": [*CODECS, "of a later version"]}, 1, reach)
+    message = {"compression": compression, "codecs": [*CODECS, "of a later version"]}
+    message["machine"] = "another" if learner == "elsewhere" else machine_id()
+    codecs = environments.codecs(message, 1, learner == "in memory")
     assert codecs.keys() == SPEC.arrays.keys()
     assert (set(codecs.values()) != {"raw"}) == encodes == (played[0].resets > 0)

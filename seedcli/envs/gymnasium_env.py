@@ -179,12 +179,15 @@ class GymnasiumVectorEnv:
         self._truncated = np.zeros(num_envs, np.bool_)
 
     def _make(self, config: EnvironmentConfig, *, render: bool) -> gymnasium.Env[Any, Any]:
+        # Given only where it is wanted: an environment that draws nothing need not know the argument.
+        drawing: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
+        if render and _is_mujoco(config.id) and not {"camera_id", "camera_name"} & config.kwargs.keys():
+            drawing["camera_name"] = "track"  # of its own accord the camera stays behind
         env = gymnasium.make(
             config.id,
             max_episode_steps=config.max_episode_steps or None,
             disable_env_checker=True,  # every step is checked here
-            # Given only where it is wanted: an environment that draws nothing need not know the argument.
-            **({"render_mode": "rgb_array"} if render else {}),
+            **drawing,
             **config.kwargs,
         )
         if render and "rgb_array" not in env.metadata.get("render_modes", ()):

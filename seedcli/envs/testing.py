@@ -118,5 +118,64 @@ class Recall(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         return observation
 
 
+class Echo(gymnasium.Env[dict[str, Any], Any]):
+    """Answer each observation with what it says: a task for every kind of action, from observations of several arrays.
+
+    The observation holds "cue", MultiDiscrete [3, 3], and "target", Box (2,), in steps of 10 with an offset, so that it
+    wants scaling. The next step's reward is the mean over both parts of the answer: for categories, whether it was the
+    cue; for numbers, 1 less a quarter of the distance to the target, at least 0. Episodes are truncated after 8 steps.
+    With nothing to see the mean reward is at most 1/3 for categories and 1/2 for numbers.
+
+    Args:
+        answer: "multi_discrete", or "box": numbers from -2 to 6.
+        hidden: the observation is always the same, and says nothing.
+    """
+
+    _LENGTH = 8
+    _LOW, _HIGH = -2.0, 6.0
+
+    def __init__(self, answer: str = "box", hidden: bool = False) -> None:
+        self._numbers = answer == "box"
+        self._hidden = hidden
+        self.observation_space = gymnasium.spaces.Dict(
+            {
+                "cue": gymnasium.spaces.MultiDiscrete([3, 3]),
+                "target": gymnasium.spaces.Box(-100.0, 100.0, (2,), np.float32),
+            }
+        )
+        self.action_space = (
+            gymnasium.spaces.Box(self._LOW, self._HIGH, (2,), np.float32)
+            if self._numbers
+            else gymnasium.spaces.MultiDiscrete([3, 3])
+        )
+        self._cue: npt.NDArray[Any] = np.zeros(2, np.int64)
+        self._target: npt.NDArray[Any] = np.zeros(2)
+        self._step = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin an episode."""
+        super().reset(seed=seed)
+        self._step = 0
+        return self._ask(), {}
+
+    def step(self, action: npt.NDArray[Any]) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        """Judge the answer and ask anew."""
+        if self._numbers:
+            parts = 1.0 - np.minimum(1.0, np.abs(action - self._target) / 4.0)
+        else:
+            parts = action == self._cue
+        self._step += 1
+        return self._ask(), float(np.mean(parts)), False, self._step == self._LENGTH, {}
+
+    def _ask(self) -> dict[str, Any]:
+        self._cue = self.np_random.integers(0, 3, 2)
+        self._target = self.np_random.uniform(self._LOW, self._HIGH, 2)
+        shown = 0 if self._hidden else 1
+        return {"cue": self._cue * shown, "target": (shown * (10.0 * self._target + 30.0)).astype(np.float32)}
+
+
+gymnasium.register("Echo-v0", entry_point="seedcli.envs.testing:Echo", disable_env_checker=True)
 gymnasium.register("Counter-v0", entry_point="seedcli.envs.testing:Counter", disable_env_checker=True)
 gymnasium.register("Recall-v0", entry_point="seedcli.envs.testing:Recall", disable_env_checker=True)

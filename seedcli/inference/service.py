@@ -20,6 +20,7 @@ from seedcli.errors import ProtocolError, RefusedError, SeedError
 from seedcli.inference.engine import StepEngine
 from seedcli.inference.sessions import Admission, FleetSettings, Session, evaluation_share
 from seedcli.inference.streams import Answer, Stream
+from seedcli.net.addresses import machine_id
 from seedcli.net.base import Payload, Peer, ServerTransport
 from seedcli.net.codecs import check_codecs
 from seedcli.net.frames import Header, Kind, encode_control, pack_header
@@ -310,6 +311,7 @@ class InferenceService:
             "evaluation_envs": share,
             "compression": self._settings.compression,
             "codecs": list(self._settings.offered_codecs(peer.transport)),
+            "machine": machine_id(),
         }
 
     def _admit(self, peer: Peer, hello: Hello, spec: EnvSpec, codecs: dict[str, str]) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import functools
+import hashlib
 import re
 import socket
-from ipaddress import ip_address
+from pathlib import Path
 
 from seedcli.errors import UsageError
-from seedcli.net.base import Reach
 
 _HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 
@@ -29,23 +30,17 @@ def join_host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def reach_of(address: str) -> Reach:
-    """Whether "host:port" is on this machine, as far as the address tells: a forwarded port looks like one that is.
+@functools.cache
+def machine_id() -> str:
+    """What tells this machine, as long as it is up, from others: the same for all of its processes, and no secret.
 
-    Anything else, such as a path, is on this machine.
+    An address does not tell: a port that is forwarded from another machine looks like one of this machine's own.
     """
-    parts = split_host_port(address)
-    if parts is None:
-        return "machine"
     try:
-        family, kind, protocol, _, resolved = socket.getaddrinfo(parts[0].strip("[]"), 0, type=socket.SOCK_DGRAM)[0]
-        if ip_address(str(resolved[0]).partition("%")[0]).is_loopback:
-            return "machine"
-        with socket.socket(family, kind, protocol) as probe:
-            probe.bind(resolved)  # only an address of this machine can be
-    except (OSError, UnicodeError):
-        return "network"
-    return "machine"
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        boot = ""
+    return hashlib.blake2b(f"{boot}{socket.gethostname()}".encode(), digest_size=16).hexdigest()
 
 
 def bindable_ip(host: str, port: int, *, setting: str) -> str:

@@ -8,13 +8,12 @@ waiting frame without blocking.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from seedcli.net.frames import Header
 
 Payload = bytes | bytearray | memoryview
 # How far a learner is away: rows stand where it reads them, its address is this machine's, or it is elsewhere.
-Reach = Literal["memory", "machine", "network"]
 
 
 class Peer(NamedTuple):
@@ -117,8 +116,8 @@ class ClientTransport(Protocol):
     address: str
 
     @property
-    def reach(self) -> Reach:
-        """How far the learner is away, as far as its address tells."""
+    def shares_memory(self) -> bool:
+        """Whether the learner reads rows where they are built: then there is no wire, and nothing is encoded."""
 
     def connect(self, timeout: float) -> None:
         """Open the connection; raises UnreachableError where nothing answers within `timeout` seconds."""

@@ -13,8 +13,7 @@ from typing import Any
 import grpc
 
 from seedcli.errors import ConnectionLost, ProtocolError, SeedError, UnreachableError
-from seedcli.net.addresses import reach_of
-from seedcli.net.base import Frame, Payload, Reach
+from seedcli.net.base import Frame, Payload
 from seedcli.net.frames import ANSWER_LIMIT, HEADER_BYTES, unpack_header
 from seedcli.specs import aligned_empty
 
@@ -53,9 +52,9 @@ class GrpcClient:
         )
 
     @property
-    def reach(self) -> Reach:
+    def shares_memory(self) -> bool:
         """See `net.base.ClientTransport`."""
-        return reach_of(self.address)
+        return False
 
     def connect(self, timeout: float) -> None:
         """See `net.base.ClientTransport.connect`."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seedcli.errors import ConnectionLost, ProtocolError
-from seedcli.net.base import Frame, FrameHandler, Payload, Peer, Reach
+from seedcli.net.base import Frame, FrameHandler, Payload, Peer
 from seedcli.net.frames import Kind, unpack_header
 
 
@@ -99,9 +99,9 @@ class InProcessClient:
         self._pump: Any = None
 
     @property
-    def reach(self) -> Reach:
+    def shares_memory(self) -> bool:
         """See `net.base.ClientTransport`."""
-        return "memory"
+        return True
 
     def pump_with(self, turn: Any) -> None:
         """While this client waits for a frame (in the handshake), call `turn()`, which runs the server."""

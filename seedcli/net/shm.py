@@ -17,7 +17,7 @@ from typing import Any
 import zmq
 
 from seedcli.errors import ConnectionLost, ProtocolError, RefusedError, UsageError
-from seedcli.net.base import Peer, Reach
+from seedcli.net.base import Peer
 from seedcli.net.frames import CONTROL_LIMIT, Header
 from seedcli.net.router import RouterServer
 from seedcli.net.zmq import ZmqClient
@@ -150,9 +150,9 @@ class ShmClient(ZmqClient):
         super().__init__(f"ipc://{path}", address=f"shm://{path}")
 
     @property
-    def reach(self) -> Reach:
+    def shares_memory(self) -> bool:
         """See `net.base.ClientTransport`."""
-        return "memory"
+        return True
 
     def open_session(self, ready: Mapping[str, Any], payload_bytes: Sequence[int]) -> list[memoryview]:
         """See `net.base.ClientTransport.open_session`: the buffers are the mapping that the learner reads."""

@@ -20,8 +20,8 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from seedcli.errors import ConnectionLost, ProtocolError, UnreachableError, UsageError
-from seedcli.net.addresses import bindable_ip, join_host_port, listen_error, reach_of
-from seedcli.net.base import Frame, Payload, Reach
+from seedcli.net.addresses import bindable_ip, join_host_port, listen_error
+from seedcli.net.base import Frame, Payload
 from seedcli.net.frames import ANSWER_LIMIT, unpack_header
 from seedcli.net.router import RouterServer, keep_alive, skip, watch
 from seedcli.specs import aligned_empty
@@ -74,9 +74,9 @@ class ZmqClient:
         self._closed = False
 
     @property
-    def reach(self) -> Reach:
+    def shares_memory(self) -> bool:
         """See `net.base.ClientTransport`."""
-        return reach_of(self.address.partition("://")[2])
+        return False
 
     def _dealer(self, identity: bytes, *, incoming: int) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)

@@ -19,7 +19,8 @@ from seedcli.config import EnvironmentConfig
 from seedcli.envs import create_env
 from seedcli.envs.base import VectorEnv
 from seedcli.errors import ConnectionLost, ProtocolError, RefusedError
-from seedcli.net.base import ClientTransport, Payload, Reach
+from seedcli.net.addresses import machine_id
+from seedcli.net.base import ClientTransport, Payload
 from seedcli.net.codecs import CODECS, RAW, RowEncoder
 from seedcli.net.frames import Header, Kind, decode_control, pack_header
 from seedcli.net.handshake import ClientHandshake, Ready
@@ -105,7 +106,7 @@ class Environments:
         with self._watchdog:
             self._envs[stream].step(actions, out)
 
-    def codecs(self, message: Mapping[str, Any], seed: int, reach: Reach) -> dict[str, str]:
+    def codecs(self, message: Mapping[str, Any], seed: int, shares_memory: bool) -> dict[str, str]:
         """The codec of each array of an observation, chosen once for what CONFIGURE says and kept.
 
         Where observations are worth encoding, this plays a little with the first stream: reset it afterwards.
@@ -117,7 +118,8 @@ class Environments:
         if compression not in ("auto", "off", "on") or not isinstance(offered, list):
             raise ProtocolError("the learner does not say which codecs it takes: use one version of seedcli")
         spec = self._envs[0].spec
-        if compression == "off" or reach == "memory" or (reach == "machine" and compression == "auto"):
+        same_machine = message.get("machine") == machine_id()
+        if compression == "off" or shares_memory or (same_machine and compression == "auto"):
             return dict.fromkeys(spec.arrays, RAW)
         known = tuple(name for name in CODECS if name in offered)
         if known not in self._codecs:
@@ -217,7 +219,7 @@ class ActorSession:
         seed = int(message["seed"])
         split = split_envs(self._envs, self._streams, int(message["evaluation_envs"]))
         spec = self._environments.build(config, split)
-        codecs = self._environments.codecs(message, seed, self._transport.reach)
+        codecs = self._environments.codecs(message, seed, self._transport.shares_memory)
         ready = handshake.announce(spec, codecs)
         layouts = [RowLayout(spec, envs) for envs in split]
         if any(codec != RAW for codec in codecs.values()):

@@ -9,7 +9,7 @@ from typing import Any
 
 from seedcli.config import Config
 from seedcli.errors import UsageError
-from seedcli.net.base import Frame, Payload, Reach
+from seedcli.net.base import Frame, Payload
 from seedcli.net.codecs import CODECS, RAW, RowEncoder
 from seedcli.net.frames import Kind, decode_control, encode_control, pack_header, unpack_header
 from seedcli.net.handshake import parse_spec
@@ -29,14 +29,14 @@ class InstantLearner:
 
     Args:
         config: what is played, and by how many.
-        reach: "memory": rows stand where a learner would read them; "network": encoded where that pays.
+        shares_memory: rows stand where a learner would read them; else they are encoded where that pays.
     """
 
     address = "in this process"
 
-    def __init__(self, config: Config, reach: Reach) -> None:
+    def __init__(self, config: Config, shares_memory: bool) -> None:
         self._config = config
-        self._reach = reach
+        self._shares_memory = shares_memory
         self._inbox: deque[Frame] = deque()
         self._sizes: list[int] = []
         self._actions: list[bytes] = []
@@ -44,9 +44,9 @@ class InstantLearner:
         self.bytes_sent = 0
 
     @property
-    def reach(self) -> Reach:
+    def shares_memory(self) -> bool:
         """See `net.base.ClientTransport`."""
-        return self._reach
+        return self._shares_memory
 
     def connect(self, timeout: float) -> None:
         """See `net.base.ClientTransport`."""
@@ -67,7 +67,7 @@ class InstantLearner:
             self._answer(Kind.CHALLENGE, {"nonce": "", "proof_required": False})
         elif kind == Kind.PROOF:
             environment = self._config.environment.model_dump(mode="json")
-            agreed = {"compression": "auto", "codecs": list(CODECS)}
+            agreed = {"compression": "auto", "codecs": list(CODECS), "machine": "another"}
             self._answer(Kind.CONFIGURE, {"environment": environment, "seed": 1, "evaluation_envs": 0, **agreed})
         elif kind == Kind.SPEC:
             self._admit(payload)
@@ -129,12 +129,12 @@ class _Timed:
         return timed
 
 
-def measure_actor(config: Config, reach: Reach, seconds: float) -> dict[str, Any]:
+def measure_actor(config: Config, shares_memory: bool, seconds: float) -> dict[str, Any]:
     """Run an actor's own loop against a learner that answers at once.
 
     Args:
         config: of a preset.
-        reach: see `InstantLearner`.
+        shares_memory: see `InstantLearner`.
         seconds: length of the measurement.
 
     Returns:
@@ -152,7 +152,7 @@ def measure_actor(config: Config, reach: Reach, seconds: float) -> dict[str, Any
             f"choose a preset of {' or '.join(_SIMULATORS)}"
         )
     environments, profile = Environments(threads=0), Profile()
-    learner = InstantLearner(config, reach)
+    learner = InstantLearner(config, shares_memory)
     streams = min(config.actors.streams, config.actors.envs)
     session = ActorSession(
         learner, environments, actor_id="bench", envs=config.actors.envs, streams=streams, profile=profile
@@ -203,11 +203,11 @@ def run_bench_actor(config: Config, *, seconds: float, json_output: bool) -> int
         seconds: length of each of the two measurements.
         json_output: print JSON instead of a table.
     """
-    ways: dict[str, Reach] = {"shared memory": "memory", "over a network": "network"}
+    ways = {"shared memory": True, "over a network": False}
     found = {}
-    for name, reach in ways.items():
+    for name, shares_memory in ways.items():
         say(f"{config.run.preset}, {config.actors.envs} environments in {config.actors.streams} streams, {name}")
-        found[name] = measure_actor(config, reach, seconds)
+        found[name] = measure_actor(config, shares_memory, seconds)
     result = {"bench": "actor", "preset": config.run.preset, "seconds": seconds, "machine": machine(), "ways": found}
     shown = table(
         f"an actor of {config.run.preset} that never waits: where its time goes",

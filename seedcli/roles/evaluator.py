@@ -25,6 +25,7 @@ from seedcli.envs.checks import check_finite
 from seedcli.errors import EXIT_DONE, CheckpointError, UsageError
 from seedcli.inference.policy import AgentPolicy
 from seedcli.layering import from_toml_file
+from seedcli.roles.isolated_env import IsolatedEnv
 from seedcli.roles.runfolder import LOCK
 from seedcli.roles.video import VideoWriter
 from seedcli.specs import RowLayout, aligned_empty
@@ -118,7 +119,10 @@ class Player:
         Raises:
             CheckpointError: they are not what the agent was built for.
         """
-        env = create_env(self.config.environment, envs, render=render)
+        environment = self.config.environment
+        # What draws may not get on with TensorFlow in one process: Gymnasium's environments draw with anything.
+        apart = render and environment.family == "gymnasium"
+        env: VectorEnv = IsolatedEnv(environment, envs) if apart else create_env(environment, envs, render=render)
         spec = replace(self._checkpoint.spec, name=env.spec.name) if self._elsewhere else self._checkpoint.spec
         difference = spec.difference(env.spec)
         if difference is not None:

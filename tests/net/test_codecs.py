@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from seedcli.errors import EnvironmentFailed, ProtocolError, RefusedError
-from seedcli.net.addresses import reach_of
 from seedcli.net.codecs import CODECS, ArrayCodec, RowDecoder, RowEncoder, check_codecs, fitting_codecs
 from seedcli.net.frames import Kind
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, RowLayout, aligned_empty
@@ -341,21 +340,5 @@ def test_steps_of_a_wrong_size_end_that_peer_alone(
     expect(good.client, Kind.ACTION)
 
 
-@pytest.mark.parametrize(
-    ("address", "reach"),
-    [
-        ("127.0.0.1:8686", "machine"),
-        ("localhost:1", "machine"),
-        ("[::1]:8686", "machine"),
-        ("127.8.9.1:2", "machine"),
-        ("192.0.2.7:8686", "network"),  # RFC 5737: of no machine
-        ("no-such-host.invalid:1", "network"),
-        ("/tmp/socket", "machine"),
-    ],
-)
-def test_how_far_a_learner_is_away(address: str, reach: str) -> None:
-    assert reach_of(address) == reach
-
-
-def test_shared_memory_is_nearest(encoding_learner: Learner, join: Callable[..., Actor], kind: str) -> None:
-    assert join(encoding_learner).client.reach == ("memory" if kind == "shm" else "machine")
+def test_who_shares_memory(encoding_learner: Learner, join: Callable[..., Actor], kind: str) -> None:
+    assert join(encoding_learner).client.shares_memory == (kind == "shm")
