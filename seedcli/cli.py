@@ -160,7 +160,10 @@ def actor(
         typer.Option("--reconnect-timeout", metavar="SECONDS", min=0, help="How long to look for a lost learner."),
     ] = None,
     threads: Annotated[
-        int, typer.Option("--threads", metavar="N", min=0, help="Threads that step Atari; 0: as many as it takes.")
+        int,
+        typer.Option(
+            "--threads", metavar="N", min=0, help="Threads that step Atari or football; 0: as many as it takes."
+        ),
     ] = 0,
     json_output: Json = False,
     parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,  # leave when this process dies

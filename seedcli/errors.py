@@ -33,6 +33,12 @@ class EnvironmentFailed(SeedError):
     """An environment that cannot be built, or that broke its own specification while running."""
 
 
+class SimulatorMissing(EnvironmentFailed):
+    """A simulator that is not installed here: trying again changes nothing."""
+
+    exit_status = EXIT_USAGE
+
+
 class UnreachableError(SeedError):
     """The learner does not answer, or has been lost for longer than the reconnect time-out."""
 

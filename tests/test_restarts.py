@@ -6,7 +6,8 @@ import subprocess
 import sys
 import threading
 
-from seedcli.roles.restarts import PEACE_SECONDS, Restarts, Watchdog
+from seedcli.roles.restarts import PEACE_SECONDS, Restarts
+from seedcli.roles.watchdog import Watchdog
 
 WAIT_SECONDS = 30.0
 
@@ -52,9 +53,9 @@ def test_a_call_that_hangs_is_noticed_and_others_are_not():
         seconds.append(spent)
         hung.set()
 
-    quick = Watchdog(60.0, on_hang, tick=0.01)
-    slow = Watchdog(0.2, on_hang, tick=0.01)
-    never = Watchdog(0.0, on_hang)
+    quick = Watchdog("quick", 60.0, on_hang, tick=0.01)
+    slow = Watchdog("slow", 0.2, on_hang, tick=0.01)
+    never = Watchdog("never", 0.0, on_hang)
     for _ in range(1000):
         with quick, slow, never:
             pass

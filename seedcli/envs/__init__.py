@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from seedcli.config import EnvironmentConfig
 from seedcli.envs.base import VectorEnv
-from seedcli.errors import EnvironmentFailed
+from seedcli.errors import SimulatorMissing
 
 __all__ = ["VectorEnv", "check_environment_name", "create_env"]
 
@@ -29,7 +29,8 @@ def create_env(config: EnvironmentConfig, num_envs: int, *, render: bool = False
 
     Raises:
         UsageError: the configuration asks for something that does not exist or is not supported.
-        EnvironmentFailed: the family's library is missing, or the environment cannot be built.
+        SimulatorMissing: the family's library is not installed.
+        EnvironmentFailed: the environment cannot be built.
     """
     if num_envs < 1:
         raise ValueError(f"num_envs is {num_envs}; a vector environment holds at least one")
@@ -50,7 +51,7 @@ def create_env(config: EnvironmentConfig, num_envs: int, *, render: bool = False
 
         return GymnasiumVectorEnv(config, num_envs, render=render)
     except ImportError as error:
-        raise EnvironmentFailed(
+        raise SimulatorMissing(
             f"environment.family {config.family} cannot be used on this machine ({error}); {_INSTALL[config.family]}"
         ) from error
 

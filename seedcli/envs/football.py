@@ -12,7 +12,7 @@ from seedcli.envs.checks import check_actions, first_line, nearest
 from seedcli.envs.football_engines import Engine, EnvpoolEngine, GfootballEngine, Snapshot
 from seedcli.envs.football_pitch import draw_pitch
 from seedcli.envs.football_rewards import MARKED, PLANES, FootballRewards
-from seedcli.errors import EnvironmentFailed, UsageError
+from seedcli.errors import EnvironmentFailed, SimulatorMissing, UsageError
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, StepBatch
 
 SCENARIOS: tuple[str, ...] = tuple(
@@ -69,7 +69,8 @@ class FootballVectorEnv:
         Raises:
             ImportError: envpool is not installed.
             UsageError: an unknown scenario, or a field that only Gymnasium has.
-            EnvironmentFailed: gfootball is not installed, or cannot build the scenario.
+            SimulatorMissing: gfootball is not installed.
+            EnvironmentFailed: it cannot build the scenario.
         """
         check_scenario(config.id)
         if config.max_episode_steps or config.kwargs:
@@ -90,7 +91,7 @@ class FootballVectorEnv:
         except ImportError as error:
             if config.engine == "envpool":
                 raise
-            raise EnvironmentFailed(
+            raise SimulatorMissing(
                 f"environment.engine gfootball cannot be used on this machine ({first_line(error)}); "
                 "build the package gfootball here, or leave environment.engine at envpool"
             ) from error

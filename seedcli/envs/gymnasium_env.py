@@ -16,7 +16,7 @@ import numpy.typing as npt
 from seedcli.config import EnvironmentConfig
 from seedcli.envs.checks import first_line, nearest
 from seedcli.envs.spaces import Actions, Observations
-from seedcli.errors import EnvironmentFailed, UsageError
+from seedcli.errors import EnvironmentFailed, SimulatorMissing, UsageError
 from seedcli.specs import EnvSpec, StepBatch
 
 _log = logging.getLogger(__name__)
@@ -92,13 +92,13 @@ def _prepare_mujoco(name: str, render: bool) -> None:
     """Send MuJoCo's warnings to the log, and where pictures are wanted choose what draws them without a screen.
 
     Raises:
-        EnvironmentFailed: MuJoCo is not installed, or nothing here can draw its pictures.
+        SimulatorMissing: MuJoCo is not installed, or nothing here can draw its pictures.
     """
     headless = not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     if render and headless and not os.environ.get("MUJOCO_GL"):
         found = [backend for backend, library in _OFFSCREEN.items() if ctypes.util.find_library(library)]
         if not found:
-            raise EnvironmentFailed(
+            raise SimulatorMissing(
                 f"{name} cannot be drawn on this machine, which has neither a screen nor the libraries to draw without "
                 "one: apt-get install libegl1 libgl1-mesa-dri (or libosmesa6)"
             )
@@ -106,7 +106,7 @@ def _prepare_mujoco(name: str, render: bool) -> None:
     try:
         mujoco = importlib.import_module("mujoco")
     except ImportError as error:
-        raise EnvironmentFailed(
+        raise SimulatorMissing(
             f"{name} needs MuJoCo, which is not installed ({first_line(error)}): pip install 'seedcli[mujoco]'"
         ) from error
     # Of its own accord MuJoCo writes them to stderr and into MUJOCO_LOG.TXT in whatever folder one is in.

@@ -256,7 +256,9 @@ class InferenceService:
 
     def _environments_failed(self, actor_id: str, failure: str) -> None:
         self.environment_failures += 1
-        _log.warning("environments of actor %s failed: %s", actor_id, failure)
+        log_once_per(
+            f"failure {actor_id}", 1.0, _log, logging.WARNING, "environments of actor %s failed: %s", actor_id, failure
+        )
 
     # -- admission --------------------------------------------------------------------------------------------
 

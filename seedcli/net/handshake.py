@@ -6,6 +6,7 @@ answers come out. Challenge and Proof are where authentication stands.
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 import time
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import seedcli
-from seedcli.errors import ConnectionLost, ProtocolError, RefusedError, TrainingDone, UnreachableError
+from seedcli.errors import ConnectionLost, ProtocolError, RefusedError, TrainingDone, UnreachableError, UsageError
 from seedcli.net.base import ClientTransport, Payload
 from seedcli.net.codecs import RAW
 from seedcli.net.frames import ANSWER_LIMIT, Header, Kind, decode_control, encode_control, pack_header
@@ -31,7 +32,8 @@ _MAX_ARRAYS = 64  # of an observation
 _MAX_ARRAY_NAME = 128  # characters
 _MAX_CODEC = 32  # characters
 _MAX_PARTS = 4096  # of an action, and categorical elements of an array
-_MAX_ACTIONS = 2**20  # categories of a part of an action
+_MAX_ACTIONS = 2**20  # categories of an action, all parts together
+_MAX_CATEGORIES = 2**20  # of an array, all elements together: a network's input has as many
 _ONLY_ARRAY = "observation"  # what specs.EnvSpec.arrays calls it
 _MAX_ROW = 2**32 - 1  # what a header's payload field can say
 
@@ -182,7 +184,9 @@ def _array_bytes(array: Any) -> int:
         raise ProtocolError("an array's specification must be an object")
     _only(array, frozenset(("shape", "dtype", "categories", "binary")))
     _sizes(array, "shape", _MAX_RANK, 1, _MAX_OBSERVATIONS)
-    _sizes(array, "categories", _MAX_PARTS, 1, 2**31 - 1)
+    categories = sum(_sizes(array, "categories", _MAX_PARTS, 1, 2**31 - 1))
+    if categories > _MAX_CATEGORIES:
+        raise ProtocolError(f"an array of {categories} categories in all is more than the limit of {_MAX_CATEGORIES}")
     _sizes(array, "binary", 2, 0, 255)
     try:
         # Counted with Python's integers: a NumPy product that overflowed would pass any limit.
@@ -212,6 +216,8 @@ def parse_spec(message: Mapping[str, Any], envs: int) -> tuple[EnvSpec, dict[str
     size = _integer(action, "size", 0, _MAX_PARTS)
     if not isinstance(action.get("vector"), bool):
         raise ProtocolError("vector must be true or false")
+    if sum(parts) > _MAX_ACTIONS:
+        raise ProtocolError(f"an action of {sum(parts)} categories in all is more than the limit of {_MAX_ACTIONS}")
     if 4 * max(len(parts), size) * envs > ANSWER_LIMIT:
         raise ProtocolError(f"actions of {envs} environments are more than the limit of {ANSWER_LIMIT} bytes")
     if ("observation" in message) == ("observations" in message):
@@ -360,7 +366,13 @@ class ClientHandshake:
             codecs: codec of each array, by the array's name; None: none is encoded.
         """
         deadline = time.monotonic() + self._timeout
-        self._send(Kind.SPEC, {**spec.to_dict(), "codecs": dict(codecs or dict.fromkeys(spec.arrays, RAW))})
+        message = {**spec.to_dict(), "codecs": dict(codecs or dict.fromkeys(spec.arrays, RAW))}
+        try:
+            # What the learner would only call malformed is the environment's, and can be said here.
+            parse_spec(json.loads(json.dumps(message)), self._hello.envs)
+        except ProtocolError as error:
+            raise UsageError(f"{spec.name} cannot be played with {self._hello.envs} environments: {error}") from error
+        self._send(Kind.SPEC, message)
         return parse_ready(self._expect(Kind.READY, deadline))
 
     def _send(self, kind: Kind, message: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import logging
@@ -12,13 +13,24 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from seedcli.errors import EXIT_DONE, ConnectionLost, EnvironmentFailed, TrainingDone, UnreachableError, UsageError
+from seedcli.errors import (
+    EXIT_DONE,
+    ConnectionLost,
+    EnvironmentFailed,
+    SeedError,
+    TrainingDone,
+    UnreachableError,
+    UsageError,
+)
 from seedcli.net import connect
+from seedcli.net.handshake import ClientHandshake
 from seedcli.roles.actor_session import ActorSession, Environments
-from seedcli.roles.restarts import Restarts, leave
+from seedcli.roles.restarts import Restarts
+from seedcli.roles.watchdog import PendingSignals
 from seedcli.telemetry.logs import setup_logging
 from seedcli.telemetry.metrics import Profile
 
@@ -26,6 +38,7 @@ _log = logging.getLogger(__name__)
 
 _DEFAULT_RECONNECT_SECONDS = 300.0
 _POLL_SECONDS = 0.5
+_REPORT_SECONDS = 5.0
 
 
 class _Stop(BaseException):
@@ -51,22 +64,40 @@ def _backoff(attempt: int) -> float:
 class _Actor:
     """The loop over sessions: connect, act, and connect again until the time-out."""
 
-    def __init__(self, address: str, *, envs: int, streams: int, actor_id: str, reconnect: float | None, threads: int):
+    def __init__(
+        self,
+        address: str,
+        *,
+        envs: int,
+        streams: int,
+        actor_id: str,
+        reconnect: float | None,
+        threads: int,
+        signalled: Callable[[], int],
+    ) -> None:
         self._address = address
         self._envs = envs
         self._streams = streams
         self._reconnect = reconnect
+        self._signalled = signalled
         self._restarts = Restarts(actor_id)
-        self._environments = Environments(threads, renew=self._restarts.replace_process, on_hang=self._hung)
+        self._environments = Environments(threads, renew=self._replace_process, on_hang=self._hung, signalled=signalled)
+        self._session: ActorSession | None = None
         self.profile = Profile()
-        self.steps = 0
+        for name, spent in self._restarts.seconds.items():
+            self.profile.add(name, spent)
+        self.steps = self._restarts.steps
 
     def run(self) -> None:
         """Act until the learner says that training is done.
 
         Raises:
             UnreachableError: no learner for longer than the reconnect time-out.
+            EnvironmentFailed: the environments failed too often.
         """
+        if self._restarts.given_up:
+            self._report_the_last()
+            raise EnvironmentFailed(self._restarts.given_up)
         limit = _DEFAULT_RECONNECT_SECONDS if self._reconnect is None else self._reconnect
         connected_before = False
         lost_at = time.monotonic()
@@ -81,13 +112,15 @@ class _Actor:
                     streams=self._streams,
                     profile=self.profile,
                     failure=self._restarts.unreported,
+                    told=self._told,
                 )
+                self._session = session
                 goodbye, failure = True, ""
                 try:
                     session.open()
                     assert session.ready is not None
                     _log.info("connected to %s with %d environments", self._address, self._envs)
-                    connected_before, attempt, self._restarts.unreported = True, 0, ""
+                    connected_before, attempt = True, 0
                     if self._reconnect is None:
                         limit = session.ready.reconnect_timeout
                     while not session.done:
@@ -116,26 +149,53 @@ class _Actor:
                     lost_at, failure = time.monotonic(), str(error)
                     self._failed(error, told=session.ready is not None)
                 finally:
-                    self.steps += session.steps
+                    self.steps, self._session = self.steps + session.steps, None
                     session.close(goodbye=goodbye, failure=failure)
                 time.sleep(min(_backoff(attempt), max(0.0, limit - (time.monotonic() - lost_at))))
                 attempt += 1
         finally:
             self._environments.close()
 
+    def _told(self) -> None:
+        self._restarts.unreported = ""
+
+    def _report_the_last(self) -> None:
+        """Tell the learner, if it is there, what made the process before this one give up."""
+        with contextlib.suppress(SeedError):
+            transport = connect(self._address)
+            try:
+                transport.connect(_REPORT_SECONDS)
+                ClientHandshake(
+                    transport,
+                    actor_id=self._restarts.actor_id,
+                    envs=self._envs,
+                    streams=self._streams,
+                    timeout=_REPORT_SECONDS,
+                    failure=self._restarts.unreported,
+                ).configure()
+            finally:
+                transport.close()
+
     def _failed(self, error: EnvironmentFailed, *, told: bool) -> None:
         """Have the environments built anew, or give up; the learner is `told` as the session ends."""
-        self._environments.close()
+        self._environments.discard()
         if not self._restarts.failed(str(error), self._environments.restarts):
             raise EnvironmentFailed(self._given_up(str(error))) from error
         if told:
-            self._restarts.unreported = ""
+            self._told()
 
     def _hung(self, sentence: str) -> None:
         """The same for environments that have not returned; called in the watchdog's thread."""
-        if self._restarts.failed(sentence, self._environments.restarts):
-            self._restarts.replace_process()
-        leave(self._given_up(sentence))
+        if not self._restarts.failed(sentence, self._environments.restarts):
+            # The main thread cannot be reached: the next process tells the learner, and ends.
+            self._restarts.given_up = self._given_up(sentence)
+        self._replace_process()
+
+    def _replace_process(self) -> None:
+        if number := self._signalled():
+            os._exit(128 + number)
+        steps = self.steps + (self._session.steps if self._session is not None else 0)
+        self._restarts.replace_process(steps, self.profile.seconds())
 
     def _given_up(self, sentence: str) -> str:
         return (
@@ -195,6 +255,7 @@ def run_actor(
         actor_id=actor_id or f"{socket.gethostname()[:32]}-{os.getpid()}-{secrets.token_hex(3)}",
         reconnect=reconnect_timeout,
         threads=threads,
+        signalled=PendingSignals(),
     )
     begun = time.perf_counter()
     status = EXIT_DONE

@@ -26,7 +26,7 @@ from seedcli.net.frames import Header, Kind, decode_control, pack_header
 from seedcli.net.handshake import ClientHandshake, Ready
 from seedcli.net.handshake import goodbye as pack_goodbye
 from seedcli.roles.codec_choice import choose_codecs
-from seedcli.roles.restarts import Watchdog
+from seedcli.roles.watchdog import Watchdog
 from seedcli.specs import EnvSpec, RowLayout, StepBatch, aligned_empty, split_envs
 from seedcli.telemetry.metrics import Profile
 
@@ -48,8 +48,9 @@ class Environments:
     Args:
         threads: see `envs.create_env`.
         renew: replaces the process by a fresh one; None: it cannot be.
-        on_hang: called in another thread with a sentence when environments have not returned for too long; None:
+        on_hang: called in another thread with a sentence when environments have not come back for too long; None:
             nobody watches them.
+        signalled: see `Watchdog`.
 
     Attributes:
         restarts: how often they may be built anew, `environment.restarts`.
@@ -61,29 +62,40 @@ class Environments:
         *,
         renew: Callable[[], None] | None = None,
         on_hang: Callable[[str], None] | None = None,
+        signalled: Callable[[], int] = lambda: 0,
     ) -> None:
         self._threads = threads
         self._renew = renew
         self._on_hang = on_hang
+        self._signalled = signalled
+        self._broken = False
         self._config: EnvironmentConfig | None = None
         self._envs: list[VectorEnv] = []
         self._codecs: dict[tuple[str, ...], dict[str, str]] = {}
         self._played = False
-        self._watchdog = Watchdog(0.0, lambda seconds: None)
+        self._watchdog = Watchdog("", 0.0, lambda seconds: None)
         self.restarts = 0
 
     def build(self, config: EnvironmentConfig, split: list[int]) -> EnvSpec:
         """Build what `config` asks for in groups of `split`, unless that is what there is."""
         if self._played and config.family in _LEAKING and self._renew is not None:
             self._renew()
-        if config != self._config or [env.num_envs for env in self._envs] != split:
+        if self._broken or config != self._config or [env.num_envs for env in self._envs] != split:
             self.close()
+            self._config = config
             self.restarts = config.restarts
             self._watch(config)
-            self._envs = [create_env(config, envs, threads=self._threads) for envs in split]
-            self._config = config
+            self._broken = True  # until all of them are there
+            with self._watchdog:
+                for envs in split:
+                    self._envs.append(create_env(config, envs, threads=self._threads))
+            self._broken = False
             self._codecs = {}
         return self._envs[0].spec
+
+    def discard(self) -> None:
+        """Have `build` make new ones: these have failed."""
+        self._broken = True
 
     def _watch(self, config: EnvironmentConfig) -> None:
         if self._on_hang is None:
@@ -91,9 +103,9 @@ class Environments:
         on_hang, name, limit = self._on_hang, f"{config.family}/{config.id}", config.step_timeout
 
         def hung(seconds: float) -> None:
-            on_hang(f"{name} has not returned from its step for {seconds:.0f} s (environment.step_timeout = {limit:g})")
+            on_hang(f"{name} has not come back for {seconds:.0f} s (environment.step_timeout = {limit:g})")
 
-        self._watchdog = Watchdog(limit, hung)
+        self._watchdog = Watchdog(name, limit, hung, signalled=self._signalled)
 
     def reset(self, stream: int, seed: int, out: StepBatch) -> None:
         """Reset the environments of a stream; see `VectorEnv.reset`."""
@@ -142,13 +154,14 @@ class Environments:
 
     def close(self) -> None:
         """Close all of them; what fails then has failed before."""
-        self._watchdog.close()
-        for env in self._envs:
-            try:
-                env.close()
-            except Exception as error:
-                _log.warning("environments cannot be closed: %s", error)
+        with self._watchdog:
+            for env in self._envs:
+                try:
+                    env.close()
+                except Exception as error:
+                    _log.warning("environments cannot be closed: %s", error)
         self._envs = []
+        self._watchdog.close()
 
 
 class ActorSession:
@@ -161,6 +174,7 @@ class ActorSession:
         envs: environments.
         streams: groups they are split into.
         failure: why this actor comes anew, where its environments have failed; "" otherwise.
+        told: called when the learner knows of that.
 
     Attributes:
         ready: what the learner granted; None before `open`.
@@ -179,9 +193,11 @@ class ActorSession:
         streams: int,
         profile: Profile,
         failure: str = "",
+        told: Callable[[], None] = lambda: None,
     ) -> None:
         self._transport = transport
         self._failure = failure
+        self._told = told
         self._environments = environments
         self._actor_id = actor_id
         self._envs = envs
@@ -215,6 +231,7 @@ class ActorSession:
             failure=self._failure,
         )
         message = handshake.configure()
+        self._told()
         config = EnvironmentConfig.model_validate(message["environment"])
         seed = int(message["seed"])
         split = split_envs(self._envs, self._streams, int(message["evaluation_envs"]))

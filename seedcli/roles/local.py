@@ -19,12 +19,14 @@ from seedcli.errors import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_USAGE, Ref
 from seedcli.layering import Resolved
 from seedcli.net.base import ServerTransport
 from seedcli.roles.learner import supervise
+from seedcli.roles.restarts import PEACE_SECONDS
 from seedcli.roles.runfolder import RunFolder
 from seedcli.telemetry.live import View, make_view
 from seedcli.telemetry.logs import setup_logging
 
 _log = logging.getLogger(__name__)
 
+_FAILURES = 2  # of one actor that ended with status 1, without an hour of peace in between
 _RESTARTS = 20  # of one actor, each after a longer pause
 _QUICK_SECONDS = 15.0  # an actor that lives shorter than this counts against the restarts
 _LEAVE_SECONDS = 2.0  # what actors get to leave by themselves, once training is done
@@ -38,6 +40,7 @@ class _Child:
     started: float
     log: Path
     restarts: int = 0
+    failures: int = 0
     restart_at: float = 0.0
 
 
@@ -104,7 +107,10 @@ class ActorProcesses:
             raise UsageError(sentence) if status == EXIT_USAGE else RefusedError(sentence)
         quick = now - child.started < _QUICK_SECONDS
         child.restarts = child.restarts + 1 if quick else 0
-        if status == EXIT_FAILED and child.restarts > 2 or child.restarts > _RESTARTS:
+        if status == EXIT_FAILED:
+            # It has tried to help itself, `environment.restarts` times.
+            child.failures = child.failures + 1 if now - child.started < PEACE_SECONDS else 1
+        if child.failures > _FAILURES or child.restarts > _RESTARTS:
             raise SeedError(f"actor {child.index} ends again and again (status {status}); see {child.log}: {sentence}")
         pause = min(10.0, 0.2 * 2**child.restarts)
         child.restart_at = now + pause

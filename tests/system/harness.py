@@ -126,8 +126,12 @@ class Process:
         return lines[-1]
 
     def children(self) -> list[psutil.Process]:
-        """Processes it has started."""
+        """Processes it has started, and those that they have started."""
         return psutil.Process(self.pid).children(recursive=True)
+
+    def actors(self) -> list[psutil.Process]:
+        """The actors it has started."""
+        return psutil.Process(self.pid).children()
 
     def send(self, number: signal.Signals) -> None:
         self.popen.send_signal(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 import subprocess
 import sys
@@ -37,6 +38,15 @@ def test_wrong_usage(fleet: Fleet, arguments: str) -> None:
     assert len(process.stderr.splitlines()) == 1
     assert REFUSALS[arguments] in process.sentence
     assert not (fleet.folder / "runs").exists(), "something was made before the configuration was found good"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("deepmind_lab") is not None, reason="DeepMind Lab is installed")
+def test_a_missing_simulator_is_said_once(fleet: Fleet) -> None:
+    values = ("actors.count=1", "actors.envs=2", "training.batch_size=2", "inference.max_envs=8")
+    process = fleet.start("train", "--preset", "dmlab_vtrace", "--no-live", *sets(*values))
+    process.ends_with(2)
+    assert "deepmind_lab" in process.sentence and "docs/deepmind-lab.md" in process.sentence
+    assert "again" not in process.stderr
 
 
 @pytest.mark.parametrize("scheme", ["", "zmq://"])

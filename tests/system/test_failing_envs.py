@@ -11,7 +11,7 @@ from tests.system.harness import TINY, Fleet, Learner, Process, last, sets, wait
 
 # Each process breaks as often as the file with its number says; every break takes one off.
 MODULE = """
-import os, time
+import ctypes, os, subprocess, time
 from pathlib import Path
 
 import gymnasium
@@ -38,12 +38,19 @@ class Faulty(gymnasium.Env):
         left = int(faults.read_text()) if faults.exists() else 0
         if left > 0:
             faults.write_text(str(left - 1))
-            if self._how == "raises":
+            if self._how in ("raises", "stuck"):
                 raise RuntimeError("the simulator broke")
             if self._how == "hangs":
-                time.sleep(3600)
+                subprocess.run(["sleep", "3600"])  # a simulator with a process of its own
+            if self._how == "locks":
+                ctypes.PyDLL(None).sleep(3600)  # keeps Python's lock
             observation = np.full(3, np.nan, np.float32) if self._how == "nan" else np.zeros(4, np.float32)
         return observation, 0.0, False, self._steps % 10 == 0, {}
+
+    def close(self):
+        if self._how == "stuck" and self._steps and Path("stuck").exists():
+            Path("stuck").unlink()
+            time.sleep(3600)
 
 
 gymnasium.register("Faulty-v0", entry_point="faulty:Faulty", disable_env_checker=True)
@@ -52,7 +59,7 @@ SENTENCES = {
     "raises": "failed in step: RuntimeError: the simulator broke",
     "nan": "gave the observation nan",
     "shape": "(4,)",
-    "hangs": "has not returned from its step",
+    "hangs": "has not come back for",
 }
 
 
@@ -99,6 +106,7 @@ def test_a_failure_is_named_and_counted_and_the_actor_goes_on(fleet: Fleet, how:
     steps = last(run, "trained_steps")
     wait_for(lambda: last(run, "trained_steps") > steps + 500, "training goes on")
     assert last(run, "protocol_errors") == 0
+    assert not [process for process in fleet.marked() if process.name() == "sleep"], "what hung has gone"
     one.send(signal.SIGTERM)
     one.ends_with(143)
 
@@ -112,4 +120,33 @@ def test_an_actor_whose_environments_fail_again_and_again_stops_and_others_go_on
     wait_for(lambda: last(run, "envs") == 2, "the learner has noticed")
     steps = last(run, "trained_steps")
     wait_for(lambda: last(run, "trained_steps") > steps + 500, "the other actor goes on")
-    assert other.running and learner.running and last(run, "environment_failures") >= 2
+    assert other.running and learner.running
+    assert last(run, "environment_failures") == 3, "the last one too"
+
+
+def test_environments_that_cannot_even_be_closed(fleet: Fleet) -> None:
+    _, one, _, run = start(fleet, "stuck", "environment.restarts=3", "environment.step_timeout=1")
+    (fleet.folder / "stuck").touch()
+    break_times(fleet, one, 1)
+    wait_for(lambda: last(run, "environment_failures") == 2, "both failures are counted")
+    wait_for(lambda: last(run, "envs") == 4, "the actor is back")
+    assert "the simulator broke" in one.stderr and "has not come back for" in one.stderr
+
+
+def test_an_environment_that_hangs_with_pythons_lock_ends_its_actor(fleet: Fleet) -> None:
+    """Nothing in its process can do more; whoever started it may start it again."""
+    _, one, other, run = start(fleet, "locks", "environment.step_timeout=1")
+    break_times(fleet, one, 1)
+    one.ends_with(-signal.SIGKILL)
+    assert "gymnasium/faulty:Faulty-v0 has not come back for" in one.sentence and "Python's lock" in one.sentence
+    steps = last(run, "trained_steps")
+    wait_for(lambda: last(run, "trained_steps") > steps + 500, "the other actor goes on")
+    assert other.running
+
+
+def test_a_signal_ends_an_actor_whose_environments_hang(fleet: Fleet) -> None:
+    _, one, _, _ = start(fleet, "hangs", "environment.step_timeout=300")
+    break_times(fleet, one, 1)
+    wait_for(lambda: [p for p in fleet.marked() if p.name() == "sleep"], "the environment hangs")
+    one.send(signal.SIGTERM)
+    one.ends_with(143, limit=15)

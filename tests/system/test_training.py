@@ -84,8 +84,7 @@ def test_a_killed_training_takes_its_actors_along_and_sigterm_stops_the_next(fle
     train = fleet.start("train", *options, *sets(*TINY))
     wait_until(run, train, 500)
     wait_for(lambda: checkpoints(run), "a checkpoint")
-    children = train.children()
-    assert len(children) == 2
+    assert len(train.actors()) == 2
     os.kill(train.pid, signal.SIGKILL)
     train.wait()
     wait_for(lambda: not fleet.marked(), "the end of its actors", limit=20)
@@ -107,9 +106,9 @@ def test_a_killed_actor_is_started_again_and_sigint_stops_all(fleet: Fleet) -> N
     options = ["--preset", "cartpole_vtrace", "--steps", "1e12", "--logdir", "run"]
     train = fleet.start("train", *options, *sets(*TINY))
     wait_until(run, train, 300)
-    (actor,) = train.children()
+    (actor,) = train.actors()
     actor.kill()
-    wait_for(lambda: [child for child in train.children() if child.pid != actor.pid], "another actor")
+    wait_for(lambda: [child for child in train.actors() if child.pid != actor.pid], "another actor")
     wait_for(lambda: last(run, "actors") == 1, "that it connects")
     wait_until(run, train, last(run, "env_steps") + 300)
     children = train.children()

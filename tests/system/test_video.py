@@ -23,7 +23,7 @@ def test_a_video_of_mujoco_follows_the_body(fleet: Fleet, tmp_path: Path) -> Non
     ).ends_with(0)  # fmt: skip
     video = tmp_path / "cheetah.mp4"
     played = fleet.start("eval", "run", "--episodes", "1", "--video", str(video))
-    if played.wait() == 1 and "libegl1" in played.stderr:
+    if played.wait() == 2 and "libegl1" in played.stderr:
         pytest.skip("this machine has no library that draws without a screen")
     played.ends_with(0)
     with imageio.get_reader(video) as reader:

@@ -1,0 +1,160 @@
+"""Notices an environment that does not come back: a thread, and a process for what stops all threads.
+
+A simulator may hang while it holds Python's global lock (DeepMind Lab holds it in every call). Then no thread of this
+process runs any more, and only another process can end it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+_TICK_SECONDS = 1.0
+_SIGNAL_SECONDS = 5.0  # a call may go on after a signal that asks to stop
+
+# The process: as long as the thread writes, all is well. Its own clock must count, and not while the watched process is
+# stopped by a signal, which is nobody's fault. It imports nothing of ours, so that it is small and there at once.
+_GUARD = """
+import os, select, signal, sys, time
+pid, limit, tick, sentence = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+silent, before = 0.0, time.monotonic()
+while True:
+    if select.select([0], [], [], tick)[0]:
+        if not os.read(0, 65536):
+            break
+        silent, before = 0.0, time.monotonic()
+        continue
+    now = time.monotonic()
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            state = stat.read().rpartition(")")[2].split()[0]
+    except OSError:
+        break
+    if state not in "Tt":
+        silent += min(now - before, 2 * tick)
+    before = now
+    if silent > limit:
+        sys.stderr.write(f"seed: {sentence}\\n")
+        sys.stderr.flush()
+        os.kill(pid, signal.SIGKILL)
+        break
+"""
+
+
+class Watchdog:
+    """Notices a call that has not returned for too long; a context manager around each such call.
+
+    Time in which the whole process was stopped does not count. A signal that asks to stop, but that the main thread
+    cannot take because it is inside a call, ends the process with 128 + its number.
+
+    Args:
+        name: what is watched, for the sentence of a process that is killed.
+        limit: seconds; 0: never.
+        on_hang: called with the seconds in the watchdog's thread.
+        signalled: number of a signal that asked this process to stop; 0: none.
+        tick: seconds between looks.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        limit: float,
+        on_hang: Callable[[float], None],
+        *,
+        signalled: Callable[[], int] = lambda: 0,
+        tick: float = _TICK_SECONDS,
+    ) -> None:
+        self._limit = limit
+        self._on_hang = on_hang
+        self._signalled = signalled
+        self._tick = min(tick, limit / 4) if limit else tick
+        self._calls = 0
+        self._inside = False
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        if limit:
+            self._guard = self._start_guard(name)
+            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+            self._thread.start()
+
+    def _start_guard(self, name: str) -> subprocess.Popen[bytes] | None:
+        if sys.platform != "linux":
+            return None
+        # Later than the thread, which does more about it where it can.
+        limit = self._limit + 5 * self._tick
+        sentence = f"{name} has not come back for {limit:.0f} s and holds Python's lock: this actor is killed"
+        arguments = [str(os.getpid()), str(limit), str(self._tick), sentence]
+        return subprocess.Popen(
+            [sys.executable, "-S", "-E", "-c", _GUARD, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # a terminal's Ctrl-C is not for it
+        )
+
+    def __enter__(self) -> None:
+        self._calls += 1
+        self._inside = True
+
+    def __exit__(self, *_: object) -> None:
+        self._inside = False
+
+    def _watch(self) -> None:
+        call, spent, asked, before = 0, 0.0, 0.0, time.monotonic()
+        while not self._stop.wait(self._tick):
+            self._tell_guard()
+            now = time.monotonic()
+            # After SIGSTOP this thread comes back late: only a tick of that counts.
+            passed, before = min(now - before, 2 * self._tick), now
+            if not self._inside or self._calls != call:
+                call, spent, asked = self._calls, 0.0, 0.0
+                continue
+            spent += passed
+            number = self._signalled()
+            if number:
+                asked += passed
+                if asked > _SIGNAL_SECONDS:
+                    os._exit(128 + number)
+            elif spent > self._limit:
+                self._on_hang(spent)
+                return
+
+    def _tell_guard(self) -> None:
+        if self._guard is not None and self._guard.stdin is not None:
+            with contextlib.suppress(OSError):
+                os.write(self._guard.stdin.fileno(), b".")
+
+    def close(self) -> None:
+        """End the thread and the process; safe to call twice."""
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=5)
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.wait()
+            if self._guard.stdin is not None:
+                self._guard.stdin.close()
+            self._guard = None
+
+
+class PendingSignals:
+    """Knows of SIGTERM and SIGINT in any thread, also while the main thread cannot run its handlers."""
+
+    def __init__(self) -> None:
+        self._read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        self._number = 0
+
+    def __call__(self) -> int:
+        """The last one that came; 0: none."""
+        with contextlib.suppress(BlockingIOError):
+            for number in os.read(self._read, 4096):
+                if number in (signal.SIGTERM, signal.SIGINT):
+                    self._number = number
+        return self._number
