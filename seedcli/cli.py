@@ -280,7 +280,7 @@ def doctor(
 
     environment = load_config(preset, sets=sets or (), flags={"--env": env}).config.environment
     check_environment_name(environment)
-    return run_doctor_env(environment, preset, json_output)
+    return run_doctor_env(environment, preset, sets or (), json_output)
 
 
 @presets_app.command("list")

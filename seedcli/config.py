@@ -88,7 +88,7 @@ class AgentConfig(Section):
     reward_scale: Positive = Field(1.0, description="rewards are multiplied by this in the loss, before any clipping")
     reward_clip: NonNegative = Field(0.0, description="rewards are clipped to ± this in the loss; 0: off")
     normalize_observations: bool = Field(
-        False, description="float observations are scaled by their running mean and variance, clipped to ±10"
+        False, description="vectors of floats are scaled by their running mean and variance, clipped to ±10"
     )
     initial_std: Positive = Field(1.0, description="V-trace, Box actions: the policy's standard deviation at the start")
     lambda_: Fraction = Field(1.0, alias="lambda", description="V-trace λ")

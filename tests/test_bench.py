@@ -147,6 +147,22 @@ def test_bare_environments_step_as_many_as_the_run_has(preset: str, what: str) -
         assert bench_training._rate(turn, 0.05) > 0
 
 
+def test_bare_football_groups_play_matches_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    envpool = pytest.importorskip("envpool")
+    make, seeds = envpool.make, []
+
+    def made(*args: Any, **options: Any) -> Any:
+        seeds.append((options["seed"], options["num_envs"]))
+        return make(*args, **options)
+
+    monkeypatch.setattr(envpool, "make", made)
+    config = load_config("football_academy_vtrace", environ={}, sets=["actors.envs=3", "actors.streams=2"]).config
+    with bare_envs.environment_turn(config, cores=2) as turn:
+        assert turn() == 3
+    played = [seed + i for seed, envs in seeds for i in range(envs)]
+    assert len(seeds) == 2 and len(set(played)) == len(played) == 3
+
+
 def test_a_family_without_a_bare_loop_is_refused() -> None:
     config = load_config("dmlab_vtrace", environ={}).config
     with (

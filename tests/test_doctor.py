@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from rich.console import Console
 from seedcli.cli import main
 from seedcli.config import EnvironmentConfig, NetConfig
 from seedcli.envs import conformance
+from seedcli.layering import load_config
 from seedcli.roles import doctor, doctor_env
 from seedcli.roles.doctor import Finding, print_findings, run_doctor
 
@@ -189,6 +191,51 @@ def test_an_environment_that_takes_its_process_along(
     (finding,) = doctor_env.examine(EnvironmentConfig(id=_sample(name)), seconds=0.1, limit=limit)
     assert (finding.name, finding.status) == ("play", "failure") and words in finding.detail
     assert capfd.readouterr().out == "", "what an environment prints is no result"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["--env", "CartPole-v1"], "seed train --preset gymnasium_vtrace --env CartPole-v1"),
+        (
+            ["--env", "CartPole-v1", "--set", "environment.kwargs={sutton_barto_reward = true}"],
+            "seed train --preset gymnasium_vtrace --env CartPole-v1 "
+            "--set 'environment.kwargs={sutton_barto_reward = true}'",
+        ),
+        (["--env", "Hopper-v5"], "seed train --preset mujoco_vtrace --env Hopper-v5"),
+        (
+            ["--set", "environment.family=atari", "--env", "pong", "--set", "environment.max_frames=200"],
+            "seed train --preset atari_vtrace --env pong --set environment.family=atari "
+            "--set environment.max_frames=200",
+        ),
+        (
+            ["--set", "environment.family=football", "--env", "academy_run_to_score"],
+            "seed train --preset football_vtrace --env academy_run_to_score --set environment.family=football",
+        ),
+        (
+            ["--preset", "dmlab_vtrace", "--env", "rooms_watermaze"],
+            "seed train --preset dmlab_vtrace --env rooms_watermaze",
+        ),
+        (
+            ["--set", "environment.family=dmlab", "--env", "rooms_watermaze"],
+            "seed train --preset dmlab_vtrace --env rooms_watermaze --set environment.family=dmlab",
+        ),
+    ],
+)
+def test_the_suggested_command_trains_what_was_checked(
+    arguments: list[str], command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = []
+    monkeypatch.setattr(doctor_env, "examine", lambda config: checked.append(config) or [])
+    assert main(["doctor", *arguments]) == 0
+    assert f"ready: {command}\n" in capsys.readouterr().out
+    words = shlex.split(command)
+    pairs = list(zip(words[2::2], words[3::2], strict=True))
+    sets = [value for flag, value in pairs if flag == "--set"]
+    suggested = load_config(dict(pairs)["--preset"], environ={}, sets=sets, flags={"--env": dict(pairs)["--env"]})
+    (config,) = checked
+    assert (suggested.config.environment.family, suggested.config.environment.id) == (config.family, config.id)
+    assert suggested.config.environment.kwargs == config.kwargs
 
 
 @pytest.mark.parametrize("width", [80, 120])

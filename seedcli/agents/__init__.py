@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 # The agents are written in TensorFlow; a user's own Keras settings must not choose another backend.
 os.environ["KERAS_BACKEND"] = "tensorflow"
 
 from seedcli.agents.base import Agent, ReplayAgent
+from seedcli.agents.frame_stack import normalized_arrays
 from seedcli.agents.r2d2 import R2D2Agent
 from seedcli.agents.vtrace import VTraceAgent
 from seedcli.config import AgentConfig, TrainingConfig
@@ -15,9 +17,13 @@ from seedcli.specs import EnvSpec
 
 __all__ = ["Agent", "ReplayAgent", "create_agent"]
 
+_log = logging.getLogger(__name__)
+
 
 def create_agent(agent: AgentConfig, training: TrainingConfig, spec: EnvSpec, seed: int) -> Agent:
     """Build the agent a configuration names, for an environment; the same seed gives the same initial variables.
+
+    Logs a warning where `agent.normalize_observations` is on and finds nothing to scale.
 
     Args:
         agent: the algorithm and its network.
@@ -28,6 +34,11 @@ def create_agent(agent: AgentConfig, training: TrainingConfig, spec: EnvSpec, se
     Raises:
         UsageError: the network cannot take the environment's observations, or the algorithm its actions.
     """
+    if agent.normalize_observations and not normalized_arrays(agent, spec):
+        _log.warning(
+            "agent.normalize_observations = true has nothing to scale: observations of %s hold no vectors of floats",
+            spec.name,
+        )
     if agent.algorithm == "r2d2":
         return R2D2Agent(agent, training, spec, seed)
     return VTraceAgent(agent, training, spec, seed)

@@ -59,7 +59,9 @@ class PreviousAction:
     """The action chosen on the record before: how the state keeps it, and how a network takes it.
 
     The state is [N, ...] in the shape and type of an action: of categories int32, 0 where there is none yet, else
-    1 + the category; of a Box float32 clipped to ±1 as the environment clips it, 0 where there is none yet.
+    1 + the category; of a Box float32 clipped to ±1, 0 where there is none yet. The environment clips parts that have
+    bounds in the same way; parts without bounds it takes as they are, and only their copy here is clipped, so that no
+    input grows without limit.
     """
 
     def __init__(self, action: ActionSpec) -> None:

@@ -15,7 +15,6 @@ import tensorflow as tf
 from seedcli.agents.normalizer import Normalizer
 from seedcli.agents.torsos import input_shapes, takes_images
 from seedcli.config import AgentConfig
-from seedcli.errors import UsageError
 from seedcli.specs import ArraySpec, EnvSpec, map_arrays
 
 
@@ -141,6 +140,15 @@ class FrameStack:
         return x if self._scale == 1.0 else x * self._scale
 
 
+def normalized_arrays(config: AgentConfig, spec: EnvSpec) -> list[str]:
+    """Names of the arrays that `agent.normalize_observations` scales: vectors of floats, where it is on."""
+    return [
+        name
+        for name, array in spec.arrays.items()
+        if config.normalize_observations and array.dtype.startswith("float") and not takes_images(config, array)
+    ]
+
+
 class ObservationStack:
     """A `FrameStack` for each array of an observation.
 
@@ -149,25 +157,14 @@ class ObservationStack:
     how many of the S-1 frames there are.
 
     Attributes:
-        normalizers: those of the float arrays, by name, where `agent.normalize_observations` is on.
+        normalizers: those of `normalized_arrays`, by name.
     """
 
     def __init__(self, config: AgentConfig, spec: EnvSpec) -> None:
         """Make the stacks; raises UsageError where the network cannot take the environment's observations."""
         self._size = config.frame_stack
         shapes = input_shapes(config, spec)
-        self.normalizers: dict[str, Normalizer] = {}
-        if config.normalize_observations:
-            self.normalizers = {
-                name: Normalizer(shapes[name])
-                for name, array in spec.arrays.items()
-                if array.dtype.startswith("float") and not takes_images(config, array)
-            }
-            if not self.normalizers:
-                raise UsageError(
-                    f"agent.normalize_observations = true scales vectors of floats, but observations of {spec.name} "
-                    "hold none: set it to false"
-                )
+        self.normalizers = {name: Normalizer(shapes[name]) for name in normalized_arrays(config, spec)}
         stacks = {
             name: FrameStack(array, shapes[name], self._size, self.normalizers.get(name))
             for name, array in spec.arrays.items()

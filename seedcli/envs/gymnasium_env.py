@@ -26,6 +26,8 @@ _RESERVED = ("id", "max_episode_steps", "render_mode", "disable_env_checker", "v
 # What draws without a screen, as MUJOCO_GL names it, and the library it needs; EGL may use a GPU.
 _OFFSCREEN = {"egl": "EGL", "osmesa": "OSMesa"}
 _FRAMES_PER_SECOND = 30
+# What an environment's own code may end with: sys.exit() in it must not end the process as if all were well.
+_FAILURES = (Exception, SystemExit)
 _SEEDS = 2**31  # seeds wrap round here, so that every simulator can take them
 
 
@@ -43,7 +45,7 @@ def check_id(env_id: str) -> None:
             importlib.import_module(module)
         except ImportError:
             raise
-        except Exception as error:
+        except _FAILURES as error:
             raise EnvironmentFailed(
                 f"module {module} of environment.id {env_id!r} failed: {first_line(error)}"
             ) from error
@@ -78,7 +80,8 @@ def frames_per_second(config: EnvironmentConfig) -> float:
     return float(found)
 
 
-def _is_mujoco(env_id: str) -> bool:
+def is_mujoco(env_id: str) -> bool:
+    """Whether a registered environment is one of MuJoCo's; the id has passed `check_id`."""
     return "mujoco" in str(_registered(env_id).entry_point).lower()
 
 
@@ -152,7 +155,7 @@ class GymnasiumVectorEnv:
 
         self.envs: list[gymnasium.Env[Any, Any]] = []
         try:
-            if _is_mujoco(config.id):
+            if is_mujoco(config.id):
                 _prepare_mujoco(self._name, render)
             for index in range(num_envs):
                 self.envs.append(self._make(config, render=render and index == 0))
@@ -168,7 +171,7 @@ class GymnasiumVectorEnv:
                         )
         except BaseException as error:
             self.close()
-            if isinstance(error, (UsageError, EnvironmentFailed)) or not isinstance(error, Exception):
+            if isinstance(error, (UsageError, EnvironmentFailed)) or not isinstance(error, _FAILURES):
                 raise
             raise EnvironmentFailed(f"{self._name} cannot be built: {first_line(error)}") from error
         self.spec = EnvSpec(self._name, self._observations.spec, self._actions.spec)
@@ -181,7 +184,7 @@ class GymnasiumVectorEnv:
     def _make(self, config: EnvironmentConfig, *, render: bool) -> gymnasium.Env[Any, Any]:
         # Given only where it is wanted: an environment that draws nothing need not know the argument.
         drawing: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
-        if render and _is_mujoco(config.id) and not {"camera_id", "camera_name"} & config.kwargs.keys():
+        if render and is_mujoco(config.id) and not {"camera_id", "camera_name"} & config.kwargs.keys():
             drawing["camera_name"] = "track"  # of its own accord the camera stays behind
         env = gymnasium.make(
             config.id,
@@ -204,7 +207,7 @@ class GymnasiumVectorEnv:
         for index, env in enumerate(self.envs):
             try:
                 self._newest[index], _ = env.reset(seed=(seed + index) % _SEEDS)
-            except Exception as error:
+            except _FAILURES as error:
                 raise self._failure(index, "reset", error) from error
         self._terminated[:] = self._truncated[:] = False
         self._rewards[:] = 0
@@ -230,7 +233,7 @@ class GymnasiumVectorEnv:
                     rewards[index], terminated[index], truncated[index] = 0.0, False, False
                 else:
                     newest[index], rewards[index], terminated[index], truncated[index], _ = env.step(native[index])
-            except Exception as error:
+            except _FAILURES as error:
                 raise self._failure(index, "reset" if final[index] else "step", error) from error
         self._write(out)
 
@@ -241,7 +244,7 @@ class GymnasiumVectorEnv:
         out.terminated[...] = self._terminated
         out.truncated[...] = self._truncated
 
-    def _failure(self, index: int, where: str, error: Exception) -> EnvironmentFailed:
+    def _failure(self, index: int, where: str, error: BaseException) -> EnvironmentFailed:
         return EnvironmentFailed(f"environment {index} of {self._name} failed in {where}: {first_line(error)}")
 
     def render(self) -> npt.NDArray[np.uint8]:
@@ -254,7 +257,7 @@ class GymnasiumVectorEnv:
             raise EnvironmentFailed(f"{self._name} was built without rendering; build it with render=True")
         try:
             picture: Any = self.envs[0].render()
-        except Exception as error:
+        except _FAILURES as error:
             raise EnvironmentFailed(f"{self._name} failed in render: {first_line(error)}") from error
         if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] != 3:
             raise EnvironmentFailed(

@@ -19,14 +19,6 @@ FILL = (0xA5, 0x5A)  # what a row holds before a record is written into it, in t
 _BYTES = 2**27  # of records kept from one play
 
 
-def sample_actions(action: ActionSpec, num_envs: int, random: np.random.Generator) -> npt.NDArray[Any]:
-    """Draw actions [E, *action.array.shape], uniform over categories, or from -1 to 1 where they are numbers."""
-    if action.size:
-        return random.uniform(-1, 1, (num_envs, action.size)).astype(np.float32)
-    drawn = random.integers(action.categories, size=(num_envs, len(action.categories)), dtype=np.int32)
-    return drawn.reshape(num_envs, *action.array.shape)
-
-
 def extremes(action: ActionSpec) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """The lowest and the highest action."""
     array = action.array
@@ -145,7 +137,7 @@ class Driver:
         for t in range(steps):
             if script is None and t >= least and time.perf_counter() - begun > seconds:
                 break
-            actions.append(sample_actions(self.env.spec.action, self.num_envs, random) if script is None else script[t])
+            actions.append(self.env.spec.action.sample(random, self.num_envs) if script is None else script[t])
             records.append(self.step(actions[-1]))
             if until_final and (records[-1].terminated | records[-1].truncated).any():
                 break
@@ -190,3 +182,18 @@ def episodes_of(run: Run) -> list[Episode]:
             episodes.append(Episode(end - begun, float(rewards.sum()), not run.truncated[end, env]))
             begun = end + 1
     return episodes
+
+
+def carried_ends(run: Run) -> int:
+    """How many different observations episodes of one environment ended with, the most of any environment's.
+
+    0 where some new episode begins with another observation than the last one ended with, or none has begun.
+    """
+    most = 0
+    for env in range(run.reward.shape[1]):
+        finals = np.flatnonzero(run.final[:-1, env])
+        parts = [part[:, env] for part in run.observation.values()]
+        if any((part[finals] != part[finals + 1]).any() for part in parts):
+            return 0
+        most = max(most, len({b"".join(part[t].tobytes() for part in parts) for t in finals.tolist()}))
+    return most

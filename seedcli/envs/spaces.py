@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,11 @@ from seedcli.specs import ActionSpec, ArraySpec, ObservationSpec
 
 # Double precision would only double the bytes on the wire; TensorFlow's kernels want signed integers above 8 bits.
 _SENT_AS = {"float64": "float32", "uint16": "int32", "uint32": "int64"}
-_MAX_CATEGORIES = 2**31  # an int32 holds them
+# What a learner lets in (net/handshake.py has the same limits), said here before anything is sent.
+_MAX_ARRAYS = 64  # of an observation
+_MAX_NAME = 128  # characters of an array's name
+_MAX_PARTS = 4096  # of an action, and elements of a categorical array
+_MAX_CATEGORIES = 2**20  # of an action or an array, all parts together: a network has as many outputs or inputs
 # A bound this far away stands for none: spaces written before infinite bounds were allowed name the largest float32.
 _NO_BOUND = float(np.finfo(np.float32).max)
 
@@ -36,7 +41,7 @@ class Observations:
         spec: one observation.
 
     Raises:
-        UsageError: the space, or a part of it, is not supported.
+        UsageError: the space, or a part of it, is not supported, empty or too large.
     """
 
     def __init__(self, space: Space[Any], name: str) -> None:
@@ -49,6 +54,11 @@ class Observations:
         self._add(space, ())
         if not self._leaves:
             raise UsageError(f"{name} has an empty Dict as observation space: an agent needs something to observe")
+        if len(self._leaves) > _MAX_ARRAYS:
+            raise UsageError(
+                f"{name} observes {len(self._leaves)} arrays, which is more than the limit of {_MAX_ARRAYS}: put those "
+                "that belong together into one Box"
+            )
         self.spec: ObservationSpec
         if isinstance(space, Dict):
             self.spec = {leaf: self._leaves[leaf].spec for leaf in sorted(self._leaves)}
@@ -64,6 +74,11 @@ class Observations:
                 self._add(part, (*path, key))
             return
         leaf = "/".join(path)
+        if path and not (1 <= len(leaf) <= _MAX_NAME and leaf.isprintable()):
+            raise UsageError(
+                f"{self._name} names a part of its observation {leaf[:_MAX_NAME]!r}; names must have 1 to {_MAX_NAME} "
+                "printable characters, those of the Dicts around them included"
+            )
         if leaf in self._leaves:
             raise UsageError(f"{self._name} has two parts of its observation called {leaf!r}; rename one")
         self._leaves[leaf] = _Leaf(space, f"observation {leaf!r}" if path else "observation", self._name)
@@ -151,9 +166,7 @@ class _Leaf:
         if isinstance(space, (Discrete, MultiDiscrete)):
             self._categories = np.asarray(space.n if isinstance(space, Discrete) else space.nvec, np.int64)
             self._start = np.asarray(space.start, np.int64)
-            if self._categories.max() >= _MAX_CATEGORIES:
-                raise UsageError(f"{self._name} observes {self._categories.max()} categories; an int32 must hold them")
-            return ArraySpec(shape, "int32", categories=tuple(int(n) for n in self._categories.reshape(-1)))
+            return ArraySpec(shape, "int32", categories=_categories(space, self._what, self._name))
         if isinstance(space, MultiBinary):
             return ArraySpec(shape, "bool")
         if not isinstance(space, Box):
@@ -220,6 +233,24 @@ class _Leaf:
         return None
 
 
+def _categories(space: Discrete | MultiDiscrete, what: str, name: str) -> tuple[int, ...]:
+    """How many categories each part has, in C order.
+
+    Raises:
+        UsageError: there are no parts, or too many of them or of their categories.
+    """
+    counts = [space.n] if isinstance(space, Discrete) else space.nvec.reshape(-1)
+    categories = tuple(int(n) for n in counts)  # Python's integers: a sum of NumPy's may overflow
+    if not 1 <= len(categories) <= _MAX_PARTS:
+        raise UsageError(f"{name} has an {what} of {len(categories)} parts; there must be 1 to {_MAX_PARTS}")
+    if sum(categories) > _MAX_CATEGORIES:
+        raise UsageError(
+            f"{name} has an {what} of {sum(categories)} categories in all, which is more than the limit of "
+            f"{_MAX_CATEGORIES}: split it into smaller parts, or make it a Box"
+        )
+    return categories
+
+
 def _fits(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
     """Whether integers or booleans keep their values as `dtype`, an integer type or bool."""
     if values.dtype.kind not in "iub":
@@ -243,7 +274,7 @@ class Actions:
         spec: one action.
 
     Raises:
-        UsageError: the space is not supported.
+        UsageError: the space is not supported, empty or too large.
     """
 
     def __init__(self, space: Space[Any], name: str) -> None:
@@ -252,13 +283,16 @@ class Actions:
         self._dtype: np.dtype[Any] = np.dtype(space.dtype)
         if isinstance(space, Discrete):
             self._start = np.asarray(space.start, np.int64)
-            self.spec = ActionSpec((int(space.n),))
+            self.spec = ActionSpec(_categories(space, "action", name))
         elif isinstance(space, MultiDiscrete):
             self._start = np.asarray(space.start, np.int64)
-            categories = tuple(int(n) for n in space.nvec.reshape(-1))
+            categories = _categories(space, "action", name)
             self.spec = ActionSpec(categories, vector=len(categories) == 1)
         elif isinstance(space, Box) and self._dtype.kind == "f":
-            self.spec = ActionSpec(size=int(np.prod(self._shape, dtype=np.int64)))
+            size = math.prod(self._shape)
+            if not 1 <= size <= _MAX_PARTS:
+                raise UsageError(f"{name} has a Box of {size} numbers as action space; there must be 1 to {_MAX_PARTS}")
+            self.spec = ActionSpec(size=size)
             low, high = (np.asarray(bound, np.float64).reshape(-1) for bound in (space.low, space.high))
             low, high = np.where(low <= -_NO_BOUND, -np.inf, low), np.where(high >= _NO_BOUND, np.inf, high)
             bounded = np.isfinite(low) & np.isfinite(high)

@@ -32,10 +32,10 @@ def library(config: EnvironmentConfig) -> str:
     return _LIBRARIES[config.family]
 
 
-def _atari(config: EnvironmentConfig, envs: int, cores: int) -> Any:
+def _atari(config: EnvironmentConfig, envs: int, cores: int, seed: int) -> Any:
     from ale_py.vector_env import AtariVectorEnv
 
-    return AtariVectorEnv(
+    group = AtariVectorEnv(
         config.id,
         envs,
         num_threads=min(cores, envs),
@@ -51,24 +51,30 @@ def _atari(config: EnvironmentConfig, envs: int, cores: int) -> Any:
         use_fire_reset=config.fire_reset,
         reward_clipping=False,
     )
+    group.reset(seed=seed)
+    return group
 
 
-def _football(config: EnvironmentConfig, envs: int, cores: int) -> Any:
+def _football(config: EnvironmentConfig, envs: int, cores: int, seed: int) -> Any:
     import envpool
 
-    return envpool.make(
-        f"gfootball/{config.id}-v1", env_type="gymnasium", num_envs=envs, num_threads=min(cores, envs), seed=1
+    group = envpool.make(
+        f"gfootball/{config.id}-v1", env_type="gymnasium", num_envs=envs, num_threads=min(cores, envs), seed=seed
     )
+    group.reset()
+    return group
 
 
-def _gymnasium(config: EnvironmentConfig, envs: int, cores: int) -> Any:
+def _gymnasium(config: EnvironmentConfig, envs: int, cores: int, seed: int) -> Any:
     import gymnasium
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
     options: dict[str, Any] = dict(config.kwargs)
     if config.max_episode_steps:
         options["max_episode_steps"] = config.max_episode_steps
-    return SyncVectorEnv([lambda: gymnasium.make(config.id, **options)] * envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+    group = SyncVectorEnv([lambda: gymnasium.make(config.id, **options)] * envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+    group.reset(seed=seed)
+    return group
 
 
 def _actions(group: Any, envs: int, family: str) -> list[Any]:
@@ -96,17 +102,13 @@ def environment_turn(config: Config, cores: int) -> Iterator[Turn]:
     make = {"atari": _atari, "football": _football, "gymnasium": _gymnasium}[played.family]
     total = config.actors.count * config.actors.envs
     sizes = split_envs(total, 2)
-    groups = [make(played, envs, cores) for envs in sizes]
+    groups = [make(played, envs, cores, 1 + i * total) for i, envs in enumerate(sizes)]
     actions = [_actions(group, envs, played.family) for group, envs in zip(groups, sizes, strict=True)]
     native = played.family == "atari"
     turns = 0
-    for i, group in enumerate(groups):
-        if played.family == "football":
-            group.reset()
-        else:
-            group.reset(seed=1 + i * total)
-        if native:
-            group.send(actions[i][0])
+    if native:
+        for group, choices in zip(groups, actions, strict=True):
+            group.send(choices[0])
 
     def turn() -> int:
         nonlocal turns

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Any
@@ -23,12 +25,17 @@ _CHECK_SECONDS = 120.0  # longest a check may take: a simulator may compile its 
 _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failure": ("✗", "bold red"), "skipped": ("-", "dim")}
 
 
-def run_doctor_env(config: EnvironmentConfig, preset: str | None, json_output: bool) -> int:
+# What trains an environment of the family where no preset was named.
+_PRESETS = {"atari": "atari_vtrace", "football": "football_vtrace", "dmlab": "dmlab_vtrace"}
+
+
+def run_doctor_env(config: EnvironmentConfig, preset: str | None, sets: Sequence[str], json_output: bool) -> int:
     """Check an environment and print what was found to stdout.
 
     Args:
         config: the environment.
-        preset: named in the command that is suggested at the end.
+        preset: that it came from, if any; the command that is suggested at the end names it, or one that fits.
+        sets: `--set` values that it came from, which the command repeats.
         json_output: print JSON instead of a table.
 
     Returns:
@@ -43,10 +50,24 @@ def run_doctor_env(config: EnvironmentConfig, preset: str | None, json_output: b
         report = {"environment": name, "ok": not failed, "findings": [asdict(finding) for finding in findings]}
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
-        print_findings(
-            Console(), name, findings, f"seed train --preset {preset or 'gymnasium_vtrace'} --env {config.id}"
-        )
+        print_findings(Console(), name, findings, "" if failed else training_command(config, preset, sets))
     return EXIT_FAILED if failed else EXIT_DONE
+
+
+def training_command(config: EnvironmentConfig, preset: str | None, sets: Sequence[str]) -> str:
+    """The `seed train` command, quoted for a shell, that trains an environment which passed the checks."""
+    words = ["seed", "train", "--preset", preset or _fitting_preset(config), "--env", config.id]
+    for value in sets:
+        words += ["--set", value]
+    return shlex.join(words)
+
+
+def _fitting_preset(config: EnvironmentConfig) -> str:
+    if config.family != "gymnasium":
+        return _PRESETS[config.family]
+    from seedcli.envs.gymnasium_env import is_mujoco
+
+    return "mujoco_vtrace" if is_mujoco(config.id) else "gymnasium_vtrace"
 
 
 def examine(config: EnvironmentConfig, *, seconds: float = 1.0, limit: float = _CHECK_SECONDS) -> list[Finding]:
@@ -114,7 +135,7 @@ def print_findings(console: Console, name: str, findings: list[Finding], command
         console: where.
         name: the environment.
         findings: of `examine`.
-        command: what can be run once no check fails.
+        command: what can be run where no check failed.
     """
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)

@@ -96,7 +96,11 @@ class Player:
         config = from_toml_file(checkpoint.config_path)
         self._elsewhere = environment is not None
         environment = environment or config.environment
-        if environment.family == "football":
+        self._matches = environment.family == "football"
+        if self._matches and config.agent.previous_action_reward:
+            # The network sees rewards: they must be those it knows.
+            self._matches = environment.rewards == "scoring"
+        elif self._matches:
             # What counts is the score; rewards for reaching zones are there to learn by.
             environment = environment.model_copy(update={"rewards": "scoring"})
         self.config: Config = config.model_copy(update={"environment": environment})
@@ -113,16 +117,22 @@ class Player:
         self._policy.publish(checkpoint.counters["learner_updates"])
         self._checkpoint = checkpoint
 
-    def build(self, envs: int, *, render: bool = False) -> VectorEnv:
+    def build(self, envs: int, *, render: bool = False, again: bool = False) -> VectorEnv:
         """The environments to play.
+
+        Args:
+            envs: how many.
+            render: for pictures of the first.
+            again: they are played and closed, and built again, in one process.
 
         Raises:
             CheckpointError: they are not what the agent was built for.
         """
         environment = self.config.environment
         # What draws may not get on with TensorFlow in one process: Gymnasium's environments draw with anything.
-        apart = render and environment.family == "gymnasium"
-        env: VectorEnv = IsolatedEnv(environment, envs) if apart else create_env(environment, envs, render=render)
+        apart = (render and environment.family == "gymnasium") or (again and environment.family == "football")
+        make = IsolatedEnv if apart else create_env
+        env: VectorEnv = make(environment, envs, render=render)
         spec = replace(self._checkpoint.spec, name=env.spec.name) if self._elsewhere else self._checkpoint.spec
         difference = spec.difference(env.spec)
         if difference is not None:
@@ -170,7 +180,7 @@ class Player:
             env_steps=self._checkpoint.env_steps,
             returns=[episode[0] for episode in flat],
             lengths=[episode[1] for episode in flat],
-            matches=self.config.environment.family == "football",
+            matches=self._matches,
         )
 
 
@@ -276,32 +286,29 @@ def _watch(run: Path, *, episodes: int, sample: bool, seed: int, json_output: bo
     if not run.is_dir() or (run / "COMPLETE").exists():
         raise UsageError(f"--watch follows a run, and {run} is not a run folder: give the folder of a running training")
     player: Player | None = None
-    env: VectorEnv | None = None
     seen = -1
-    try:
-        while True:
-            # Asked before looking: a checkpoint written as the learner ends is not missed.
-            running = _running(run)
-            found = [p for p in list_checkpoints(run / "checkpoints") if int(p.name) > seen]
-            for path in found:
-                try:
-                    checkpoint = open_checkpoint(path)
-                except CheckpointError as error:
-                    print(f"seed: {error}", file=sys.stderr)
-                    continue
-                finally:
-                    seen = int(path.name)
-                if player is None:
-                    player = Player(checkpoint, sample=sample, seed=seed, envs=envs)
-                    env = player.build(envs)
-                else:
-                    player.load(checkpoint)
-                assert env is not None
+    while True:
+        # Asked before looking: a checkpoint written as the learner ends is not missed.
+        running = _running(run)
+        found = [p for p in list_checkpoints(run / "checkpoints") if int(p.name) > seen]
+        for path in found:
+            try:
+                checkpoint = open_checkpoint(path)
+            except CheckpointError as error:
+                print(f"seed: {error}", file=sys.stderr)
+                continue
+            finally:
+                seen = int(path.name)
+            if player is None:
+                player = Player(checkpoint, sample=sample, seed=seed, envs=envs)
+            else:
+                player.load(checkpoint)
+            env = player.build(envs, again=True)
+            try:
                 _report(player.play(env, episodes, seed), player.config, sample=sample, json_output=json_output)
-            if not running and not found:
-                return
-            if not found:
-                time.sleep(_WATCH_SECONDS)
-    finally:
-        if env is not None:
-            env.close()
+            finally:
+                env.close()
+        if not running and not found:
+            return
+        if not found:
+            time.sleep(_WATCH_SECONDS)

@@ -1,7 +1,8 @@
 """A vector environment in a process of its own, without TensorFlow, for libraries that cannot share one with it.
 
 MuJoCo draws through Mesa on machines without a GPU; Mesa's drivers bring an LLVM, TensorFlow brings another, and
-whichever is loaded second finds the functions of the first, and dies.
+whichever is loaded second finds the functions of the first, and dies. Football's engine keeps the memory of every match
+it has played until its process ends.
 """
 
 from __future__ import annotations
@@ -25,23 +26,26 @@ _END_SECONDS = 10.0
 
 
 class IsolatedEnv:
-    """An `envs.base.VectorEnv` that lives in a process of its own; built with rendering.
+    """An `envs.base.VectorEnv` that lives in a process of its own.
 
     Args:
         config: the environment.
         num_envs: E.
+        render: see `create_env`.
 
     Raises:
         SeedError: what `create_env` raised there.
         EnvironmentFailed: the process died.
     """
 
-    def __init__(self, config: EnvironmentConfig, num_envs: int) -> None:
+    def __init__(self, config: EnvironmentConfig, num_envs: int, *, render: bool = False) -> None:
         self.num_envs = num_envs
         self._name = f"{config.family}/{config.id}"
         context = multiprocessing.get_context("spawn")  # a fork would bring TensorFlow along
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, config.model_dump(), num_envs), daemon=True)
+        self._process = context.Process(
+            target=_serve, args=(theirs, config.model_dump(), num_envs, render), daemon=True
+        )
         self._process.start()
         theirs.close()
         try:
@@ -100,11 +104,11 @@ class IsolatedEnv:
             self._process.join()
 
 
-def _serve(pipe: Connection, config: dict[str, Any], num_envs: int) -> None:
+def _serve(pipe: Connection, config: dict[str, Any], num_envs: int, render: bool) -> None:
     # Whatever simulators print must not stand between results.
     os.dup2(2, 1)
     try:
-        env = create_env(EnvironmentConfig.model_validate(config), num_envs, render=True)
+        env = create_env(EnvironmentConfig.model_validate(config), num_envs, render=render)
     except SeedError as error:
         pipe.send(error)
         return

@@ -167,6 +167,9 @@ class Learner:
         Raises:
             RefusedError: the specification differs from the agent's, by name of the field.
         """
+        played = f"{self.config.environment.family}/{self.config.environment.id}"
+        if spec.name != played:
+            raise RefusedError(f"the actor has built {spec.name!r:.80} where {played} is played: use the same versions")
         core = self.core or self._build(spec, on_fault)
         difference = core.spec.difference(spec)
         if difference is not None:

@@ -15,8 +15,8 @@ from seedcli.agents.networks import PolicyValueNetwork, evaluate, observe
 from seedcli.agents.normalizer import Normalizer
 from seedcli.agents.optimizer import apply_gradients, make_optimizer
 from seedcli.agents.r2d2 import R2D2Agent
-from seedcli.errors import UsageError
-from seedcli.specs import EnvSpec
+from seedcli.layering import load_config
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.agents.helpers import (
     DISCRETE,
     IMAGE,
@@ -210,10 +210,34 @@ def test_both_networks_of_r2d2_scale_alike() -> None:
     assert not agent.target_network.trainable_variables
 
 
-@pytest.mark.parametrize("spec", [IMAGE, DISCRETE])
-def test_there_must_be_something_to_normalize(spec: EnvSpec) -> None:
-    with pytest.raises(UsageError, match="agent.normalize_observations = true .* test/.* set it to false"):
-        make(spec)
+BITS = EnvSpec("test/bits", ArraySpec((7,), "bool"), ActionSpec((3,)))
+
+
+@pytest.mark.parametrize("algorithm", ["vtrace", "r2d2"])
+@pytest.mark.parametrize("spec", [IMAGE, DISCRETE, BITS], ids=lambda spec: spec.name)
+def test_where_there_is_nothing_to_scale_nothing_is(
+    spec: EnvSpec, algorithm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = make(spec, algorithm=algorithm, frame_stack=2)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and f"observations of {spec.name} hold no vectors" in record.getMessage()
+    plain = create_agent(
+        agent_config(algorithm=algorithm, frame_stack=2, dueling_hidden=8),
+        training_config(unroll_length=T, batch_size=B, burn_in=0),
+        spec,
+        seed=7,
+    )
+    assert len(caplog.records) == 1
+    agent.observe(batch(agent, random_records(spec, T + 1, B)))
+    for mine, other in zip(agent.network.variables, plain.network.variables, strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize("spec", [IMAGE, DISCRETE, BITS], ids=lambda spec: spec.name)
+def test_the_general_preset_takes_any_observation(spec: EnvSpec) -> None:
+    config = load_config("gymnasium_vtrace", environ={}).config
+    agent = create_agent(config.agent, config.training, spec, seed=1)
+    assert agent.network.encoder.normalizers == []
 
 
 def test_images_and_categories_are_left_alone() -> None:

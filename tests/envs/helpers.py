@@ -9,7 +9,6 @@ import numpy as np
 
 from seedcli.config import EnvironmentConfig
 from seedcli.envs import create_env
-from seedcli.envs.playing import sample_actions
 from seedcli.specs import RowLayout, StepBatch, aligned_empty, map_arrays
 
 COUNTER = "seedcli.envs.testing:Counter-v0"
@@ -58,7 +57,7 @@ class Played:
         random = np.random.default_rng(action_seed)
         records = [self.reset(seed)]
         for _ in range(steps):
-            records.append(self.step(sample_actions(self.env.spec.action, self.env.num_envs, random)))
+            records.append(self.step(self.env.spec.action.sample(random, self.env.num_envs)))
         return stack(records)
 
 

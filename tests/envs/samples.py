@@ -231,6 +231,88 @@ class ActionsIgnored(Walk):
         super().move(1)
 
 
+class Bandit(Walk):
+    """One step with nothing to see, and it is over."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+
+    def move(self, action: Any) -> None:
+        self.won = float(self.np_random.normal(action))
+
+    def observe(self) -> Any:
+        return np.ones(1, np.float32)
+
+    def reward(self) -> float:
+        return self.won
+
+    def over(self) -> bool:
+        return True
+
+
+class ContextBandit(Bandit):
+    """One step; what is seen at its end is what the next one is about."""
+
+    observation_space = spaces.Discrete(5)
+    context = np.int64(0)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            super().reset(seed=seed)
+            self.context = self.np_random.integers(5)
+        self.steps = 0
+        return self.context, {}
+
+    def move(self, action: Any) -> None:
+        super().move(action == self.context % 3)
+        self.context = self.np_random.integers(5)
+
+    def observe(self) -> Any:
+        return self.context
+
+
+class Cards(Walk):
+    """Three cards to bid on, and always three."""
+
+    observation_space = spaces.MultiDiscrete([4, 52])
+
+    def move(self, action: Any) -> None:
+        self.won = float(action == self.place[1] % 3)
+
+    def observe(self) -> Any:
+        if self.steps < 3:
+            self.place = np.array([self.steps, self.np_random.integers(52)])
+        return np.array([self.steps, self.place[1]])
+
+    def reward(self) -> float:
+        return self.won
+
+    def over(self) -> bool:
+        return self.steps == 3
+
+
+class RoundTrip(Walk):
+    """From a place to it again, which takes different times."""
+
+    observation_space = spaces.Discrete(5)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.place = np.zeros((), np.int64)
+        return self.place, {}
+
+    def move(self, action: Any) -> None:
+        self.place = (self.place + self.np_random.integers(2) + (action > 1)) % 5
+
+    def observe(self) -> Any:
+        return self.place
+
+    def over(self) -> bool:
+        return bool(self.place == 0)
+
+    def late(self) -> bool:
+        return False
+
+
 class Hangs(Walk):
     def move(self, action: Any) -> None:
         time.sleep(3600)
@@ -242,5 +324,5 @@ class Dies(Walk):
         os.abort()
 
 
-for _sample in [Walk, *Walk.__subclasses__()]:
+for _sample in [Walk, ContextBandit, *Walk.__subclasses__()]:
     gymnasium.register(f"{_sample.__name__}-v0", entry_point=_sample, disable_env_checker=True)

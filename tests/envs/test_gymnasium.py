@@ -31,7 +31,8 @@ class Scripted(gymnasium.Env[Any, Any]):
         observation: Any = None,
         reward: Any = 1.0,
         broken_observation: Any = None,
-        error: Exception | None = None,
+        error: BaseException | None = None,
+        exits_in: str = "",
         render_mode: str | None = None,
     ) -> None:
         self.observation_space = observation_space
@@ -40,11 +41,23 @@ class Scripted(gymnasium.Env[Any, Any]):
         self.reward = reward
         self.broken_observation = broken_observation
         self.error = error
+        self.exits_in = exits_in
+        self.render_mode = render_mode
+        self._exit("construction")
+
+    def _exit(self, where: str) -> None:
+        if self.exits_in == where:
+            sys.exit(3)
+
+    def render(self) -> Any:
+        self._exit("render")
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self._exit("reset")
         return self.observation, {}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._exit("step")
         if self.error:
             raise self.error
         self.received = action
@@ -269,6 +282,39 @@ def test_a_family_imports_only_its_own_simulator() -> None:
 @pytest.mark.parametrize(("config", "rate"), [(gymnasium_config("CartPole-v1"), 50), (gymnasium_config(COUNTER), 30)])
 def test_frames_per_second(config: EnvironmentConfig, rate: float) -> None:
     assert frames_per_second(config) == rate
+
+
+class Drawn(Scripted):
+    metadata = {"render_modes": ["rgb_array"]}
+
+
+gymnasium.register("SeedDrawn-v0", entry_point=Drawn)
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("construction", "gymnasium/SeedDrawn-v0 cannot be built: SystemExit: 3"),
+        ("reset", "environment 0 of gymnasium/SeedDrawn-v0 failed in reset: SystemExit: 3"),
+        ("step", "environment 0 of gymnasium/SeedDrawn-v0 failed in step: SystemExit: 3"),
+        ("render", "gymnasium/SeedDrawn-v0 failed in render: SystemExit: 3"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_environment_that_exits_has_failed(where: str, message: str) -> None:
+    kwargs = {"observation_space": BOX, "observation": ZERO, "exits_in": where}
+    with pytest.raises(EnvironmentFailed, match=f"^{message}$"):
+        with Played(gymnasium_config("SeedDrawn-v0", kwargs=kwargs), 1, render=True) as played:
+            played.reset(0)
+            played.step(0)
+            played.env.render()
+
+
+def test_a_module_that_exits_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "seed_exiting_module.py").write_text("import sys\nsys.exit()\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(EnvironmentFailed, match=r"^module seed_exiting_module of .* failed: SystemExit$"):
+        check_environment_name(gymnasium_config("seed_exiting_module:Thing-v0"))
 
 
 def test_a_failing_environment_is_named_by_its_number() -> None:

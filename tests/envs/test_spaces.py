@@ -12,9 +12,10 @@ from gymnasium import spaces
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from seedcli.envs.playing import every_action, sample_actions
+from seedcli.envs.playing import every_action
 from seedcli.envs.spaces import Actions, Observations
-from seedcli.errors import EnvironmentFailed
+from seedcli.errors import EnvironmentFailed, UsageError
+from seedcli.net.handshake import parse_spec
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, RowLayout, StepBatch
 
 E = 3
@@ -179,7 +180,7 @@ def test_wider_integers_are_taken_where_they_fit() -> None:
 @given(discrete(), st.integers(0, 2**31))
 def test_categories_are_the_spaces_own(space: spaces.Space[Any], seed: int) -> None:
     actions = Actions(space, "test")
-    for chosen in [*every_action(actions.spec), *sample_actions(actions.spec, 5, np.random.default_rng(seed))]:
+    for chosen in [*every_action(actions.spec), *actions.spec.sample(np.random.default_rng(seed), 5)]:
         (native,) = actions.read(chosen[None], 1)
         assert space.contains(native)
         np.testing.assert_array_equal(native.reshape(-1) - np.reshape(space.start, -1), chosen.reshape(-1))
@@ -229,6 +230,65 @@ def test_bounds_whose_distance_is_no_number() -> None:
     assert actions.read(np.array([[1]], np.float32), 1)[0, 0] == np.float32(3e38)
     # Beyond float32 a bound stands for none.
     assert Actions(spaces.Box(-most, most, (1,), np.float64), "test").read(np.ones((1, 1), np.float32), 1)[0, 0] == 1
+
+
+NAME = "n" * 100
+FULL = spaces.Dict(
+    {
+        **{f"{n}": spaces.Discrete(2) for n in range(61)},
+        NAME: spaces.Dict({"n" * 27: spaces.Discrete(2)}),
+        "categories": spaces.Discrete(2**20),
+        "parts": spaces.MultiDiscrete([256] * 4096),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [spaces.Discrete(2**20), spaces.MultiDiscrete([256] * 4096), spaces.Box(-1, 1, (64, 64))],
+    ids=["categories", "parts", "numbers"],
+)
+def test_a_learner_lets_in_the_largest_spaces(action: spaces.Space[Any]) -> None:
+    spec = EnvSpec("test", Observations(FULL, "test").spec, Actions(action, "test").spec)
+    message = {**spec.to_dict(), "codecs": dict.fromkeys(spec.arrays, "raw")}
+    assert parse_spec(message, 1)[0] == spec
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Box(-1, 1, (0,)), "a Box of 0 numbers as action space"),
+        (spaces.Box(-1, 1, (4097,)), "a Box of 4097 numbers as action space; there must be 1 to 4096"),
+        (spaces.MultiDiscrete([]), "an action of 0 parts"),
+        (spaces.MultiDiscrete([1] * 4097), "an action of 4097 parts; there must be 1 to 4096"),
+        (spaces.Discrete(2**20 + 1), "an action of 1048577 categories in all, which is more than the limit of 1048576"),
+        (spaces.Discrete(2**31), "an action of 2147483648 categories"),
+        (spaces.MultiDiscrete([2**19, 2**19, 1]), "an action of 1048577 categories"),
+        (spaces.MultiDiscrete([2, 2**62, 2**62]), "an action of 9223372036854775810 categories"),
+    ],
+)
+def test_action_spaces_that_are_empty_or_too_large(space: spaces.Space[Any], message: str) -> None:
+    with pytest.raises(UsageError, match=f"^test has {message}"):
+        Actions(space, "test")
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Discrete(2**20 + 1), "has an observation of 1048577 categories in all"),
+        (spaces.MultiDiscrete([2**62] * 4), "has an observation of 18446744073709551616 categories"),
+        (spaces.MultiDiscrete([1] * 4097), "has an observation of 4097 parts"),
+        (spaces.Dict(a=spaces.Discrete(2**31)), "has an observation 'a' of 2147483648 categories"),
+        (spaces.Dict({f"{n}": spaces.Discrete(2) for n in range(65)}), "observes 65 arrays, .* limit of 64"),
+        (spaces.Dict({"": spaces.Discrete(2)}), "names a part of its observation ''; names must have 1 to 128"),
+        (spaces.Dict({"n" * 129: spaces.Discrete(2)}), "names a part of its observation 'n+'; names"),
+        (spaces.Dict({NAME: spaces.Dict({"n" * 28: spaces.Discrete(2)})}), "names a part .* printable characters"),
+        (spaces.Dict({"a\nb": spaces.Discrete(2)}), r"names a part of its observation 'a\\nb'; names"),
+    ],
+)
+def test_observation_spaces_that_no_learner_takes(space: spaces.Space[Any], message: str) -> None:
+    with pytest.raises(UsageError, match=f"^test {message}"):
+        Observations(space, "test")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

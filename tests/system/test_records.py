@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from seedcli.errors import RefusedError
 from seedcli.inference.arena import Arena, UnrollBuffer
 from seedcli.inference.policy import AgentPolicy
 from seedcli.layering import load_config
 from seedcli.roles.learner import Learner, open_transports
 from seedcli.roles.runfolder import RunFolder
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from seedcli.training import sources
 from seedcli.training.batches import Piece, PreparedBatch, UnrollQueue
-from tests.system.harness import LIMIT, TINY, Fleet, counting, wait_for
+from tests.system.harness import COUNTER, LIMIT, TINY, Fleet, counting, wait_for
 from tests.system.records import STEP, Book, marked
 
 REMEMBERING = ("agent.previous_action_reward=true", "agent.frame_stack=2")  # so that there are states to mix up
@@ -156,6 +158,14 @@ def test_a_learner_that_nobody_came_to_stops(train: Callable[..., Training]) -> 
     training.learner.stop(training_done=True)
     training.learner.save()
     assert training.learner.core is None and training.learner.failure is None
+
+
+def test_an_actor_that_built_something_else_does_not_decide_what_is_learned(train: Callable[..., Training]) -> None:
+    training = train(*counting())
+    spec = EnvSpec("gymnasium/Other-v0", ArraySpec((4,), "float32"), ActionSpec((4,)))
+    with pytest.raises(RefusedError, match=f"'gymnasium/Other-v0' where gymnasium/{COUNTER} is played"):
+        training.learner.engine_for(spec, lambda stream, sentence: None)
+    assert training.learner.core is None
 
 
 def _swap_rewards(book: Book) -> None:

@@ -37,7 +37,7 @@ def test_a_video_of_mujoco_follows_the_body(fleet: Fleet, tmp_path: Path) -> Non
 
 def test_an_environment_of_another_process_is_the_same() -> None:
     config = EnvironmentConfig(id="CartPole-v1")
-    env = IsolatedEnv(config, 2)
+    env = IsolatedEnv(config, 2, render=True)
     try:
         layout = RowLayout(env.spec, 2)
         out = layout.views(aligned_empty(layout.nbytes))
