@@ -226,7 +226,7 @@ def test_the_suggested_command_trains_what_was_checked(
     arguments: list[str], command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked = []
-    monkeypatch.setattr(doctor_env, "examine", lambda config: checked.append(config) or [])
+    monkeypatch.setattr(doctor_env, "examine", lambda config, **_: checked.append(config) or [])
     assert main(["doctor", *arguments]) == 0
     assert f"ready: {command}\n" in capsys.readouterr().out
     words = shlex.split(command)

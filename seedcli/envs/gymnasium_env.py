@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seedcli.config import EnvironmentConfig
-from seedcli.envs.checks import first_line, nearest
+from seedcli.envs.checks import first_line, nearest, place_of
 from seedcli.envs.spaces import Actions, Observations
 from seedcli.errors import EnvironmentFailed, SimulatorMissing, UsageError
 from seedcli.specs import EnvSpec, StepBatch
@@ -245,7 +245,9 @@ class GymnasiumVectorEnv:
         out.truncated[...] = self._truncated
 
     def _failure(self, index: int, where: str, error: BaseException) -> EnvironmentFailed:
-        return EnvironmentFailed(f"environment {index} of {self._name} failed in {where}: {first_line(error)}")
+        return EnvironmentFailed(
+            f"environment {index} of {self._name} failed in {where}: {first_line(error)}{place_of(error)}"
+        )
 
     def render(self) -> npt.NDArray[np.uint8]:
         """The first environment as an RGB picture [height, width, 3] uint8.

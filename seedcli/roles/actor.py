@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import json
 import logging
 import os
@@ -257,6 +258,8 @@ def run_actor(
         threads=threads,
         signalled=PendingSignals(),
     )
+    # What a simulator does to its process is not to be caught; this says where it was.
+    faulthandler.enable()
     begun = time.perf_counter()
     status = EXIT_DONE
     try:

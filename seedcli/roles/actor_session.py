@@ -314,7 +314,7 @@ class ActorSession:
         elif header.kind == Kind.DONE:
             self.done = True
         elif header.kind == Kind.UNKNOWN:
-            raise ConnectionLost("the learner does not know this session: it has restarted")
+            raise ConnectionLost("the learner does not know this session any more: it has ended it or was restarted")
         elif header.kind == Kind.REFUSED:
             raise _refused(payload)
         elif header.kind != Kind.HEARTBEAT_ACK:

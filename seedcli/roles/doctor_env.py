@@ -8,7 +8,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Any
@@ -22,6 +22,7 @@ from seedcli.envs.conformance import Finding, check_environment
 from seedcli.errors import EXIT_DONE, EXIT_FAILED
 
 _CHECK_SECONDS = 120.0  # longest a check may take: a simulator may compile its level first
+_PATIENCE_SECONDS = 10.0
 _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failure": ("✗", "bold red"), "skipped": ("-", "dim")}
 
 
@@ -44,7 +45,7 @@ def run_doctor_env(config: EnvironmentConfig, preset: str | None, sets: Sequence
     name = f"{config.family}/{config.id}"
     if not json_output:
         print(f"playing {name} (some seconds)", file=sys.stderr)
-    findings = examine(config)
+    findings = examine(config, say=lambda line: print(line, file=sys.stderr))
     failed = [finding.name for finding in findings if finding.status == "failure"]
     if json_output:
         report = {"environment": name, "ok": not failed, "findings": [asdict(finding) for finding in findings]}
@@ -70,13 +71,20 @@ def _fitting_preset(config: EnvironmentConfig) -> str:
     return "mujoco_vtrace" if is_mujoco(config.id) else "gymnasium_vtrace"
 
 
-def examine(config: EnvironmentConfig, *, seconds: float = 1.0, limit: float = _CHECK_SECONDS) -> list[Finding]:
+def examine(
+    config: EnvironmentConfig,
+    *,
+    seconds: float = 1.0,
+    limit: float = _CHECK_SECONDS,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[Finding]:
     """Run the conformance checks in a process of their own.
 
     Args:
         config: the environment.
         seconds: of play for each check.
         limit: seconds after which a check that has not ended counts as hanging.
+        say: told of a check that takes long.
 
     Returns:
         The findings; where the process hangs or dies, those made before and one that says so.
@@ -90,7 +98,13 @@ def examine(config: EnvironmentConfig, *, seconds: float = 1.0, limit: float = _
     current = "play"
     try:
         while True:
-            if not ours.poll(limit):
+            waited = 0.0
+            while not ours.poll(min(_PATIENCE_SECONDS, limit - waited)):
+                waited += _PATIENCE_SECONDS
+                if waited >= limit:
+                    break
+                say(f"still in the check {current!r} after {waited:.0f} of at most {limit:.0f} s")
+            if waited >= limit:
                 detail = f"did not end within {limit:g} s: a reset or step hangs, or takes very long"
                 return [*findings, Finding(current, "failure", detail)]
             message = ours.recv()

@@ -284,6 +284,21 @@ def resume_point(folder: RunFolder) -> Checkpoint | None:
     return find_checkpoint(folder.path)
 
 
+def check_steps(resolved: Resolved, checkpoint: Checkpoint | None) -> None:
+    """Refuse a number of steps that a resumed run has long taken, before it is written down.
+
+    Raises:
+        UsageError: somebody asked for fewer than there are.
+    """
+    steps = resolved.config.run.steps
+    asked = not resolved.sources["run.steps"].startswith("run ")
+    if checkpoint is not None and asked and steps <= checkpoint.env_steps:
+        raise UsageError(
+            f"run.steps = {steps:,} must be above the {checkpoint.env_steps:,} that this run has taken: "
+            "it counts from the run's beginning"
+        )
+
+
 def run_until_done(learner: Learner, reporter: Reporter, signals: Signals, tick: Callable[[], None]) -> None:
     """The main thread of a run: report, look after what `tick` looks after, return when the run is over.
 
@@ -334,6 +349,7 @@ def supervise(
         )  # fmt: skip
     signals = Signals()
     checkpoint = resume_point(folder)
+    check_steps(resolved, checkpoint)
     learner = Learner(resolved, folder, transports, checkpoint)
     # Not earlier: a configuration that does not fit the checkpoint must not take the place of the one that does.
     folder.write_config(resolved)

@@ -27,7 +27,7 @@ from seedcli.telemetry.logs import setup_logging
 _log = logging.getLogger(__name__)
 
 _FAILURES = 2  # of one actor that ended with status 1, without an hour of peace in between
-_RESTARTS = 20  # of one actor, each after a longer pause
+_RESTARTS = 8  # of one actor that dies soon after it was started, each after a longer pause
 _QUICK_SECONDS = 15.0  # an actor that lives shorter than this counts against the restarts
 _LEAVE_SECONDS = 2.0  # what actors get to leave by themselves, once training is done
 _EXIT_SECONDS = 10.0  # and to leave at all, before they are killed

@@ -13,9 +13,10 @@ from rich.console import Console
 
 from seedcli.inference.sessions import Session
 from seedcli.roles.runfolder import RunFolder
-from seedcli.telemetry.live import ActorRow, View, print_profile, print_summary
+from seedcli.telemetry.live import ActorRow, Summary, View, print_profile, print_summary
 from seedcli.telemetry.logs import log_once_per
 from seedcli.telemetry.metrics import MetricsWriter, Snapshot
+from seedcli.training.checkpoint import list_checkpoints
 from seedcli.training.trainer import UpdateResult
 
 if TYPE_CHECKING:
@@ -230,13 +231,17 @@ class Reporter:
         shown |= profiles
         console = Console(stderr=True)
         print_profile(console, shown, wall)
-        print_summary(
-            console,
+        core = learner.core
+        summary = Summary(
             env_steps=self._counters()["env_steps"],
+            total=learner.config.run.steps,
             seconds=wall,
             episode_return_100=_mean(list(self._last_100)),
+            dropped_unrolls=max(core.engine.stats.dropped_unrolls, core.source.dropped) if core is not None else 0,
             folder=self._folder.path,
+            playable=bool(list_checkpoints(self._folder.checkpoints)),
         )
+        print_summary(console, summary)
 
     def close(self) -> None:
         """Close the files and the view; safe to call twice."""

@@ -12,7 +12,7 @@ from seedcli.layering import Resolved
 from seedcli.net.inprocess import InProcessServer
 from seedcli.roles.actor_session import ActorSession, Environments
 from seedcli.roles.core import share_cores
-from seedcli.roles.learner import Learner, Signals, resume_point
+from seedcli.roles.learner import Learner, Signals, check_steps, resume_point
 from seedcli.roles.reporting import Reporter
 from seedcli.roles.runfolder import RunFolder
 from seedcli.telemetry.live import View
@@ -54,6 +54,7 @@ def run_serial(resolved: Resolved, folder: RunFolder, view: View) -> int:
     tf.config.experimental.enable_op_determinism()
     signals = Signals()
     checkpoint = resume_point(folder)
+    check_steps(resolved, checkpoint)
     server = InProcessServer()
     # A batch closes as soon as every stream that can has sent its step: the deadline's clock must not decide.
     learner = Learner(resolved, folder, [server], checkpoint, deadline=0.0, timeout=_NEVER)

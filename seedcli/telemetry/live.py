@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +22,7 @@ from rich.text import Text
 from seedcli.telemetry.drawing import ActorRow, Picture, ViewState, count, duration, latency, percent, tenth
 from seedcli.telemetry.metrics import PARTS, Snapshot
 
-__all__ = ["ActorRow", "LiveView", "PlainView", "View", "make_view", "print_profile", "print_summary"]
+__all__ = ["ActorRow", "LiveView", "PlainView", "View", "make_view", "print_profile", "print_summary", "Summary"]
 
 _REDRAW_SECONDS = 0.25
 _IDLE_SECONDS = 60.0
@@ -264,23 +265,47 @@ def print_profile(console: Console, profiles: Mapping[str, Mapping[str, float]],
     console.print(table)
 
 
-def print_summary(
-    console: Console, *, env_steps: int, seconds: float, episode_return_100: float | None, folder: Path
-) -> None:
-    """Print how a run ended, and the command that plays its agent.
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended.
 
-    Args:
-        console: where to.
+    Attributes:
         env_steps: environment steps the run now stands at.
+        total: those it is to take.
         seconds: how long it took (since it was last started).
         episode_return_100: mean raw return of the last 100 episodes, None where none has ended.
+        dropped_unrolls: unrolls that were not trained on, for rewards or priorities that are not finite.
         folder: the run folder.
+        playable: it holds a checkpoint.
     """
+
+    env_steps: int
+    total: int
+    seconds: float
+    episode_return_100: float | None
+    dropped_unrolls: int
+    folder: Path
+    playable: bool
+
+
+def print_summary(console: Console, summary: Summary) -> None:
+    """Print how a run ended, and the command that plays its agent."""
+    steps, folder = f"{count(summary.env_steps)} environment steps", shlex.quote(str(summary.folder))
+    mean = summary.episode_return_100
+    ended = tenth(mean) if mean is not None else "no episode has ended"
     lines = [
-        Text.assemble("trained for ", (f"{count(env_steps)} environment steps", "bold"), f" in {duration(seconds)}"),
-        Text.assemble("mean return of the last 100 episodes: ", (tenth(episode_return_100), "bold")),
-        Text(f"run folder: {folder}"),
-        Text.assemble("play it: ", (f"seed eval {shlex.quote(str(folder))}", "bold cyan")),
+        Text.assemble("trained for ", (steps, "bold"), f" in {duration(summary.seconds)}"),
+        Text.assemble("mean return of the last 100 episodes: ", (ended, "bold")),
     ]
+    if summary.env_steps < summary.total:
+        lines.insert(
+            0, Text(f"stopped before its {count(summary.total)} steps: --resume --logdir {folder} continues it")
+        )
+    if summary.dropped_unrolls:
+        dropped = f"{count(summary.dropped_unrolls)} unrolls were not trained on"
+        lines.append(Text(f"{dropped}: their rewards or priorities were not finite, see the log", style="bold red"))
+    lines.append(Text(f"run folder: {summary.folder}"))
+    if summary.playable:
+        lines.append(Text.assemble("play it: ", (f"seed eval {folder}", "bold cyan")))
     for line in lines:
         console.print(line, soft_wrap=True)

@@ -78,6 +78,17 @@ def test_a_killed_learner_is_gone_on_with_and_its_actors_return(fleet: Fleet) ->
     assert find_checkpoint(run).env_steps == after[-1]["env_steps"]
 
 
+def test_a_resumed_run_is_not_cut_short_by_mistake(fleet: Fleet) -> None:
+    run = fleet.folder / "run"
+    fleet.start("train", "--preset", "cartpole_vtrace", "--steps", "2000", "--logdir", "run", *sets(*TINY)).ends_with(0)
+    before = (run / "config.toml").read_bytes()
+    again = fleet.start("train", "--resume", "--logdir", "run", "--steps", "1000")
+    again.ends_with(2)
+    assert f"run.steps = 1,000 must be above the {checkpoints(run)[-1]:,}" in again.sentence
+    assert (run / "config.toml").read_bytes() == before
+    fleet.start("train", "--resume", "--logdir", "run").ends_with(0)
+
+
 def test_a_killed_training_takes_its_actors_along_and_sigterm_stops_the_next(fleet: Fleet) -> None:
     run = fleet.folder / "run"
     options = ["--preset", "cartpole_vtrace", "--steps", "1e12", "--logdir", "run", "--actors", "2", "--envs", "4"]

@@ -13,6 +13,7 @@ from seedcli.telemetry.live import (
     ActorRow,
     LiveView,
     PlainView,
+    Summary,
     View,
     make_view,
     print_profile,
@@ -251,10 +252,16 @@ def test_profile_table_says_where_the_time_went() -> None:
 def test_summary_gives_the_command_to_copy() -> None:
     file = io.StringIO()
     folder = Path("/data/" + "long/" * 20 + "my run")
-    print_summary(Console(file=file, width=40), env_steps=500_123, seconds=95.0, episode_return_100=None, folder=folder)
+    console = Console(file=file, width=40)
+    print_summary(console, Summary(500_123, 500_000, 95.0, None, 0, folder, playable=True))
     text = file.getvalue()
     assert "500,123 environment steps in 1:35" in text
     assert f"seed eval '{folder}'\n" in text
+    assert "no episode has ended" in text and "stopped" not in text and "not finite" not in text
+    print_summary(console, Summary(1_000, 500_000, 95.0, 1.0, 7, folder, playable=False))
+    text = file.getvalue().removeprefix(text)
+    assert f"stopped before its 500,000 steps: --resume --logdir '{folder}' continues it" in text
+    assert "7 unrolls were not trained on" in text and "seed eval" not in text
 
 
 def test_chart_by_hand() -> None:
