@@ -22,7 +22,7 @@ from ale_py import roms, vector_env
 from gymnasium.vector import AutoresetMode
 
 from seedcli.config import EnvironmentConfig
-from seedcli.envs.checks import check_actions, first_line, nearest
+from seedcli.envs.checks import check_actions, first_line, nearest, refuse_gymnasium_fields
 from seedcli.errors import EnvironmentFailed, UsageError
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, StepBatch
 
@@ -92,11 +92,7 @@ class AtariVectorEnv:
             EnvironmentFailed: ale-py cannot build it.
         """
         check_game(config.id)
-        if config.max_episode_steps or config.kwargs:
-            raise UsageError(
-                "environment.max_episode_steps and environment.kwargs are for Gymnasium; "
-                "the atari family's limit is environment.max_frames"
-            )
+        refuse_gymnasium_fields(config, "the atari family's limit is environment.max_frames")
         self.num_envs = num_envs
         self._config = config
         threads = threads or len(os.sched_getaffinity(0))

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seedcli.errors import EnvironmentFailed
+from seedcli.config import EnvironmentConfig
+from seedcli.errors import EnvironmentFailed, UsageError
 from seedcli.specs import ActionSpec
 
 
@@ -64,6 +65,16 @@ def check_finite(values: npt.NDArray[Any], what: str, name: str) -> None:
     raise EnvironmentFailed(
         f"environment {index} of {name} gave the {what} {bad[index, column]}, which is no finite {values.dtype}"
     )
+
+
+def refuse_gymnasium_fields(config: EnvironmentConfig, instead: str) -> None:
+    """Refuse what means something to Gymnasium's environments alone; `instead` says what ends an episode here.
+
+    Raises:
+        UsageError: such a field is set.
+    """
+    if config.max_episode_steps or config.kwargs:
+        raise UsageError(f"environment.max_episode_steps and environment.kwargs are for Gymnasium; {instead}")
 
 
 def place_of(error: BaseException) -> str:

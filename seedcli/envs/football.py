@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seedcli.config import EnvironmentConfig
-from seedcli.envs.checks import check_actions, first_line, nearest
+from seedcli.envs.checks import check_actions, first_line, nearest, refuse_gymnasium_fields
 from seedcli.envs.football_engines import Engine, EnvpoolEngine, GfootballEngine, Snapshot
 from seedcli.envs.football_pitch import draw_pitch
 from seedcli.envs.football_rewards import MARKED, PLANES, FootballRewards
@@ -73,11 +73,7 @@ class FootballVectorEnv:
             EnvironmentFailed: it cannot build the scenario.
         """
         check_scenario(config.id)
-        if config.max_episode_steps or config.kwargs:
-            raise UsageError(
-                "environment.max_episode_steps and environment.kwargs are for Gymnasium; "
-                "a football scenario ends by its own clock"
-            )
+        refuse_gymnasium_fields(config, "a football scenario ends by its own clock")
         self.num_envs = num_envs
         self.spec = EnvSpec(
             f"football/{config.id}", ArraySpec(PLANES, "uint8", binary=(0, MARKED)), action=_ACTIONS, frames_per_step=1
