@@ -1,6 +1,6 @@
 """Steps a second over a slow link, plain and encoded: two network namespaces, a rate limit between them.
 
-    sudo python docs/link_benchmark.py [--mbit 100] [--seconds 5] [--game pong]
+    sudo python docs/link_benchmark.py [--mbit 100] [--seconds 5] [--game pong] [--frame-skip 4]
 
 Needs root, and Linux's `ip` and `tc`. A learner's inference path with constant actions runs in one namespace; in the
 other, over TCP: a sender of recorded frames of real play, which encodes each message anew, so that the link (or the
@@ -38,7 +38,7 @@ _UNROLL = 20
 _RECORDED = 64
 
 
-def serve(kind: str, game: str, compression: str) -> None:
+def serve(kind: str, played: EnvironmentConfig, compression: str) -> None:
     """A learner's path from the socket to the answer, with constants in the network's place; prints its address."""
     from seedcli.agents.base import AlgorithmSpec
     from seedcli.inference.arena import Arena
@@ -50,7 +50,7 @@ def serve(kind: str, game: str, compression: str) -> None:
     from seedcli.roles.bench_servers import ConstantPolicy
 
     server: ServerTransport = GrpcServer(_HOST, 0) if kind == "grpc" else ZmqServer(_HOST, 0)
-    environment = EnvironmentConfig(family="atari", id=game).model_dump(mode="json")
+    environment = played.model_dump(mode="json")
     settings = FleetSettings(environment, 1, _ENVS, 5.0, 60.0, 0.0, compression=compression)
     unrolls: queue.SimpleQueue[Any] = queue.SimpleQueue()
     engines: list[Any] = []
@@ -82,9 +82,9 @@ def serve(kind: str, game: str, compression: str) -> None:
     service.run()
 
 
-def replay(address: str, game: str, compression: str, seconds: float) -> dict[str, Any]:
+def replay(address: str, played: EnvironmentConfig, compression: str, seconds: float) -> dict[str, Any]:
     """Send recorded frames as fast as they are answered."""
-    env = create_env(EnvironmentConfig(family="atari", id=game), _ENVS // _STREAMS)
+    env = create_env(played, _ENVS // _STREAMS)
     sample = play(env, 1, least=_RECORDED, most=_RECORDED, skip=100)
     env.close()
     transport = connect(address)
@@ -168,9 +168,10 @@ def tear_down() -> None:
         _run("ip", "netns", "delete", space, check=False)
 
 
-def measure(transport: str, game: str, seconds: float, role: str, compression: str) -> dict[str, Any]:
+def measure(transport: str, played: EnvironmentConfig, seconds: float, role: str, compression: str) -> dict[str, Any]:
     """One role against a learner of its own."""
-    mine = (sys.executable, __file__, "--game", game, "--seconds", str(seconds), "--transport", transport)
+    mine = (sys.executable, __file__, "--game", played.id, "--frame-skip", str(played.frame_skip))
+    mine += ("--seconds", str(seconds), "--transport", transport)
     options = (*mine, "--compression", compression)
     learner = subprocess.Popen(
         ("ip", "netns", "exec", _LEARNER, *options, "--role", "serve"), stdout=subprocess.PIPE, text=True
@@ -193,26 +194,33 @@ def main() -> None:
     parser.add_argument("--mbit", type=float, default=100.0, help="rate of the link")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each measurement")
     parser.add_argument("--game", default="pong", help="Atari game")
+    parser.add_argument("--frame-skip", type=int, default=4, help="frames of a step: fewer make faster emulators")
     parser.add_argument("--transport", choices=("grpc", "zmq"), default="grpc")
     parser.add_argument("--role", choices=("serve", "replay", "act"), help=argparse.SUPPRESS)
     parser.add_argument("--compression", choices=("on", "off"), help=argparse.SUPPRESS)
     parser.add_argument("--connect", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    played = EnvironmentConfig(family="atari", id=options.game, frame_skip=options.frame_skip)
     if options.role == "serve":
-        serve(options.transport, options.game, options.compression)
+        serve(options.transport, played, options.compression)
         return
     if options.role == "replay":
-        print(json.dumps(replay(options.connect, options.game, options.compression, options.seconds)))
+        print(json.dumps(replay(options.connect, played, options.compression, options.seconds)))
         return
     if options.role == "act":
         print(json.dumps(act(options.connect, options.seconds)))
         return
     build(options.mbit)
     try:
-        result: dict[str, Any] = {"mbit": options.mbit, "game": options.game, "transport": options.transport}
+        result: dict[str, Any] = {
+            "mbit": options.mbit,
+            "game": options.game,
+            "frame_skip": options.frame_skip,
+            "transport": options.transport,
+        }
         for role in ("replay", "act"):
             for compression, name in (("off", "plain"), ("on", "encoded")):
-                figures = measure(options.transport, options.game, options.seconds, role, compression)
+                figures = measure(options.transport, played, options.seconds, role, compression)
                 result[f"{role}_{name}"] = figures
             plain, encoded = (result[f"{role}_{name}"]["steps_per_second"] for name in ("plain", "encoded"))
             result[f"{role}_ratio"] = encoded / plain
