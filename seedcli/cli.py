@@ -10,43 +10,25 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from seedcli import __version__
 from seedcli.cli_bench import bench_app
-from seedcli.cli_options import Debug, Json, Sets, Transport, complete_preset, examples, quiet_tensorflow
+from seedcli.cli_options import Debug, Json, Preset, Sets, TokenFile, complete_preset, examples, quiet_tensorflow
+from seedcli.cli_run import register
+from seedcli.cli_slurm import register_slurm
 from seedcli.errors import EXIT_DONE, EXIT_FAILED, EXIT_SIGINT, EXIT_USAGE, SeedError, UsageError
-
-if TYPE_CHECKING:
-    from seedcli.layering import Resolved
-    from seedcli.roles.runfolder import RunFolder
+from seedcli.roles.stopping import Stopped, raising_stopped
 
 # Plain help: drawing boxes with rich takes longer than everything else `seed --help` does.
 app = typer.Typer(name="seed", rich_markup_mode=None, pretty_exceptions_enable=False)
 presets_app = typer.Typer(rich_markup_mode=None)
+token_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(presets_app, name="presets", help="Show the presets and their values.")
+app.add_typer(token_app, name="token", help="Show or make the token that learners and actors share.")
 app.add_typer(bench_app, name="bench", help="Measure this machine against bare loops.")
-
-
-# Flags that stand for a key of the configuration are text here: the schema checks them like any other layer.
-Preset = Annotated[
-    str | None,
-    typer.Option("--preset", metavar="NAME", help="Preset to start from.", autocompletion=complete_preset),
-]
-ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="TOML file laid over the preset.")]
-Steps = Annotated[str | None, typer.Option("--steps", metavar="N", help="Environment steps to train on.")]
-Seed = Annotated[str | None, typer.Option("--seed", metavar="N", help="Seed of networks, actions and environments.")]
-Logdir = Annotated[
-    Path | None, typer.Option("--logdir", metavar="DIR", help="The run's folder.  [default: runs/<preset>/<time>]")
-]
-EnvId = Annotated[
-    str | None, typer.Option("--env", metavar="ID", help="Game, scenario, level or Gymnasium id to play.")
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --logdir.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --logdir.")]
-NoLive = Annotated[bool, typer.Option("--no-live", help="Plain log lines instead of the live view.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -73,117 +55,8 @@ def seed_command(
     return EXIT_DONE
 
 
-@app.command(
-    epilog=examples(
-        "seed train --preset cartpole_vtrace",
-        "seed train --preset atari_vtrace --env breakout --actors 2 --envs 64",
-        "seed train --preset pong_vtrace --set training.learning_rate=3e-4 --logdir runs/slow",
-        "seed train --resume --logdir runs/slow --steps 20_000_000",
-    )
-)
-def train(
-    preset: Preset = None,
-    config: ConfigFile = None,
-    steps: Steps = None,
-    seed: Seed = None,
-    logdir: Logdir = None,
-    envs: Annotated[str | None, typer.Option("--envs", metavar="N", help="Environments of each actor.")] = None,
-    actors: Annotated[str | None, typer.Option("--actors", metavar="N", help="Actor processes.")] = None,
-    env: EnvId = None,
-    transport: Annotated[Transport | None, typer.Option("--transport", help="How actors reach the learner.")] = None,
-    sets: Sets = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="One thread in lock-step: a seed gives the same metrics again.")
-    ] = False,
-    no_live: NoLive = False,
-    debug: Debug = False,
-) -> int:
-    """Train on this machine: one learner and its actors."""
-    flags = {"--steps": steps, "--seed": seed, "--env": env, "--envs": envs, "--actors": actors}
-    flags["--transport"] = transport
-    resolved, folder = _start_run(preset, config, logdir, sets, flags, resume=resume, overwrite=overwrite)
-    with folder:
-        quiet_tensorflow()
-        from seedcli.roles.local import run_train
-
-        return run_train(resolved, folder, deterministic=deterministic, live=_live(no_live))
-
-
-@app.command(
-    epilog=examples("seed learner --preset pong_vtrace --logdir runs/pong", "seed learner --resume --logdir runs/pong")
-)
-def learner(
-    preset: Preset = None,
-    config: ConfigFile = None,
-    steps: Steps = None,
-    seed: Seed = None,
-    logdir: Logdir = None,
-    env: EnvId = None,
-    host: Annotated[str | None, typer.Option("--host", metavar="IP", help="Loopback address to listen on.")] = None,
-    grpc_port: Annotated[str | None, typer.Option("--grpc-port", metavar="N", help="0: any free one, -1: off.")] = None,
-    zmq_port: Annotated[str | None, typer.Option("--zmq-port", metavar="N", help="0: any free one, -1: off.")] = None,
-    sets: Sets = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    no_live: NoLive = False,
-    debug: Debug = False,
-) -> int:
-    """Start a learner that waits for actors."""
-    flags = {"--steps": steps, "--seed": seed, "--env": env}
-    flags |= {"--host": host, "--grpc-port": grpc_port, "--zmq-port": zmq_port}
-    resolved, folder = _start_run(preset, config, logdir, sets, flags, resume=resume, overwrite=overwrite)
-    with folder:
-        quiet_tensorflow()
-        from seedcli.roles.learner import run_learner
-
-        return run_learner(resolved, folder, live=_live(no_live))
-
-
-@app.command(
-    epilog=examples("seed actor --connect 127.0.0.1:8686", "seed actor --connect zmq://127.0.0.1:8687 --envs 16")
-)
-def actor(
-    connect: Annotated[
-        str, typer.Option("--connect", metavar="ADDRESS", help="host:port is gRPC, zmq://host:port is ZeroMQ.")
-    ],
-    envs: Annotated[int | None, typer.Option("--envs", metavar="N", min=1, help="Environments.")] = None,
-    streams: Annotated[
-        int | None, typer.Option("--streams", metavar="N", min=1, help="Groups of environments that take turns.")
-    ] = None,
-    actor_id: Annotated[
-        str | None, typer.Option("--actor-id", metavar="NAME", help="Name kept over reconnects.  [default: made up]")
-    ] = None,
-    reconnect_timeout: Annotated[
-        float | None,
-        typer.Option("--reconnect-timeout", metavar="SECONDS", min=0, help="How long to look for a lost learner."),
-    ] = None,
-    threads: Annotated[
-        int,
-        typer.Option(
-            "--threads", metavar="N", min=0, help="Threads that step Atari or football; 0: as many as it takes."
-        ),
-    ] = 0,
-    json_output: Json = False,
-    parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,  # leave when this process dies
-    debug: Debug = False,
-) -> int:
-    """Step environments for a learner, which says everything that is not given."""
-    if envs is not None and streams is not None and streams > envs:
-        raise UsageError(f"--streams {streams} must be at most --envs {envs}: a stream needs an environment")
-    from seedcli.roles.actor import run_actor
-
-    return run_actor(
-        connect,
-        envs=envs,
-        streams=streams,
-        actor_id=actor_id,
-        reconnect_timeout=reconnect_timeout,
-        threads=threads,
-        json_output=json_output,
-        parent=parent,
-    )
+register(app)
+register_slurm(app)
 
 
 @app.command(
@@ -316,6 +189,38 @@ def presets_show(
     return EXIT_DONE
 
 
+@token_app.command("show", epilog=examples("seed token show", "seed token show --token-file cluster.token"))
+def token_show(token_file: TokenFile = None, debug: Debug = False) -> int:
+    """Print the token: to copy it to a machine that does not share this one's home."""
+    from seedcli.net.token import token_text
+
+    text, source = token_text(token_file)
+    print(f"seed: the token from {source}; whoever has it may join your runs", file=sys.stderr)
+    typer.echo(text)
+    return EXIT_DONE
+
+
+@token_app.command("new", epilog=examples("seed token new", "seed token new --replace", "seed token new --print"))
+def token_new(
+    token_file: TokenFile = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Put it in the place of the one that is there.")] = False,
+    print_: Annotated[bool, typer.Option("--print", help="Print it and write no file.")] = False,
+    debug: Debug = False,
+) -> int:
+    """Make a token, and the file for it that only you can read."""
+    from seedcli.net.token import default_path, new_token, write_token
+
+    if print_:
+        typer.echo(new_token())
+        return EXIT_DONE
+    path = token_file or default_path()
+    if os.path.lexists(path) and not replace:
+        raise UsageError(f"{path} holds a token already: running learners and actors use it; --replace puts it aside")
+    write_token(path, replace=replace)
+    print(f"seed: a new token stands in {path}; seed token show prints it", file=sys.stderr)
+    return EXIT_DONE
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `seed` and return its exit status; `arguments` are the process's own where None.
 
@@ -325,13 +230,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     if not debug:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        # Or every stranger who knocks would write a line of gRPC's own.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         # Not standalone: typer then returns a command's status, and leaves the wording of errors to us.
-        status = app(arguments, prog_name="seed", standalone_mode=False)
+        with raising_stopped():
+            status = app(arguments, prog_name="seed", standalone_mode=False)
         return int(status or EXIT_DONE)
     except typer.TyperException as error:
         print(f"seed: {_usage_sentence(error)}", file=sys.stderr)
         return error.exit_code
+    except Stopped as stopped:
+        return stopped.status
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_SIGINT
     except SeedError as error:
@@ -353,36 +263,6 @@ def _usage_sentence(error: typer.TyperException) -> str:
         message = message.replace("Input should", f"{error.__cause__.errors()[0]['input']} should")
     context = getattr(error, "ctx", None)
     return f"{message} ({context.command_path if context else 'seed'} --help shows the usage)"
-
-
-def _start_run(
-    preset: str | None,
-    config: Path | None,
-    logdir: Path | None,
-    sets: Sequence[str] | None,
-    flags: dict[str, Any],
-    *,
-    resume: bool,
-    overwrite: bool,
-) -> tuple[Resolved, RunFolder]:
-    """The configuration and the locked folder of a run; nothing is touched before the configuration is good."""
-    from seedcli.envs import check_environment_name
-    from seedcli.layering import load_config
-    from seedcli.roles.runfolder import RunFolder
-
-    if preset is None and config is None and not (resume and logdir):
-        raise UsageError(
-            "nothing says what to train: give --preset NAME (see seed presets list), --config FILE, "
-            "or --resume with --logdir DIR"
-        )
-    run_folder = logdir if resume and preset is None else None
-    resolved = load_config(preset, config_file=config, run_folder=run_folder, sets=sets or (), flags=flags)
-    check_environment_name(resolved.config.environment)
-    return resolved, RunFolder.create(logdir, resolved.config.run.preset, resume=resume, overwrite=overwrite)
-
-
-def _live(no_live: bool) -> bool:
-    return not no_live and sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

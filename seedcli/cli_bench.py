@@ -53,6 +53,14 @@ def bench_transport(
     return run_bench_transport(transport=transport, seconds=seconds, json_output=json_output)
 
 
+@bench_app.command("encryption", epilog=examples("seed bench encryption --json"))
+def bench_encryption(seconds: Seconds = 5.0, json_output: Json = False, debug: Debug = False) -> int:
+    """Both transports with token and encryption, against themselves without."""
+    from seedcli.roles.bench import run_bench_encryption
+
+    return run_bench_encryption(seconds=seconds, json_output=json_output)
+
+
 @bench_app.command("training", epilog=examples("seed bench training --preset pong_vtrace --json"))
 def bench_training(
     preset: Annotated[

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from ipaddress import ip_address
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -179,7 +178,9 @@ class ActorsConfig(Section):
 class NetConfig(Section):
     """How actors reach the learner."""
 
-    host: Name = Field("127.0.0.1", description="loopback address the learner binds")
+    host: str = Field(
+        "", description="address the learner binds; empty: every interface, with net.insecure 127.0.0.1 alone"
+    )
     grpc_port: Annotated[int, Field(ge=-1, le=65535)] = Field(8686, description="gRPC port; 0: any free one, -1: off")
     zmq_port: Annotated[int, Field(ge=-1, le=65535)] = Field(8687, description="ZeroMQ port; 0: any free one, -1: off")
     transport: Literal["shm", "zmq", "grpc"] = Field("shm", description="transport of seed train's own actors")
@@ -190,6 +191,15 @@ class NetConfig(Section):
     )
     timeout_seconds: Positive = Field(20.0, description="silence after which the other side is taken for dead")
     reconnect_timeout: NonNegative = Field(300.0, description="seconds an actor tries to find a lost learner again")
+    insecure: bool = Field(False, description="no token and no encryption: whoever reaches a port is let in")
+    token_file: str = Field("", description="file of the token; empty: SEED_TOKEN, else the one of this user")
+    tls_cert: str = Field("", description="gRPC: PEM certificate of the learner; empty: one made from the token")
+    tls_key: str = Field("", description="gRPC: PEM private key of net.tls_cert")
+    tls_ca: str = Field("", description="gRPC: PEM certificates that actors' own must come from; empty: none is asked")
+    metrics_port: Annotated[int, Field(ge=-1, le=65535)] = Field(
+        -1, description="HTTP port of Prometheus metrics and health; 0: any free one, -1: off"
+    )
+    metrics_host: Name = Field("127.0.0.1", description="address of that; 0.0.0.0: every interface, readable by all")
 
 
 class TelemetryConfig(Section):
@@ -227,13 +237,6 @@ def _snake_case(game: str) -> str:
     name = re.sub(r"(NoFrameskip|Deterministic)?-v\d+$", "", game.rsplit("/", 1)[-1])
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or "pong"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _conflicts(config: Config) -> Iterator[str]:
@@ -274,11 +277,19 @@ def _conflicts(config: Config) -> Iterator[str]:
         )
     if net.grpc_port == net.zmq_port and net.grpc_port > 0:
         yield f"net.grpc_port = {net.grpc_port} must differ from net.zmq_port = {net.zmq_port}: each listens on its own"
-    if not _is_loopback(net.host):
+    if bool(net.tls_cert) != bool(net.tls_key):
+        given, missing = ("tls_cert", "tls_key") if net.tls_cert else ("tls_key", "tls_cert")
         yield (
-            f'net.host = "{net.host}" must be a loopback address (127.0.0.1, ::1 or localhost): '
-            "connections are not encrypted, so the learner listens on its own machine only"
+            f'net.{given} = "{getattr(net, given)}" needs net.{missing}: a certificate and its private key belong '
+            "together"
         )
+    if net.tls_ca and not net.tls_cert:
+        yield (
+            f'net.tls_ca = "{net.tls_ca}" needs net.tls_cert and net.tls_key: a learner that checks certificates shows '
+            "one of its own"
+        )
+    if net.insecure and (net.token_file or net.tls_cert):
+        yield ("net.insecure = true turns token and encryption off: leave out net.token_file and net.tls_cert, or this")
 
 
 def _replay_conflicts(config: Config) -> Iterator[str]:

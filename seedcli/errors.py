@@ -51,6 +51,10 @@ class RefusedError(SeedError):
     exit_status = EXIT_REFUSED
 
 
+class DistrustedError(RefusedError):
+    """The learner's address answers, but the two do not trust each other: another token, another certificate."""
+
+
 class ProtocolError(SeedError):
     """A peer sent a frame that breaks the protocol; it ends that one connection."""
 

@@ -34,6 +34,12 @@ FLAG_KEYS = {
     "--host": "net.host",
     "--grpc-port": "net.grpc_port",
     "--zmq-port": "net.zmq_port",
+    "--insecure": "net.insecure",
+    "--token-file": "net.token_file",
+    "--tls-cert": "net.tls_cert",
+    "--tls-key": "net.tls_key",
+    "--tls-ca": "net.tls_ca",
+    "--metrics-port": "net.metrics_port",
 }
 
 DEFAULT = "default"

@@ -135,8 +135,9 @@ def test_nothing_is_touched_before_the_configuration_is_good(
 
 def test_actor_passes_everything_on(role: Role) -> None:
     assert main("actor --connect zmq://h:1 --envs 4 --streams 2 --actor-id a --reconnect-timeout 3".split()) == 0
-    assert role.calls[0] == (
-        ("zmq://h:1",),
+    (discovery,), options = role.calls[0]
+    assert (discovery.next(), options) == (
+        "zmq://h:1",
         {
             "envs": 4,
             "streams": 2,
@@ -149,6 +150,44 @@ def test_actor_passes_everything_on(role: Role) -> None:
     )
     main(["actor", "--connect", "h:1"])
     assert set(role.calls[1][1].values()) == {None, 0}
+
+
+def test_actor_takes_token_certificates_and_address_from_where_they_are(
+    role: Role, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEED_TOKEN", "of-the-environment-0123456789abcdef")
+    assert main(["token", "new", "--token-file", "T"]) == 0
+    assert main("actor --connect h:1 --token-file T --tls-ca A --tls-cert C --tls-key K".split()) == 0
+    security = role.calls[0][0][0].security("h:1")
+    assert security.token.source == "T"
+    assert (security.tls.ca, security.tls.cert, security.tls.key) == ("A", "C", "K")
+    monkeypatch.setenv("SEED_CONNECT", "zmq://c:3")
+    assert main(["actor"]) == 0
+    (discovery,), _ = role.calls[1]
+    assert discovery.next() == "zmq://c:3"
+    assert (discovery.security("zmq://c:3").token.source, discovery.security("zmq://c:3").tls) == ("SEED_TOKEN", None)
+    assert main(["actor", "--insecure"]) == 0
+    assert role.calls[2][0][0].security("h:1") is None
+
+
+def test_learner_takes_its_security_from_flags(role: Role) -> None:
+    assert (
+        main("learner --preset pong_vtrace --logdir D --token-file T --tls-cert C --tls-key K --tls-ca A".split()) == 0
+    )
+    net = role.calls[0][0][0].config.net
+    assert (net.token_file, net.tls_cert, net.tls_key, net.tls_ca, net.insecure) == ("T", "C", "K", "A", False)
+    assert main("learner --preset pong_vtrace --logdir E --insecure --host 10.0.0.1".split()) == 0
+    net = role.calls[1][0][0].config.net
+    assert (net.insecure, net.host) == (True, "10.0.0.1")
+
+
+def test_a_token_is_no_value_of_the_configuration(role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEED_TOKEN", "of-the-environment-0123456789abcdef")
+    assert main("learner --preset pong_vtrace --logdir D".split()) == 0
+    (resolved, folder), _ = role.calls[0]
+    folder.write_config(resolved)
+    assert "0123456789abcdef" not in folder.config_path.read_text()
+    assert not any("token" in key for key in known_keys() if key != "net.token_file")
 
 
 def test_eval_passes_everything_on(role: Role) -> None:
@@ -212,8 +251,19 @@ def test_doctor_and_bench_pass_everything_on(role: Role, capsys: pytest.CaptureF
             "learner --preset pong_vtrace --zmq-port 70000",
             "net.zmq_port = 70000 (from --zmq-port) must be at most 65535",
         ),
-        ("learner --preset pong_vtrace --host 10.0.0.1", "loopback"),
-        ("actor", "--connect"),
+        (
+            "learner --preset pong_vtrace --insecure --token-file T",
+            "net.insecure = true turns token and encryption off: leave out net.token_file",
+        ),
+        ("learner --preset pong_vtrace --insecure --tls-cert C --tls-key K", "net.insecure = true turns token"),
+        ("learner --preset pong_vtrace --resume --continue --logdir D", "--resume and --continue cannot both"),
+        ("learner --preset pong_vtrace --continue", "need --logdir"),
+        ("actor", "give --connect HOST:PORT or --connect RUN_FOLDER, or set SEED_CONNECT"),
+        ("actor --connect ,", '--connect "," names no learner'),
+        ("actor --connect h:1,nonsense", '"nonsense" is no learner\'s address'),
+        ("actor --connect h:1 --insecure --token-file T", "--insecure turns token and encryption off"),
+        ("actor --connect h:1 --insecure --tls-ca T", "--insecure turns token and encryption off"),
+        ("token new --replace --token-file /proc/no/token", "/proc/no/token cannot be written"),
         ("actor --connect h:1 --envs 2 --streams 3", "--streams 3 must be at most --envs 2"),
         ("actor --connect h:1 --envs 0", "'--envs': 0 should be greater than or equal to 1"),
         ("eval", "PATH"),
@@ -280,7 +330,7 @@ def test_help_and_version(role: Role, capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == f"seed {seedcli.__version__}\n"
     assert main([]) == 2
     output = capsys.readouterr().out
-    for command in ("train", "learner", "actor", "eval", "presets", "doctor", "bench"):
+    for command in ("train", "learner", "actor", "eval", "presets", "doctor", "bench", "token"):
         assert f"\n  {command} " in output
         assert main([command, "--help"]) == 0
         assert f"Usage: seed {command}" in capsys.readouterr().out
@@ -290,7 +340,8 @@ def test_help_is_light() -> None:
     """Nothing heavy is imported, so that help appears at once."""
     script = (
         "import sys; from seedcli.cli import main; status = main(['train', '--help']); "
-        "heavy = {'tensorflow', 'keras', 'numpy', 'gymnasium', 'grpc', 'zmq', 'rich'} & set(sys.modules); "
+        "heavy = {'tensorflow', 'keras', 'numpy', 'gymnasium', 'grpc', 'zmq', 'rich', 'cryptography', 'ssl'}; "
+        "heavy &= set(sys.modules); "
         "print(heavy, file=sys.stderr); sys.exit(status or len(heavy))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

@@ -19,8 +19,9 @@ from seedcli.cli import main
 from seedcli.config import EnvironmentConfig, NetConfig
 from seedcli.envs import conformance
 from seedcli.layering import load_config
-from seedcli.roles import doctor, doctor_env
-from seedcli.roles.doctor import Finding, print_findings, run_doctor
+from seedcli.roles import doctor, doctor_env, doctor_net
+from seedcli.roles.doctor import print_findings, run_doctor
+from seedcli.roles.findings import Finding
 
 
 def _without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +68,7 @@ def test_a_port_in_use_is_a_warning(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        monkeypatch.setattr(doctor, "NetConfig", lambda: NetConfig(zmq_port=port))
+        monkeypatch.setattr(doctor_net, "NetConfig", lambda: NetConfig(zmq_port=port))
         assert run_doctor(json_output=True) == 0
     finding = next(f for f in _report(capsys)["findings"] if f["name"] == f"port {port}")
     assert finding["status"] == "warning" and finding["value"] is False

@@ -17,22 +17,27 @@ from typing import Any
 
 from seedcli.agents.base import Role
 from seedcli.errors import ProtocolError, RefusedError, SeedError
+from seedcli.inference.doorman import Doorman
 from seedcli.inference.engine import StepEngine
-from seedcli.inference.sessions import Admission, FleetSettings, Session, evaluation_share
+from seedcli.inference.reception import Reception
+from seedcli.inference.sessions import (
+    Departed,
+    FleetSettings,
+    Session,
+)
 from seedcli.inference.streams import Answer, Stream
-from seedcli.net.addresses import machine_id
 from seedcli.net.base import Payload, Peer, ServerTransport
 from seedcli.net.codecs import check_codecs
 from seedcli.net.frames import Header, Kind, encode_control, pack_header
-from seedcli.net.handshake import Hello, NoAuthenticator, ServerHandshake, parse_goodbye
+from seedcli.net.messages import Hello, parse_goodbye
 from seedcli.specs import EnvSpec, split_envs
 from seedcli.telemetry.logs import log_once_per
 from seedcli.telemetry.metrics import Profile
 
 _log = logging.getLogger(__name__)
 
-HANDSHAKE_SECONDS = 120.0  # from a peer's first frame to Ready; building environments lies in between
 _TURN_SECONDS = 0.5  # housekeeping, and the longest sleep
+_DEPARTED = 1024  # lost sessions that are remembered
 
 
 class InferenceService:
@@ -48,6 +53,10 @@ class InferenceService:
         environment_failures: times an actor said that its environments failed.
         row_bytes_received: bytes of the rows that came, as they came.
         row_bytes_raw: and decoded.
+        departed: the last sessions that were lost.
+        last_turn: monotonic seconds at which the loop last took what had come.
+        doorman: looks after the connections of peers that have not proved the token.
+        reception: after the handshakes under way.
     """
 
     def __init__(
@@ -61,12 +70,10 @@ class InferenceService:
         self._settings = settings
         self._engine_for = engine_for
         self._engine: StepEngine | None = None
-        self._handshakes: dict[Peer, Admission] = {}
         self._sessions: dict[Peer, Session] = {}
         self._by_number: dict[int, Session] = {}
         self._by_actor: dict[str, Session] = {}
         self._current: Stream | None = None
-        self.seeds_given = 0
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self._wake_fd, select.POLLIN)
@@ -82,7 +89,19 @@ class InferenceService:
         self.row_bytes_raw = 0
         self.sessions_opened = 0
         self.sessions_lost = 0
+        self.departed: deque[Departed] = deque(maxlen=_DEPARTED)
+        self.last_turn = time.monotonic()
         self.environment_failures = 0
+        self.doorman = Doorman(transports, lambda: self.last_turn)
+        self.reception = Reception(
+            self._transports,
+            settings,
+            self.doorman,
+            sessions=self._by_number.values,
+            admit=self._admit,
+            failed=self._environments_failed,
+            lost=self.lost,
+        )
 
     # -- the loop ---------------------------------------------------------------------------------------------
 
@@ -124,6 +143,7 @@ class InferenceService:
             while not self.full and (count := transport.receive(self)) > 0:
                 received += count
         self.profile.add("wire", clock() - begun)
+        self.last_turn = time.monotonic()
         answered = self._answer_due()
         now = time.monotonic()
         if now >= self._next_housekeeping:
@@ -201,27 +221,37 @@ class InferenceService:
                 if failure:
                     self._environments_failed(session.actor_id, failure)
                 else:
-                    _log.info("actor %s at %s left", session.actor_id, peer.address)
+                    log_once_per(
+                        f"left {session.actor_id}", 1.0, _log, logging.INFO,
+                        "actor %s at %s left", session.actor_id, peer.address,
+                    )  # fmt: skip
                 self._end_session(session)
                 self._transports[peer.transport].drop(peer)
+        elif peer in self._sessions:
+            raise ProtocolError(f"a handshake message (kind {header.kind}) inside a session")
         else:
-            self._handshake(peer, header, payload)
+            self.reception.take(peer, header, payload)
 
     def lost(self, peer: Peer, reason: str, *, malformed: bool = False) -> None:
         """See `net.base.FrameHandler`."""
-        self._handshakes.pop(peer, None)
+        self.reception.forget(peer)
         session = self._sessions.get(peer)
         who = f"connection {peer.address}" if session is None else f"actor {session.actor_id} at {peer.address}"
         if malformed:
             self.protocol_errors += 1
             log_once_per("malformed", 5.0, _log, logging.WARNING, "%s dropped: %s", who, reason)
         elif session is not None:
-            _log.warning("%s lost: %s", who, reason)
+            log_once_per(f"lost {session.actor_id}", 1.0, _log, logging.WARNING, "%s lost: %s", who, reason)
         else:
             _log.debug("%s ended: %s", who, reason)
         if session is not None:
             self._end_session(session)
             self.sessions_lost += 1
+            self.departed.append(
+                Departed(
+                    session.actor_id, peer, session.envs, session.steps, reason, session.last_seen, time.monotonic()
+                )
+            )
 
     def _step(self, peer: Peer, header: Header, payload: Payload) -> None:
         session = self._sessions.get(peer)
@@ -262,61 +292,9 @@ class InferenceService:
 
     # -- admission --------------------------------------------------------------------------------------------
 
-    def _handshake(self, peer: Peer, header: Header, payload: Payload) -> None:
-        if peer in self._sessions:
-            raise ProtocolError(f"a handshake message (kind {header.kind}) inside a session")
-        entry = self._handshakes.get(peer)
-        if entry is None:
-            handshake = ServerHandshake(
-                lambda hello: self._configure(peer, hello),
-                lambda hello, spec, codecs: self._admit(peer, hello, spec, codecs),
-                NoAuthenticator(),
-            )
-            entry = self._handshakes[peer] = Admission(handshake, time.monotonic() + HANDSHAKE_SECONDS)
-        transport = self._transports[peer.transport]
-        try:
-            kind, message = entry.handshake.receive(header, payload)
-        except ProtocolError:
-            raise
-        except SeedError as error:
-            body = encode_control({"reason": str(error)})
-            transport.send(peer, pack_header(Kind.REFUSED, len(body)), body)
-            transport.drop(peer)
-            self._handshakes.pop(peer, None)
-            if not isinstance(error, RefusedError):
-                raise  # the learner itself cannot go on, and the actor need not look for it
-            _log.warning("actor at %s refused: %s", peer.address, error)
-            return
-        body = encode_control(message)
-        transport.send(peer, pack_header(kind, len(body)), body)
-        if entry.handshake.complete:
-            del self._handshakes[peer]
-
-    def _configure(self, peer: Peer, hello: Hello) -> dict[str, Any]:
-        in_use = sum(s.envs for s in self._by_number.values() if s.actor_id != hello.actor_id)
-        room = self._settings.max_envs - in_use
-        if hello.envs > room:
-            raise RefusedError(
-                f"{hello.envs} environments do not fit: the learner takes {self._settings.max_envs} and "
-                f"{in_use} are connected; lower --envs or raise inference.max_envs"
-            )
-        if hello.failure:
-            self._environments_failed(hello.actor_id, hello.failure)
-        # Every environment of the fleet gets a seed of its own, reconnections included.
-        seed = self._settings.seed * 1_000_003 + self.seeds_given
-        self.seeds_given += hello.envs
-        share = evaluation_share(self._settings, hello, self._by_number.values(), self._handshakes.values())
-        self._handshakes[peer].evaluation_envs = share
-        return {
-            "environment": self._settings.environment,
-            "seed": seed % (2**31 - 2**17),
-            "evaluation_envs": share,
-            "compression": self._settings.compression,
-            "codecs": list(self._settings.offered_codecs(peer.transport)),
-            "machine": machine_id(),
-        }
-
-    def _admit(self, peer: Peer, hello: Hello, spec: EnvSpec, codecs: dict[str, str]) -> dict[str, Any]:
+    def _admit(
+        self, peer: Peer, hello: Hello, spec: EnvSpec, codecs: dict[str, str], evaluation: int
+    ) -> dict[str, Any]:
         check_codecs(spec, codecs, self._settings.offered_codecs(peer.transport))
         self._engine = self._engine_for(spec, self.fault)
         earlier = self._by_actor.get(hello.actor_id)
@@ -326,7 +304,6 @@ class InferenceService:
         session = Session(secrets.randbits(63) + 1, hello.actor_id, peer)
         session.started = session.last_seen = time.monotonic()
         try:
-            evaluation = self._handshakes[peer].evaluation_envs
             split = split_envs(hello.envs, hello.streams, evaluation)
             for index, envs in enumerate(split):
                 role: Role = "evaluation" if evaluation and index == len(split) - 1 else "training"
@@ -347,7 +324,10 @@ class InferenceService:
         self._by_number[session.number] = session
         self._by_actor[session.actor_id] = session
         self.sessions_opened += 1
-        _log.info("actor %s at %s joined with %d environments", session.actor_id, peer.address, session.envs)
+        log_once_per(
+            f"joined {session.actor_id}", 1.0, _log, logging.INFO,
+            "actor %s at %s joined with %d environments", session.actor_id, peer.address, session.envs,
+        )  # fmt: skip
         return {
             "session": session.number,
             "stream_envs": [stream.num_envs for stream in session.streams],
@@ -374,7 +354,7 @@ class InferenceService:
         session: Session = stream.owner
         self.protocol_errors += 1
         reason = f"stream {stream.index} of actor {session.actor_id} sent {sentence}: repair the environment"
-        _log.error("%s", reason)
+        log_once_per("fault", 1.0, _log, logging.ERROR, "%s", reason)
         body = encode_control({"reason": reason})
         transport = self._transports[session.peer.transport]
         transport.send(session.peer, pack_header(Kind.REFUSED, len(body), session=session.number), body)
@@ -392,10 +372,7 @@ class InferenceService:
             if silent > self._settings.timeout_seconds:
                 self.lost(session.peer, f"silent for {silent:.0f} s")
                 self._transports[session.peer.transport].drop(session.peer)
-        for peer, entry in list(self._handshakes.items()):
-            if now > entry.deadline:
-                self.lost(peer, f"no handshake within {HANDSHAKE_SECONDS:.0f} s")
-                self._transports[peer.transport].drop(peer)
+        self.reception.end_overdue(now)
 
     def finish(self) -> None:
         """Close the listeners, after telling every actor that training is over, if it is; once `run` has ended."""
@@ -403,8 +380,9 @@ class InferenceService:
             for session in list(self._by_number.values()):
                 header = pack_header(Kind.DONE, session=session.number)
                 self._transports[session.peer.transport].send(session.peer, header)
-            for peer in self._handshakes:
+            for peer in self.reception.handshakes():
                 self._transports[peer.transport].send(peer, pack_header(Kind.DONE))
+        self.doorman.close()
         for transport in self._transports.values():
             transport.close()
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from seedcli.inference.doorman import PROOF_SECONDS, STRANGERS
 from seedcli.inference.streams import Stream
 from seedcli.net.base import Peer
 from seedcli.net.codecs import CODECS, RAW, RowDecoder
-from seedcli.net.handshake import Hello, ServerHandshake
+from seedcli.net.handshake import ServerHandshake
+from seedcli.net.messages import Hello
 from seedcli.specs import EnvSpec, RowLayout
+
+HANDSHAKE_SECONDS = 120.0  # from the proof to Ready; building environments lies in between
 
 
 @dataclass
@@ -60,11 +64,54 @@ class Session:
 
 @dataclass
 class Admission:
-    """A handshake under way, until `deadline` (monotonic seconds), with the evaluation environments promised in it."""
+    """A handshake under way.
+
+    Attributes:
+        handshake: its state.
+        deadline: monotonic seconds until which it must have come to the proof, or, after that, to READY.
+        evaluation_envs: that were promised in it.
+    """
 
     handshake: ServerHandshake
     deadline: float
     evaluation_envs: int = 0
+
+    @property
+    def overdue(self) -> str:
+        """What is wrong once the deadline has passed."""
+        if self.handshake.proved:
+            return f"no environments within {HANDSHAKE_SECONDS:.0f} s"
+        return f"no proof within {PROOF_SECONDS:.0f} s"
+
+
+def oldest_stranger(admissions: Mapping[Peer, Admission]) -> Peer | None:
+    """Whose handshake is given up for a new one: of those without proof the oldest, where there are too many of them.
+
+    Args:
+        admissions: in the order in which they have begun.
+    """
+    strangers = [peer for peer, entry in admissions.items() if not entry.handshake.proved]
+    return strangers[0] if len(strangers) >= STRANGERS else None
+
+
+class Departed(NamedTuple):
+    """An actor whose session ended without a goodbye.
+
+    Attributes:
+        actor_id: of the session.
+        peer: where it connected from.
+        envs, steps: of the session: environments, environment records received.
+        reason: why it ended.
+        last_seen, time: when anything last came from it, and when its session ended, monotonic seconds.
+    """
+
+    actor_id: str
+    peer: Peer
+    envs: int
+    steps: int
+    reason: str
+    last_seen: float
+    time: float
 
 
 @dataclass(frozen=True)

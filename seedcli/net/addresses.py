@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import hashlib
+import ipaddress
 import re
 import socket
 from pathlib import Path
@@ -28,6 +29,50 @@ def split_host_port(text: str) -> tuple[str, int] | None:
 def join_host_port(host: str, port: int) -> str:
     """Join to "host:port", with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def plain_address(host: str) -> str:
+    """A numeric address in its one form: that of IPv4 where it is one, without an interface's name."""
+    address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def reachable_hosts(host: str) -> list[str]:
+    """Under which names or addresses a listener bound to `host` may be found, likeliest first; never empty.
+
+    Args:
+        host: "0.0.0.0" or "::" for every interface.
+    """
+    if host not in ("0.0.0.0", "::"):
+        return [host]
+    name = socket.gethostname()
+    found: list[str] = []
+    try:
+        for _, _, _, _, address in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM):
+            if not str(address[0]).startswith("127."):
+                found = [name, str(address[0])]
+    except OSError:
+        pass  # the name means nothing here, and perhaps elsewhere
+    routed = _routed_address()
+    if routed and routed not in found:
+        found.append(routed)
+    return found or ["127.0.0.1"]
+
+
+def _routed_address() -> str:
+    """The address this machine would speak to others from; "" where it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # an address for documentation: nothing is sent
+        except OSError:
+            return ""
+        address = str(probe.getsockname()[0])
+    return "" if address.startswith("127.") else address
+
+
+def shown_host(host: str) -> str:
+    """The host a person is told to connect to."""
+    return reachable_hosts(host)[0]
 
 
 @functools.cache

@@ -11,9 +11,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from seedcli.net.frames import Header
+from seedcli.net.token import Token
 
 Payload = bytes | bytearray | memoryview
-# How far a learner is away: rows stand where it reads them, its address is this machine's, or it is elsewhere.
 
 
 class Peer(NamedTuple):
@@ -68,10 +68,14 @@ class ServerTransport(Protocol):
     Attributes:
         name: "grpc", "zmq" or "shm".
         address: what an actor is given as --connect, e.g. "127.0.0.1:8686", "zmq://127.0.0.1:8687".
+        port: of TCP that it listens at; None: none.
+        token: that peers must prove to hold; None: they need not, for nobody else reaches it or it is to be open.
     """
 
     name: str
     address: str
+    port: int | None
+    token: Token | None
 
     def fileno(self) -> int:
         """A descriptor that polls readable whenever `receive` may have something to hand over."""
@@ -92,6 +96,17 @@ class ServerTransport(Protocol):
         """Called before READY with the size of each stream's largest payload: raises the limit, returns what READY
         must add."""
 
+    def trust(self, peer: Peer) -> None:
+        """The peer has shown that it may come in: its connection is a stranger's no more."""
+
+    def trusts(self, descriptor: int, address: tuple[str, int]) -> bool:
+        """Whether a TCP connection is that of a peer that is trusted; safe from any thread.
+
+        Args:
+            descriptor: of its socket in this process.
+            address: the peer's address and port; IPv4's as such, not as one of IPv6.
+        """
+
     def drop(self, peer: Peer) -> None:
         """Forget a peer, after flushing what was sent to it; `lost` is not called for it any more."""
 
@@ -111,16 +126,23 @@ class ClientTransport(Protocol):
 
     Attributes:
         address: the learner's, as a user types it.
+        token: that both sides must prove to hold; None: neither does.
     """
 
     address: str
+    token: Token | None
 
     @property
     def shares_memory(self) -> bool:
         """Whether the learner reads rows where they are built: then there is no wire, and nothing is encoded."""
 
     def connect(self, timeout: float) -> None:
-        """Open the connection; raises UnreachableError where nothing answers within `timeout` seconds."""
+        """Open the connection.
+
+        Raises:
+            UnreachableError: nothing answers within `timeout` seconds.
+            RefusedError: the learner ends each connection before anything is said: another token, another certificate.
+        """
 
     def send(self, header: bytes, payload: Payload = b"") -> None:
         """Send a frame; raises ConnectionLost."""

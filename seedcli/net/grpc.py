@@ -15,6 +15,7 @@ import itertools
 import os
 import queue
 import threading
+import urllib.parse
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import grpc
 
 from seedcli.errors import ProtocolError, RefusedError
-from seedcli.net.addresses import bindable_ip, join_host_port, listen_error
+from seedcli.net.addresses import bindable_ip, join_host_port, listen_error, plain_address, shown_host
 from seedcli.net.base import FrameHandler, Payload, Peer
 from seedcli.net.frames import (
     ANSWER_LIMIT,
@@ -33,6 +34,7 @@ from seedcli.net.frames import (
     unpack_header,
 )
 from seedcli.net.grpc_client import KEEPALIVE, METHOD, SERVICE, GrpcClient
+from seedcli.net.security import Security, tls_identity
 
 __all__ = ["GrpcClient", "GrpcServer"]
 
@@ -42,6 +44,8 @@ _FRAMES_A_CALL = 256
 _OUTGOING = 4096  # answers waiting per connection before the peer counts as not reading
 _SPARE = 16  # frames besides steps (handshake, heartbeats) that may wait per connection
 _FLUSH_SECONDS = 1.0
+_HANDSHAKE_MILLISECONDS = 10_000  # that a peer gets for TLS
+_STREAMS = 8  # of one connection: an actor has one, and whoever asks for the health another
 _UNKNOWN = pack_header(Kind.UNKNOWN)
 
 
@@ -63,21 +67,32 @@ class _Connection:
         self.ended = False  # for the service thread: whatever still comes is thrown away
 
 
+def _split(address: str) -> tuple[str, int]:
+    """A peer's address and port."""
+    host, _, port = address.rpartition(":")
+    return plain_address(host), int(port)
+
+
 class GrpcServer:
     """The learner's gRPC listener; see `net.base.ServerTransport`.
 
     Args:
         host: name or address of an interface of this machine.
         port: 0 for any free one.
+        security: None: no encryption, and nothing is to be proved.
         max_payload: bytes of the largest row that any session may have.
 
     Raises:
-        UsageError: the port is in use, or the host is not this machine's.
+        UsageError: the port is in use, the host is not this machine's, or a certificate cannot be used.
     """
 
     name = "grpc"
 
-    def __init__(self, host: str, port: int, *, max_payload: int = MAX_PAYLOAD) -> None:
+    def __init__(
+        self, host: str, port: int, *, security: Security | None = None, max_payload: int = MAX_PAYLOAD
+    ) -> None:
+        self.token = security.token if security is not None else None
+        self._identity = tls_identity(security, "learner") if security is not None else None
         self._max_payload = max_payload
         self._bind = join_host_port(bindable_ip(host, port, setting=_SETTING), port)
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -86,6 +101,7 @@ class GrpcServer:
         self._wake_scheduled = False
         self._numbers = itertools.count()
         self._connections: dict[int, _Connection] = {}
+        self._trusted: dict[tuple[str, int], int] = {}  # number by address; read by other threads
         self._closed = False
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -97,7 +113,8 @@ class GrpcServer:
             self._thread.join()
             os.close(self._event)
             raise listen_error(host, port, 0, setting=_SETTING)
-        self.address = join_host_port(host, bound)
+        self.port: int | None = bound
+        self.address = join_host_port(shown_host(host), bound)
 
     # -- in the event loop's thread ---------------------------------------------------------------------------
 
@@ -121,6 +138,8 @@ class GrpcServer:
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.http2.max_ping_strikes", 0),
+                ("grpc.max_concurrent_streams", _STREAMS),
+                ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MILLISECONDS),
                 *KEEPALIVE,
             ]
         )
@@ -131,7 +150,7 @@ class GrpcServer:
         for service in ("", SERVICE):
             await servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
         try:
-            port = server.add_insecure_port(self._bind)
+            port = self._add_port(server)
             await server.start()
         except RuntimeError:
             started.put(None)
@@ -141,11 +160,21 @@ class GrpcServer:
         await servicer.enter_graceful_shutdown()
         await server.stop(_FLUSH_SECONDS)
 
+    def _add_port(self, server: Any) -> int:
+        identity = self._identity
+        if identity is None:
+            return int(server.add_insecure_port(self._bind))
+        assert identity.key is not None and identity.chain is not None
+        credentials = grpc.ssl_server_credentials(
+            [(identity.key, identity.chain)], identity.roots, require_client_auth=identity.roots is not None
+        )
+        return int(server.add_secure_port(self._bind, credentials))
+
     async def _connect(self, requests: object, context: Any) -> None:
         """Serve one stream: write what is in the outbox, while `_read` fills the inbox."""
         task = asyncio.current_task()
         assert task is not None
-        address = context.peer().partition(":")[2]
+        address = urllib.parse.unquote(context.peer().partition(":")[2])  # "ipv6:%5B::1%5D:51234"
         connection = _Connection(Peer(self.name, next(self._numbers), address), task)
         reader = asyncio.create_task(self._read(connection, context))
         reader.add_done_callback(lambda _: connection.wake.set())
@@ -274,6 +303,9 @@ class GrpcServer:
     def _forget(self, connection: _Connection) -> None:
         connection.ended = True
         self._connections.pop(connection.peer.key, None)  # type: ignore[call-overload]
+        address = _split(connection.peer.address)
+        if self._trusted.get(address) == connection.peer.key:
+            del self._trusted[address]
 
     def _abort(self, connection: _Connection, reason: str) -> None:
         """End a stream with an error."""
@@ -306,6 +338,16 @@ class GrpcServer:
         connection.limit = max(largest, CONTROL_LIMIT)
         connection.frames = len(payload_bytes) + _SPARE
         return {}
+
+    def trust(self, peer: Peer) -> None:
+        """See `net.base.ServerTransport.trust`."""
+        if peer.key in self._connections:
+            assert isinstance(peer.key, int)
+            self._trusted[_split(peer.address)] = peer.key
+
+    def trusts(self, descriptor: int, address: tuple[str, int]) -> bool:
+        """See `net.base.ServerTransport.trusts`."""
+        return address in self._trusted
 
     def drop(self, peer: Peer) -> None:
         """See `net.base.ServerTransport.drop`."""

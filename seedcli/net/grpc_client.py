@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
 
-from seedcli.errors import ConnectionLost, ProtocolError, SeedError, UnreachableError
+from seedcli.errors import ConnectionLost, DistrustedError, ProtocolError, SeedError, UnreachableError
 from seedcli.net.base import Frame, Payload
 from seedcli.net.frames import ANSWER_LIMIT, HEADER_BYTES, unpack_header
+from seedcli.net.security import Security, TlsIdentity, refusal, tls_identity
+from seedcli.net.tls_probe import why_refused
 from seedcli.specs import aligned_empty
 
 SERVICE = "seed.Actor"
@@ -22,34 +25,34 @@ METHOD = "Connect"
 KEEPALIVE = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 20_000)]
 
 
+_TRUST_SECONDS = 1.0  # after which a connection that is not ready is looked into
+_PROBE_SECONDS = 2.0
+_REFUSALS = 2  # in a row: a learner that is just ending closes a connection once
+
+
 class GrpcClient:
     """An actor's gRPC connection; see `net.base.ClientTransport`.
 
     Args:
         address: "host:port".
+        security: None: no encryption, and nothing is proved.
+
+    Raises:
+        UsageError: a certificate of the user's own cannot be used.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, security: Security | None = None) -> None:
         self.address = address
+        self.token = security.token if security is not None else None
+        self._security = security
+        self._identity = tls_identity(security, "actor") if security is not None else None
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[Frame | SeedError] = queue.SimpleQueue()
         self._lost: SeedError | None = None
         self._buffers: list[memoryview] = []
         self._call: Any = None
         self._reader: threading.Thread | None = None
-        self._channel = grpc.insecure_channel(
-            address,
-            options=[
-                ("grpc.max_receive_message_length", HEADER_BYTES + ANSWER_LIMIT),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.initial_reconnect_backoff_ms", 100),
-                ("grpc.min_reconnect_backoff_ms", 100),
-                ("grpc.max_reconnect_backoff_ms", 1000),
-                # A cluster's web proxy is not on the way to a learner.
-                ("grpc.enable_http_proxy", 0),
-                *KEEPALIVE,
-            ],
-        )
+        self._channel = _channel(address, self._identity)
 
     @property
     def shares_memory(self) -> bool:
@@ -58,16 +61,32 @@ class GrpcClient:
 
     def connect(self, timeout: float) -> None:
         """See `net.base.ClientTransport.connect`."""
-        try:
-            grpc.channel_ready_future(self._channel).result(timeout)
-        except grpc.FutureTimeoutError as error:
-            raise UnreachableError(
-                f"no learner answered at {self.address} within {timeout:g} s: "
-                "check the address, and that the learner runs"
-            ) from error
+        self._wait_until_ready(timeout)
         self._call = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(self._outbox.get, None))
         self._reader = threading.Thread(target=self._read, name="grpc-reader", daemon=True)
         self._reader.start()
+
+    def _wait_until_ready(self, timeout: float) -> None:
+        ready = grpc.channel_ready_future(self._channel)
+        deadline = time.monotonic() + timeout
+        refusals = 0
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                ready.result(max(0.0, min(left, _TRUST_SECONDS)))
+                return
+            except grpc.FutureTimeoutError as error:
+                if left <= 0:
+                    ready.cancel()
+                    raise UnreachableError(
+                        f"no learner answered at {self.address} within {timeout:g} s: "
+                        "check the address, and that the learner runs"
+                    ) from error
+            reason = why_refused(self.address, self._identity, min(left, _PROBE_SECONDS))
+            refusals = refusals + 1 if reason is not None else 0
+            if reason is not None and refusals >= _REFUSALS:
+                ready.cancel()
+                raise DistrustedError(refusal(self.address, self._security, reason))
 
     def _read(self) -> None:
         end: SeedError = ConnectionLost(f"the connection to the learner at {self.address} was closed")
@@ -126,3 +145,24 @@ class GrpcClient:
             self._reader.join(timeout=0.5)
             self._reader = None
         self._channel.close()
+
+
+def _channel(address: str, identity: TlsIdentity | None) -> grpc.Channel:
+    options: list[tuple[str, Any]] = [
+        ("grpc.max_receive_message_length", HEADER_BYTES + ANSWER_LIMIT),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        # A cluster's web proxy is not on the way to a learner.
+        ("grpc.enable_http_proxy", 0),
+        # Channels of one process to one learner are connections of their own.
+        ("grpc.use_local_subchannel_pool", 1),
+        *KEEPALIVE,
+    ]
+    if identity is None:
+        return grpc.insecure_channel(address, options=options)
+    if identity.name is not None:
+        options.append(("grpc.ssl_target_name_override", identity.name))
+    credentials = grpc.ssl_channel_credentials(identity.roots, identity.key, identity.chain)
+    return grpc.secure_channel(address, credentials, options=options)

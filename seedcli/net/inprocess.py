@@ -11,12 +11,15 @@ from typing import Any
 from seedcli.errors import ConnectionLost, ProtocolError
 from seedcli.net.base import Frame, FrameHandler, Payload, Peer
 from seedcli.net.frames import Kind, unpack_header
+from seedcli.net.token import Token
 
 
 class InProcessServer:
     """A server transport whose clients live in the same thread; see `net.base.ServerTransport`."""
 
     name = "inprocess"
+    port: int | None = None
+    token: Token | None = None
 
     def __init__(self) -> None:
         self.address = "inprocess"
@@ -75,6 +78,13 @@ class InProcessServer:
         """See `net.base.ServerTransport.open_session`."""
         return {}
 
+    def trust(self, peer: Peer) -> None:
+        """Nothing: there are no strangers."""
+
+    def trusts(self, descriptor: int, address: tuple[str, int]) -> bool:
+        """No connection has a descriptor."""
+        return False
+
     def drop(self, peer: Peer) -> None:
         """See `net.base.ServerTransport.drop`."""
         self._clients.pop(peer, None)
@@ -89,6 +99,8 @@ class InProcessServer:
 
 class InProcessClient:
     """The client; see `net.base.ClientTransport`. `receive` never waits: serial mode runs the server in between."""
+
+    token: Token | None = None
 
     def __init__(self, server: InProcessServer, peer: Peer) -> None:
         self.address = server.address

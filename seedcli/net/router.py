@@ -21,7 +21,9 @@ from zmq.utils.monitor import parse_monitor_message
 
 from seedcli.errors import ProtocolError, RefusedError
 from seedcli.net.base import FrameHandler, Payload, Peer
+from seedcli.net.curve import HANDSHAKE_MILLISECONDS, Gate, protect_listener
 from seedcli.net.frames import CONTROL_LIMIT, Header, Kind, pack_header, unpack_header
+from seedcli.net.security import Security
 
 _FRAMES_A_CALL = 256
 _INCOMING = 64  # messages waiting per connection before TCP's own flow control holds the actor back
@@ -74,12 +76,14 @@ def _property(frame: zmq.Frame, name: int | str) -> int | str | bytes | None:
 class _Connection:
     """A peer that has said HELLO."""
 
-    __slots__ = ("descriptor", "limit", "peer")
+    __slots__ = ("descriptor", "heartbeats", "limit", "peer", "trusted")
 
     def __init__(self, peer: Peer, descriptor: int) -> None:
         self.peer = peer
         self.descriptor = descriptor  # of its socket, as the monitor names it
+        self.heartbeats = -1  # descriptor of the connection its heartbeats come over
         self.limit = CONTROL_LIMIT  # bytes of a payload
+        self.trusted = False
 
 
 class RouterServer:
@@ -89,17 +93,21 @@ class RouterServer:
         name: of the transport.
         url: ZeroMQ's own, to bind.
         max_payload: bytes of the largest row that any session may have.
+        security: None: no encryption.
 
     Raises:
         zmq.ZMQError: the address cannot be bound.
     """
 
-    def __init__(self, name: str, url: str, *, max_payload: int) -> None:
+    def __init__(self, name: str, url: str, *, max_payload: int, security: Security | None = None) -> None:
         self.name = name
         self.address = url
+        self.port: int | None = None
+        self.token = security.token if security is not None else None
         self._max_payload = max_payload
         self._connections: dict[bytes, _Connection] = {}
         self._by_descriptor: dict[int, bytes] = {}
+        self._trusted: dict[int, bytes] = {}  # identity by descriptor; read by other threads
         self._dropped: OrderedDict[bytes, None] = OrderedDict()
         self._suspects: dict[bytes, float] = {}
         self._stuck: list[bytes] = []
@@ -118,17 +126,26 @@ class RouterServer:
             (zmq.MAXMSGSIZE, max(max_payload, CONTROL_LIMIT)),
             (zmq.IPV6, int(url.startswith("tcp://["))),
             (zmq.BACKLOG, 1024),
+            (zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS),
         ):
             self._socket.setsockopt(option, value)
         keep_alive(self._socket)
+        if security is not None:
+            Gate(self._context, security)
+            protect_listener(self._socket, security)
         self._monitor = watch(self._socket, zmq.EVENT_DISCONNECTED)
         try:
             self._socket.bind(url)
         except zmq.ZMQError:
+            # Not `destroy`: the gate's socket belongs to the gate's thread, which closes it when the context ends.
             self._socket.disable_monitor()
-            self._context.destroy(linger=0)
+            self._monitor.close(linger=0)
+            self._socket.close(linger=0)
+            self._context.term()
             raise
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        if self.endpoint.startswith("tcp://"):
+            self.port = int(self.endpoint.rpartition(":")[2])
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         for descriptor in (self._socket.getsockopt(zmq.FD), self._monitor.getsockopt(zmq.FD), self._event):
@@ -215,7 +232,7 @@ class RouterServer:
         try:
             header = unpack_header(first.bytes)
             if owner is not identity:
-                self._heartbeat(owner, header, handler)
+                self._heartbeat(owner, header, handler, _property(first, zmq.SRCFD))
                 return
             if header.kind != Kind.HELLO:
                 # Of an earlier learner's session, or of one that has ended: the actor must introduce itself again.
@@ -237,7 +254,7 @@ class RouterServer:
                 self._connections[identity] = _Connection(self._peer(identity, first), -1)
             self._end(identity, str(error), handler, malformed=True)
 
-    def _heartbeat(self, owner: bytes, header: Header, handler: FrameHandler) -> None:
+    def _heartbeat(self, owner: bytes, header: Header, handler: FrameHandler, descriptor: object) -> None:
         if header.kind != Kind.HEARTBEAT or header.payload_bytes:
             raise ProtocolError(f"a frame of kind {header.kind} on a connection for heartbeats")
         skip(self._socket)
@@ -245,6 +262,10 @@ class RouterServer:
         if connection is None:
             self._post(owner, _UNKNOWN)
             return
+        if connection.trusted and isinstance(descriptor, int) and descriptor != connection.heartbeats:
+            self._distrust(owner, connection.heartbeats)
+            self._trusted[descriptor] = owner
+            connection.heartbeats = descriptor
         try:
             handler.frame(connection.peer, header, b"")
         except ProtocolError as error:
@@ -295,9 +316,15 @@ class RouterServer:
         if self._by_descriptor.get(connection.descriptor) == identity:
             del self._by_descriptor[connection.descriptor]
         self._suspects.pop(identity, None)
+        self._distrust(identity, connection.descriptor)
+        self._distrust(identity, connection.heartbeats)
         self._dropped[identity] = None
         if len(self._dropped) > _DROPPED:
             self._dropped.popitem(last=False)
+
+    def _distrust(self, identity: bytes, descriptor: int) -> None:
+        if self._trusted.get(descriptor) == identity:  # else it was closed, and is another's now
+            del self._trusted[descriptor]
 
     def _poke(self) -> None:
         if not self._poked:
@@ -342,6 +369,17 @@ class RouterServer:
             raise RefusedError(f"rows of {largest} bytes where {self._max_payload} are the limit: lower --envs")
         connection.limit = max(largest, CONTROL_LIMIT)
         return {}
+
+    def trust(self, peer: Peer) -> None:
+        """See `net.base.ServerTransport.trust`."""
+        connection = self._connections.get(peer.key)  # type: ignore[call-overload]
+        if connection is not None:
+            connection.trusted = True
+            self._trusted[connection.descriptor] = connection.peer.key
+
+    def trusts(self, descriptor: int, address: tuple[str, int]) -> bool:
+        """See `net.base.ServerTransport.trusts`."""
+        return descriptor in self._trusted
 
     def drop(self, peer: Peer) -> None:
         """See `net.base.ServerTransport.drop`."""

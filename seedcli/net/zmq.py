@@ -19,15 +19,20 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from seedcli.errors import ConnectionLost, ProtocolError, UnreachableError, UsageError
-from seedcli.net.addresses import bindable_ip, join_host_port, listen_error
+from seedcli.errors import ConnectionLost, DistrustedError, ProtocolError, UnreachableError, UsageError
+from seedcli.net.addresses import bindable_ip, join_host_port, listen_error, shown_host
 from seedcli.net.base import Frame, Payload
+from seedcli.net.curve import protect_client
 from seedcli.net.frames import ANSWER_LIMIT, unpack_header
 from seedcli.net.router import RouterServer, keep_alive, skip, watch
+from seedcli.net.security import Security, refusal
 from seedcli.specs import aligned_empty
 
 MAX_PAYLOAD = 256 * 2**20  # bytes of one row; ZeroMQ fixes it when it binds, before any specification is known
 _SETTING = "net.zmq_port"
+_REJECTIONS = 3  # connections that were accepted and ended before anything was said
+_REJECTED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_OTHER = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 class ZmqServer(RouterServer):
@@ -36,19 +41,22 @@ class ZmqServer(RouterServer):
     Args:
         host: name or address of an interface of this machine.
         port: 0 for any free one.
+        security: None: no encryption, and nothing is to be proved.
         max_payload: bytes of the largest row that any session may have.
 
     Raises:
         UsageError: the port is in use, or the host is not this machine's.
     """
 
-    def __init__(self, host: str, port: int, *, max_payload: int = MAX_PAYLOAD) -> None:
+    def __init__(
+        self, host: str, port: int, *, security: Security | None = None, max_payload: int = MAX_PAYLOAD
+    ) -> None:
         address = join_host_port(bindable_ip(host, port, setting=_SETTING), port)
         try:
-            super().__init__("zmq", f"tcp://{address}", max_payload=max_payload)
+            super().__init__("zmq", f"tcp://{address}", max_payload=max_payload, security=security)
         except zmq.ZMQError as error:
             raise listen_error(host, port, error.errno or 0, setting=_SETTING) from error
-        self.address = f"zmq://{join_host_port(host, int(self.endpoint.rpartition(':')[2]))}"
+        self.address = f"zmq://{join_host_port(shown_host(host), int(self.endpoint.rpartition(':')[2]))}"
 
 
 class ZmqClient:
@@ -57,17 +65,20 @@ class ZmqClient:
     Args:
         url: ZeroMQ's own, "tcp://host:port" or "ipc://path".
         address: the learner's as the user typed it; default: made from `url`.
+        security: None: no encryption, and nothing is proved.
     """
 
-    def __init__(self, url: str, *, address: str | None = None) -> None:
+    def __init__(self, url: str, *, address: str | None = None, security: Security | None = None) -> None:
         self.address = address or url.replace("tcp://", "zmq://", 1)
+        self.token = security.token if security is not None else None
+        self._security = security
         self._url = url
         self._lost: str | None = None
         self._buffers: list[memoryview] = []
         self._context = zmq.Context()
         self._name = os.urandom(15)
         self._socket = self._dealer(b"C" + self._name, incoming=0)
-        self._monitor = watch(self._socket, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._monitor = watch(self._socket, _REJECTED | _OTHER)
         # Only `close` contends for it, and only once: a heartbeat never waits for a frame.
         self._heartbeat_lock = threading.Lock()
         self._heartbeat: zmq.Socket[bytes] | None = None
@@ -91,6 +102,8 @@ class ZmqClient:
             socket.setsockopt(option, value)
         socket.setsockopt(zmq.IDENTITY, identity)
         keep_alive(socket)
+        if self._security is not None:
+            protect_client(socket, self._security)
         return socket
 
     def connect(self, timeout: float) -> None:
@@ -100,9 +113,23 @@ class ZmqClient:
         except zmq.ZMQError as error:
             raise UsageError(f'"{self.address}" is no address to connect to ({error.strerror}): check it') from error
         deadline = time.monotonic() + timeout
+        accepted, rejections = False, 0
         while (left := deadline - time.monotonic()) > 0:
-            if self._monitor.poll(int(left * 1000) + 1) and self._event() == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            if not self._monitor.poll(int(left * 1000) + 1):
+                continue
+            event = self._event()
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 return
+            if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                # Where only one side encrypts; ZeroMQ itself does not try again after this.
+                raise DistrustedError(refusal(self.address, self._security, "it protects connections in another way"))
+            if event == zmq.EVENT_CONNECTED:
+                accepted = True
+            elif accepted and event & _REJECTED:
+                # A learner that is just ending closes a connection once; one that does not want us does it each time.
+                accepted, rejections = False, rejections + 1
+                if rejections >= _REJECTIONS:
+                    raise DistrustedError(refusal(self.address, self._security))
         raise UnreachableError(
             f"no learner answered at {self.address} within {timeout:g} s: check the address, and that the learner runs"
         )

@@ -15,13 +15,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 from seedcli.errors import (
     EXIT_DONE,
     ConnectionLost,
+    DistrustedError,
     EnvironmentFailed,
+    RefusedError,
     SeedError,
     TrainingDone,
     UnreachableError,
@@ -30,7 +31,9 @@ from seedcli.errors import (
 from seedcli.net import connect
 from seedcli.net.handshake import ClientHandshake
 from seedcli.roles.actor_session import ActorSession, Environments
+from seedcli.roles.discovery import Discovery
 from seedcli.roles.restarts import Restarts
+from seedcli.roles.stopping import Stopped, raising_stopped
 from seedcli.roles.watchdog import PendingSignals
 from seedcli.telemetry.logs import setup_logging
 from seedcli.telemetry.metrics import Profile
@@ -39,14 +42,8 @@ _log = logging.getLogger(__name__)
 
 _DEFAULT_RECONNECT_SECONDS = 300.0
 _POLL_SECONDS = 0.5
+_LOOK_SECONDS = 1.0
 _REPORT_SECONDS = 5.0
-
-
-class _Stop(BaseException):
-    """A signal asked to stop; carries the exit status. No Exception: an environment must not take it for its own."""
-
-    def __init__(self, status: int) -> None:
-        self.status = status
 
 
 def _die_with(parent: int) -> None:
@@ -58,8 +55,11 @@ def _die_with(parent: int) -> None:
 
 
 def _backoff(attempt: int) -> float:
-    """Seconds before the next attempt: doubling from 0.1 to 5, with jitter so that a fleet does not come at once."""
-    return min(5.0, 0.1 * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
+    """Seconds before the next attempt: doubling from 0.1 to 3, with jitter so that a fleet does not come at once.
+
+    An attempt at an address where the learner was before takes 5 s over ZeroMQ; with these all are back in 10.
+    """
+    return min(3.0, 0.1 * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
 
 
 class _Actor:
@@ -67,7 +67,7 @@ class _Actor:
 
     def __init__(
         self,
-        address: str,
+        discovery: Discovery,
         *,
         envs: int,
         streams: int,
@@ -76,14 +76,19 @@ class _Actor:
         threads: int,
         signalled: Callable[[], int],
     ) -> None:
-        self._address = address
+        self._discovery = discovery
         self._envs = envs
         self._streams = streams
         self._reconnect = reconnect
+        self._limit = _DEFAULT_RECONNECT_SECONDS if reconnect is None else reconnect
+        self._connected_before = False
+        self._lost_at = time.monotonic()
         self._signalled = signalled
         self._restarts = Restarts(actor_id)
         self._environments = Environments(threads, renew=self._replace_process, on_hang=self._hung, signalled=signalled)
         self._session: ActorSession | None = None
+        self._session_was_open = False
+        self._address_known = False
         self.profile = Profile()
         for name, spent in self._restarts.seconds.items():
             self.profile.add(name, spent)
@@ -94,68 +99,96 @@ class _Actor:
 
         Raises:
             UnreachableError: no learner for longer than the reconnect time-out.
+            RefusedError: every learner there is said no.
             EnvironmentFailed: the environments failed too often.
         """
         if self._restarts.given_up:
             self._report_the_last()
             raise EnvironmentFailed(self._restarts.given_up)
-        limit = _DEFAULT_RECONNECT_SECONDS if self._reconnect is None else self._reconnect
-        connected_before = False
-        lost_at = time.monotonic()
         attempt = 0
         try:
-            while True:
-                session = ActorSession(
-                    connect(self._address),
-                    self._environments,
-                    actor_id=self._restarts.actor_id,
-                    envs=self._envs,
-                    streams=self._streams,
-                    profile=self.profile,
-                    failure=self._restarts.unreported,
-                    told=self._told,
-                )
-                self._session = session
-                goodbye, failure = True, ""
-                try:
-                    session.open()
-                    assert session.ready is not None
-                    _log.info("connected to %s with %d environments", self._address, self._envs)
-                    connected_before, attempt = True, 0
-                    if self._reconnect is None:
-                        limit = session.ready.reconnect_timeout
-                    while not session.done:
-                        session.turn(_POLL_SECONDS)
-                    goodbye = False
-                    return
-                except TrainingDone:
-                    goodbye = False
-                    return
-                except (ConnectionLost, UnreachableError) as error:
-                    goodbye = False
-                    if session.ready is not None:
-                        lost_at = time.monotonic()
-                    gone = time.monotonic() - lost_at
-                    if gone >= limit:
-                        what = "has been lost" if connected_before else "has not answered"
-                        raise UnreachableError(
-                            f"the learner at {self._address} {what} for {gone:.0f} s (the limit is {limit:.0f} s): "
-                            "start it, check --connect, or raise --reconnect-timeout"
-                        ) from error
-                    if attempt == 0:
-                        _log.warning("%s; trying again for %.0f s", error, limit - gone)
-                except EnvironmentFailed as error:
-                    if session.ready is None and not connected_before and not self._restarts.failures:
-                        raise  # they have never worked
-                    lost_at, failure = time.monotonic(), str(error)
-                    self._failed(error, told=session.ready is not None)
-                finally:
-                    self.steps, self._session = self.steps + session.steps, None
-                    session.close(goodbye=goodbye, failure=failure)
-                time.sleep(min(_backoff(attempt), max(0.0, limit - (time.monotonic() - lost_at))))
-                attempt += 1
+            while not self._attempt(first=attempt == 0):
+                # A session that came about begins the count anew.
+                attempt = 0 if self._session_was_open else attempt + 1
+                left = self._limit - (time.monotonic() - self._lost_at)
+                # Where there is no address yet, looking again is a matter of reading a file.
+                pause = _backoff(attempt) if self._address_known else min(_backoff(attempt), _LOOK_SECONDS)
+                time.sleep(min(pause, max(0.0, left)))
         finally:
             self._environments.close()
+
+    def _attempt(self, *, first: bool) -> bool:
+        """One connection, from finding the learner to its end; returns whether training is done."""
+        self._session_was_open = False
+        self._address_known = False
+        goodbye, failure, address = True, "", ""
+        try:
+            address = self._discovery.next()
+            self._address_known = True
+            self._session = session = self._new_session(address)
+            session.open()
+            self._discovery.again()
+            assert session.ready is not None
+            _log.info("connected to %s with %d environments", address, self._envs)
+            self._connected_before = self._session_was_open = True
+            if self._reconnect is None:
+                self._limit = session.ready.reconnect_timeout
+            while not session.done:
+                session.turn(_POLL_SECONDS)
+            goodbye = False
+            return True
+        except TrainingDone:
+            goodbye = False
+            return True
+        except (ConnectionLost, UnreachableError) as error:
+            goodbye = False
+            self._lost(error, first=first or self._session_was_open)
+        except RefusedError as error:
+            if self._session_was_open or not address:
+                raise
+            goodbye = False
+            # It has been let in before: what answers there now may be no learner, as long as ours is away.
+            if not (self._connected_before and isinstance(error, DistrustedError)):
+                self._discovery.refused(address, error)
+            self._lost(error, first=first)
+        except EnvironmentFailed as error:
+            told = self._session is not None and self._session.ready is not None
+            if not told and not self._connected_before and not self._restarts.failures:
+                raise  # they have never worked
+            self._lost_at, failure = time.monotonic(), str(error)
+            self._failed(error, told=told)
+        finally:
+            if self._session is not None:
+                session, self._session = self._session, None
+                self.steps += session.steps
+                session.close(goodbye=goodbye, failure=failure)
+        return False
+
+    def _new_session(self, address: str) -> ActorSession:
+        return ActorSession(
+            connect(address, self._discovery.security(address)),
+            self._environments,
+            actor_id=self._restarts.actor_id,
+            envs=self._envs,
+            streams=self._streams,
+            profile=self.profile,
+            failure=self._restarts.unreported,
+            told=self._told,
+        )
+
+    def _lost(self, error: SeedError, *, first: bool) -> None:
+        """There is no learner at the moment; raises UnreachableError where that has been so for too long."""
+        if self._session_was_open:
+            self._lost_at = time.monotonic()
+        gone = time.monotonic() - self._lost_at
+        if gone >= self._limit:
+            what = "has been lost" if self._connected_before else "has not answered"
+            raise UnreachableError(
+                f"the learner at {self._discovery} {what} for {gone:.0f} s (the limit is {self._limit:.0f} s): "
+                "start it, check --connect, or raise --reconnect-timeout"
+            ) from error
+        if first:
+            _log.warning("%s; trying again for %.0f s", error, self._limit - gone)
 
     def _told(self) -> None:
         self._restarts.unreported = ""
@@ -163,7 +196,8 @@ class _Actor:
     def _report_the_last(self) -> None:
         """Tell the learner, if it is there, what made the process before this one give up."""
         with contextlib.suppress(SeedError):
-            transport = connect(self._address)
+            address = self._discovery.next()
+            transport = connect(address, self._discovery.security(address))
             try:
                 transport.connect(_REPORT_SECONDS)
                 ClientHandshake(
@@ -205,19 +239,8 @@ class _Actor:
         )
 
 
-def _handle_signals() -> None:
-    def handle(number: int, frame: FrameType | None) -> None:
-        # A second signal ends the process at once.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        raise _Stop(128 + number)
-
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGINT, handle)
-
-
 def run_actor(
-    address: str,
+    discovery: Discovery,
     *,
     envs: int | None = None,
     streams: int | None = None,
@@ -230,7 +253,7 @@ def run_actor(
     """Run an actor until training is done.
 
     Args:
-        address: the learner, as `net.connect` takes it.
+        discovery: where the learner is.
         envs: environments; default 16.
         streams: groups they are split into; default 2, at most `envs`.
         actor_id: default: host, process and a random part.
@@ -240,7 +263,7 @@ def run_actor(
         parent: stop when this process, which started the actor, dies.
 
     Returns:
-        The exit status: 0 when training is done, 143 or 130 after a signal.
+        The exit status: 0 when training is done, 143, 130 or 129 after a signal.
     """
     envs = 16 if envs is None else envs
     if envs < 1:
@@ -250,7 +273,7 @@ def run_actor(
         raise UsageError(f"--streams {streams} must lie between 1 and --envs ({envs})")
     setup_logging(None, None)
     actor = _Actor(
-        address,
+        discovery,
         envs=envs,
         streams=streams,
         actor_id=actor_id or f"{socket.gethostname()[:32]}-{os.getpid()}-{secrets.token_hex(3)}",
@@ -263,11 +286,11 @@ def run_actor(
     begun = time.perf_counter()
     status = EXIT_DONE
     try:
-        _handle_signals()
-        if parent is not None:
-            _die_with(parent)
-        actor.run()
-    except _Stop as stop:
+        with raising_stopped():
+            if parent is not None:
+                _die_with(parent)
+            actor.run()
+    except Stopped as stop:
         status = stop.status
     wall = time.perf_counter() - begun
     report: dict[str, Any] = {"env_steps": actor.steps, "seconds": wall, "profile": actor.profile.seconds()}

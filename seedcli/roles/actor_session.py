@@ -23,8 +23,9 @@ from seedcli.net.addresses import machine_id
 from seedcli.net.base import ClientTransport, Payload
 from seedcli.net.codecs import CODECS, RAW, RowEncoder
 from seedcli.net.frames import Header, Kind, decode_control, pack_header
-from seedcli.net.handshake import ClientHandshake, Ready
-from seedcli.net.handshake import goodbye as pack_goodbye
+from seedcli.net.handshake import ClientHandshake
+from seedcli.net.messages import Ready
+from seedcli.net.messages import goodbye as pack_goodbye
 from seedcli.roles.codec_choice import choose_codecs
 from seedcli.roles.watchdog import Watchdog
 from seedcli.specs import EnvSpec, RowLayout, StepBatch, aligned_empty, split_envs

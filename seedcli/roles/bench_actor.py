@@ -12,7 +12,8 @@ from seedcli.errors import UsageError
 from seedcli.net.base import Frame, Payload
 from seedcli.net.codecs import CODECS, RAW, RowEncoder
 from seedcli.net.frames import Kind, decode_control, encode_control, pack_header, unpack_header
-from seedcli.net.handshake import parse_spec
+from seedcli.net.messages import parse_spec
+from seedcli.net.token import Token
 from seedcli.roles.actor_session import ActorSession, Environments
 from seedcli.roles.bench_output import machine, say, show, table
 from seedcli.specs import RowLayout, aligned_empty, split_envs
@@ -33,6 +34,7 @@ class InstantLearner:
     """
 
     address = "in this process"
+    token: Token | None = None
 
     def __init__(self, config: Config, shares_memory: bool) -> None:
         self._config = config

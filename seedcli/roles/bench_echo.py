@@ -19,7 +19,10 @@ from typing import Any, Protocol
 import zmq
 
 from seedcli.net.frames import HEADER_BYTES, Kind, encode_control, pack_header, unpack_header
-from seedcli.net.handshake import Hello, NoAuthenticator, ServerHandshake
+from seedcli.net.handshake import NoAuthenticator, ServerHandshake
+from seedcli.net.messages import Hello
+from seedcli.net.security import TokenAuthenticator
+from seedcli.net.token import Token
 from seedcli.specs import EnvSpec, RowLayout, aligned_empty, split_envs
 
 # Nothing is sent while the other server of a comparison has its turn: that is no sign of death.
@@ -50,6 +53,7 @@ class Admission:
 
     Args:
         extra: gives what the transport adds to READY, from the size of each stream's row.
+        token: that must be proved; None: none.
 
     Attributes:
         envs: environments of each stream, once admitted.
@@ -57,9 +61,14 @@ class Admission:
         complete: READY was given out.
     """
 
-    def __init__(self, extra: Callable[[list[int]], Mapping[str, Any]] = lambda payload_bytes: {}) -> None:
+    def __init__(
+        self,
+        extra: Callable[[list[int]], Mapping[str, Any]] = lambda payload_bytes: {},
+        token: Token | None = None,
+    ) -> None:
         self._extra = extra
-        self._handshake = ServerHandshake(lambda hello: {"environment": {}, "seed": 0}, self._admit, NoAuthenticator())
+        authenticator = NoAuthenticator() if token is None else TokenAuthenticator(token)
+        self._handshake = ServerHandshake(lambda hello: {"environment": {}, "seed": 0}, self._admit, authenticator)
         self.envs: list[int] = []
         self.payload_bytes: list[int] = []
 

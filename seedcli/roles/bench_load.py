@@ -18,6 +18,8 @@ from seedcli.errors import ConnectionLost, ProtocolError
 from seedcli.net import connect
 from seedcli.net.frames import Kind, pack_header
 from seedcli.net.handshake import ClientHandshake
+from seedcli.net.security import Security
+from seedcli.net.token import Token
 from seedcli.specs import EnvSpec, RowLayout
 
 _CONNECT_SECONDS = 30.0
@@ -25,10 +27,11 @@ _ANSWER_SECONDS = 30.0  # an answer that takes longer will not come
 
 
 class Target(NamedTuple):
-    """A server to measure: its address as `net.connect` takes it, and the process it runs in."""
+    """A server to measure: its address as `net.connect` takes it, the process it runs in, and its token, if any."""
 
     address: str
     pid: int
+    token: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,8 @@ class Connection:
     """
 
     def __init__(self, target: Target, load: Load) -> None:
-        self._transport = connect(target.address)
+        security = Security(Token(target.token, "the benchmark")) if target.token else None
+        self._transport = connect(target.address, security)
         self._server = psutil.Process(target.pid)
         self._client = psutil.Process()
         self._transport.connect(_CONNECT_SECONDS)

@@ -21,6 +21,8 @@ from seedcli.config import Config, NetConfig
 from seedcli.errors import SeedError
 from seedcli.net.base import Payload, Peer, ServerTransport
 from seedcli.net.frames import Header, Kind, pack_header
+from seedcli.net.security import Security
+from seedcli.net.token import Token, new_token
 from seedcli.roles.bench_echo import SILENCE_SECONDS, Admission, BenchServer, make_echo
 from seedcli.roles.bench_load import Load, Target, measure
 from seedcli.specs import ArraySpec, EnvSpec, aligned_empty
@@ -36,9 +38,10 @@ class Listener:
 
     Args:
         transport: "zmq", "grpc" (TCP loopback) or "shm".
+        security: of TCP; None: none.
     """
 
-    def __init__(self, transport: str) -> None:
+    def __init__(self, transport: str, security: Security | None = None) -> None:
         self._folder = tempfile.mkdtemp(prefix="seed-")
         self.server: ServerTransport
         if transport == "shm":
@@ -48,11 +51,11 @@ class Listener:
         elif transport == "zmq":
             from seedcli.net.zmq import ZmqServer
 
-            self.server = ZmqServer("127.0.0.1", 0)
+            self.server = ZmqServer("127.0.0.1", 0, security=security)
         else:
             from seedcli.net.grpc import GrpcServer
 
-            self.server = GrpcServer("127.0.0.1", 0)
+            self.server = GrpcServer("127.0.0.1", 0, security=security)
 
     def close(self) -> None:
         """Close it; belongs to the thread that used the server."""
@@ -61,13 +64,18 @@ class Listener:
 
 
 class TransportServer:
-    """A `ServerTransport` and nothing behind it: a step is answered as soon as its row stands in one buffer."""
+    """A `ServerTransport` and nothing behind it: a step is answered as soon as its row stands in one buffer.
 
-    def __init__(self, transport: str) -> None:
-        self._listener = Listener(transport)
+    Args:
+        transport: see `Listener`.
+        token: connections are encrypted, and it must be proved; "": neither.
+    """
+
+    def __init__(self, transport: str, token: str = "") -> None:
+        self._listener = Listener(transport, Security(Token(token, "the benchmark")) if token else None)
         self._transport = self._listener.server
         self.address = self._transport.address
-        self._admission = Admission(self._extra)
+        self._admission = Admission(self._extra, self._transport.token)
         self._peer: Peer | None = None
         self._row = memoryview(b"")
         self._actions = b""
@@ -226,14 +234,14 @@ class InferenceServer:
         return {"inference_batch_size": stats.batch_rows / max(1, stats.batches), "profile": profile}
 
 
-ServerKind = Literal["echo", "transport", "inference"]
+ServerKind = Literal["echo", "transport", "encrypted", "inference"]
 
 
-def _make_server(kind: ServerKind, transport: str, envs: int) -> BenchServer:
+def _make_server(kind: ServerKind, transport: str, envs: int, token: str) -> BenchServer:
     if kind == "echo":
         return make_echo(transport)
-    if kind == "transport":
-        return TransportServer(transport)
+    if kind in ("transport", "encrypted"):
+        return TransportServer(transport, token)
     return InferenceServer(transport, envs)
 
 
@@ -343,9 +351,13 @@ class Bench:
             SeedError: one of the processes failed.
         """
         assert self._client is not None
+        tokens = {name: new_token() if kind == "encrypted" else "" for name, kind in self._kinds.items()}
         for name, process in self._servers.items():
-            process.tell((self._kinds[name], self._transport, load.envs))
-        targets = {name: Target(process.hear(_START_SECONDS), process.pid) for name, process in self._servers.items()}
+            process.tell((self._kinds[name], self._transport, load.envs, tokens[name]))
+        targets = {
+            name: Target(process.hear(_START_SECONDS), process.pid, tokens[name])
+            for name, process in self._servers.items()
+        }
         self._client.tell((targets, load))
         # The warm-up has no length of its own; the client gives up by itself where nothing moves.
         limit = _START_SECONDS + 2 * load.windows * load.seconds * len(targets)

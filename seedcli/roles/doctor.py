@@ -9,50 +9,26 @@ import os
 import platform
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from seedcli import __version__
-from seedcli.config import NetConfig
 from seedcli.errors import EXIT_DONE, EXIT_FAILED
-
-Status = Literal["ok", "warning", "missing"]
+from seedcli.roles.doctor_net import ports, token, transports
+from seedcli.roles.findings import Finding, package
 
 _GIB = 2**30
 _TENSORFLOW_SECONDS = 180.0  # longest an import may take, from a cold network file system
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What was found out about one thing.
-
-    Attributes:
-        name: the thing.
-        status: "ok"; "warning": works, but something will not, or not well; "missing": absent or broken.
-        detail: what was found, for people.
-        advice: what to do; "" where nothing is to be done.
-        required: training on this machine needs it, so "missing" makes the command fail.
-        value: the finding for programs: a number, text, list or null.
-    """
-
-    name: str
-    status: Status
-    detail: str
-    advice: str = ""
-    required: bool = False
-    value: Any = None
 
 
 def run_doctor(json_output: bool) -> int:
@@ -80,8 +56,9 @@ def diagnose() -> list[Finding]:
         "atari": _atari,
         "simulators": _simulators,
         "video": _video,
-        "transports": _transports,
-        "ports": _ports,
+        "transports": transports,
+        "ports": ports,
+        "token": token,
         "shared memory": _shared_memory,
         "run folder": _run_folder,
     }
@@ -115,17 +92,6 @@ def print_findings(console: Console, findings: list[Finding]) -> None:
     else:
         rest = f"; {warnings} thing{'s' if warnings > 1 else ''} to look at above" if warnings else ""
         console.print(Text(f"ready: seed train --preset cartpole_vtrace{rest}", style="bold"))
-
-
-def _package(module: str) -> str | None:
-    """The version of an importable package, without importing it; "" where it has none, None where absent."""
-    if importlib.util.find_spec(module) is None:
-        return None
-    names = {"ale_py": "ale-py", "zmq": "pyzmq", "grpc": "grpcio", "imageio_ffmpeg": "imageio-ffmpeg"}
-    try:
-        return version(names.get(module, module))
-    except PackageNotFoundError:
-        return ""
 
 
 def _python() -> list[Finding]:
@@ -224,7 +190,7 @@ print("\\n" + json.dumps({"version": tf.__version__, "seconds": seconds, "device
 
 
 def _tensorflow() -> list[Finding]:
-    if _package("tensorflow") is None:
+    if package("tensorflow") is None:
         return [Finding("tensorflow", "missing", "not installed", "pip install tensorflow", required=True)]
     try:
         probe = subprocess.run(
@@ -271,10 +237,10 @@ def _devices(found: dict[str, Any]) -> Finding:
 
 
 def _gymnasium() -> list[Finding]:
-    found = _package("gymnasium")
+    found = package("gymnasium")
     if found is None:
         return [Finding("gymnasium", "missing", "not installed", "pip install gymnasium", required=True)]
-    pygame = _package("pygame")
+    pygame = package("pygame")
     return [
         Finding("gymnasium", "ok", found, required=True, value=found),
         Finding(
@@ -288,7 +254,7 @@ def _gymnasium() -> list[Finding]:
 
 
 def _atari() -> list[Finding]:
-    found = _package("ale_py")
+    found = package("ale_py")
     if found is None:
         return [Finding("atari", "warning", "ale-py is not installed", "for Atari games: pip install ale-py")]
     roms = len(importlib.import_module("ale_py.roms").get_all_rom_ids())
@@ -311,7 +277,7 @@ def _simulators() -> list[Finding]:
         ("football", "envpool", "pip install 'seedcli[football]'"),
         ("deepmind lab", "deepmind_lab", "docs/deepmind-lab.md says how it is built"),
     ):
-        found = _package(module)
+        found = package(module)
         detail = f"not installed ({install})" if found is None else f"{module} {found}".strip()
         findings.append(Finding(name, "ok", detail, value=found))
     return findings
@@ -323,37 +289,6 @@ def _video() -> list[Finding]:
     except (ImportError, RuntimeError):
         return [Finding("video", "warning", "no ffmpeg", "for seed eval --video: pip install imageio-ffmpeg")]
     return [Finding("video", "ok", f"ffmpeg at {path}", value=path)]
-
-
-def _transports() -> list[Finding]:
-    findings = []
-    for module, name in (("zmq", "pyzmq"), ("grpc", "grpcio")):
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            findings.append(Finding(name, "missing", f"cannot be imported: {error}", f"pip install {name}", True))
-        else:
-            found = _package(module)
-            findings.append(Finding(name, "ok", found or "installed", required=True, value=found))
-    return findings
-
-
-def _ports() -> list[Finding]:
-    defaults = NetConfig()
-    findings = []
-    for key, port in (("grpc_port", defaults.grpc_port), ("zmq_port", defaults.zmq_port)):
-        with socket.socket() as probe:
-            # As the listeners do: a port that only waits out old connections is free.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((defaults.host, port))
-            except OSError as error:
-                reason, free = error.strerror or str(error), False
-            else:
-                reason, free = "free", True
-        advice = "" if free else f"for a learner here, choose another with --set net.{key}=PORT (0: any free one)"
-        findings.append(Finding(f"port {port}", "ok" if free else "warning", reason, advice, value=free))
-    return findings
 
 
 def _shared_memory() -> list[Finding]:

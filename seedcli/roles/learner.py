@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
 import queue
-import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any
 
 from seedcli.config import Config
@@ -21,17 +18,21 @@ from seedcli.inference.engine import StepEngine
 from seedcli.inference.service import InferenceService
 from seedcli.inference.sessions import FleetSettings
 from seedcli.inference.streams import Stream
-from seedcli.layering import Resolved, format_value, to_toml, without_effect
+from seedcli.layering import Resolved, format_value, from_toml_file, to_toml, without_effect
 from seedcli.net.base import ServerTransport
 from seedcli.roles.core import LearnerCore, share_cores
+from seedcli.roles.discovery import announcement
+from seedcli.roles.listeners import bound_host, how_to_join, learner_security, open_transports, ports
 from seedcli.roles.reporting import Reporter
 from seedcli.roles.runfolder import RunFolder
+from seedcli.roles.stopping import Signals
 from seedcli.specs import EnvSpec
+from seedcli.telemetry.exporter import Exporter, open_exporter
 from seedcli.telemetry.live import View, make_view
 from seedcli.telemetry.logs import setup_logging
 from seedcli.telemetry.metrics import Profile
 from seedcli.training.batches import PreparedBatch
-from seedcli.training.checkpoint import Checkpoint, find_checkpoint, list_checkpoints
+from seedcli.training.checkpoint import Checkpoint, take_checkpoint
 from seedcli.training.trainer import UpdateResult
 
 _log = logging.getLogger(__name__)
@@ -53,51 +54,6 @@ def fleet_settings(config: Config) -> FleetSettings:
         evaluation_envs=config.actors.evaluation_envs,
         compression=config.net.compression,
     )
-
-
-def open_transports(config: Config) -> list[ServerTransport]:
-    """Bind the TCP listeners a configuration asks for.
-
-    Raises:
-        UsageError: both are off, or a port is in use.
-    """
-    transports: list[ServerTransport] = []
-    try:
-        if config.net.grpc_port >= 0:
-            from seedcli.net.grpc import GrpcServer
-
-            transports.append(GrpcServer(config.net.host, config.net.grpc_port))
-        if config.net.zmq_port >= 0:
-            from seedcli.net.zmq import ZmqServer
-
-            transports.append(ZmqServer(config.net.host, config.net.zmq_port))
-    except SeedError:
-        for transport in transports:
-            transport.close()
-        raise
-    if not transports:
-        raise UsageError("net.grpc_port and net.zmq_port are both -1 (off): turn one of them on")
-    return transports
-
-
-class Signals:
-    """SIGTERM and SIGINT: the first asks for a clean stop, the second ends the process at once."""
-
-    def __init__(self) -> None:
-        self.status: int | None = None
-        self.raised = threading.Event()
-        self._previous = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.status is not None:
-            os._exit(128 + number)
-        self.status = 128 + number
-        self.raised.set()
-
-    def restore(self) -> None:
-        """Put the earlier handlers back."""
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
 
 
 class Learner:
@@ -146,7 +102,7 @@ class Learner:
             self._build(checkpoint.spec, self.service.fault)
             assert self.core is not None
             self.core.resume(checkpoint)
-            self.service.seeds_given = int(checkpoint.counters["seeds_given"])
+            self.service.reception.seeds_given = int(checkpoint.counters["seeds_given"])
 
     def _build(self, spec: EnvSpec, on_fault: Callable[[Stream, str], None]) -> LearnerCore:
         self.core = LearnerCore(
@@ -220,7 +176,6 @@ class Learner:
             return
         assert self.core is not None
         core = self.core
-        saved = time.monotonic()
         while not core.finished:
             begun = time.perf_counter()
             try:
@@ -235,10 +190,10 @@ class Learner:
                 return
             self.results.append(core.train(batch))
             self.training_profile.add("training", time.perf_counter() - taken)
-            if time.monotonic() - saved >= self.config.training.checkpoint_seconds:
-                saved = time.monotonic()
+            if core.checkpointer.due(self.config.training.checkpoint_seconds):
+                begun = time.perf_counter()
                 core.checkpointer.save(self.counters())
-                self.training_profile.add("checkpoint", time.monotonic() - saved)
+                self.training_profile.add("checkpoint", time.perf_counter() - begun)
         self.done.set()
 
     def stop(self, *, training_done: bool) -> None:
@@ -269,7 +224,7 @@ class Learner:
     def counters(self) -> dict[str, Any]:
         """What a checkpoint keeps besides variables."""
         assert self.core is not None
-        return self.core.counters() | {"seeds_given": self.service.seeds_given}
+        return self.core.counters() | {"seeds_given": self.service.reception.seeds_given}
 
     def save(self) -> None:
         """Write a checkpoint of where the run stands and wait for it; nothing where there is nothing to keep yet."""
@@ -279,9 +234,7 @@ class Learner:
 
 def resume_point(folder: RunFolder) -> Checkpoint | None:
     """The checkpoint a resumed run continues from; None for a new run, or one that made none yet."""
-    if not folder.resume or not list_checkpoints(folder.checkpoints):
-        return None
-    return find_checkpoint(folder.path)
+    return take_checkpoint(folder.path) if folder.resume else None
 
 
 def check_steps(resolved: Resolved, checkpoint: Checkpoint | None) -> None:
@@ -291,8 +244,10 @@ def check_steps(resolved: Resolved, checkpoint: Checkpoint | None) -> None:
         UsageError: somebody asked for fewer than there are.
     """
     steps = resolved.config.run.steps
-    asked = not resolved.sources["run.steps"].startswith("run ")
-    if checkpoint is not None and asked and steps <= checkpoint.env_steps:
+    if checkpoint is None or steps > checkpoint.env_steps:
+        return
+    # The same number again, from a script that starts a run as often as it takes, is a run that is done.
+    if steps != from_toml_file(checkpoint.config_path).run.steps:
         raise UsageError(
             f"run.steps = {steps:,} must be above the {checkpoint.env_steps:,} that this run has taken: "
             "it counts from the run's beginning"
@@ -327,6 +282,7 @@ def supervise(
     announce: Callable[[Learner, View], None] = lambda learner, view: None,
     tick: Callable[[], None] = lambda: None,
     closing: Callable[[], dict[str, dict[str, float]]] = dict,
+    exporter: Exporter | None = None,
 ) -> int:
     """Run a learner to its end, whatever the end is: report, stop, checkpoint, summarise.
 
@@ -336,6 +292,7 @@ def supervise(
         announce: called once the learner serves.
         tick: called ten times a second from the main thread.
         closing: called after actors were told to leave; gives their profiles for the table at the end.
+        exporter: where metrics and health are asked for; started and closed here.
 
     Returns:
         The exit status.
@@ -356,8 +313,12 @@ def supervise(
     reporter = Reporter(learner, folder, view, resumed_at=checkpoint.env_steps if checkpoint else None)
     try:
         reporter.start()
+        if exporter is not None:
+            exporter.start(reporter)
+            _log.info("metrics and health: %s/metrics", exporter.url)
         learner.start()
         announce(learner, view)
+        reporter.enter("serving")
         if checkpoint is not None:
             view.log(f"continuing from {checkpoint.path} at {checkpoint.env_steps:,} environment steps")
         training_done = False
@@ -365,6 +326,7 @@ def supervise(
             run_until_done(learner, reporter, signals, tick)
             training_done = signals.status is None
         finally:
+            reporter.enter("stopping")
             if signals.status is not None:
                 view.log("stopping: writing a checkpoint (once more to stop at once)")
             # Whatever fails on the way, the rest is still done: no progress is lost, no actor left behind.
@@ -377,6 +339,8 @@ def supervise(
                     profiles = closing()
         reporter.finish(profiles)
     finally:
+        if exporter is not None:
+            exporter.close()
         reporter.close()
         signals.restore()
     return EXIT_DONE if signals.status is None else signals.status
@@ -384,14 +348,20 @@ def supervise(
 
 def run_learner(resolved: Resolved, folder: RunFolder, *, live: bool) -> int:
     """`seed learner`: serve actors that connect, train, end when run.steps are taken."""
+    config = resolved.config
+    security = learner_security(config)
     # First of all: where a port is in use, the folder is left as it was.
-    transports = open_transports(resolved.config)
+    exporter = open_exporter(config.net)
+    transports = open_transports(config, security)
     view = make_view(live)
     setup_logging(folder.log_path, view, debug=False)
 
     def announce(learner: Learner, view: View) -> None:
-        view.log("waiting for actors; start one with:")
-        for transport in transports:
-            view.log(f"  seed actor --connect {transport.address} --envs {resolved.config.actors.envs}")
+        folder.write_address(announcement(bound_host(config), ports(transports)))
+        for line in how_to_join(config, security, transports):
+            view.log(line)
 
-    return supervise(resolved, folder, transports, view, announce=announce)
+    try:
+        return supervise(resolved, folder, transports, view, announce=announce, exporter=exporter)
+    finally:
+        folder.remove_address()

@@ -18,9 +18,12 @@ from seedcli.config import Config
 from seedcli.errors import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_USAGE, RefusedError, SeedError, UsageError
 from seedcli.layering import Resolved
 from seedcli.net.base import ServerTransport
+from seedcli.net.security import Security
+from seedcli.net.token import VARIABLE, Token, new_token
 from seedcli.roles.learner import supervise
 from seedcli.roles.restarts import PEACE_SECONDS
 from seedcli.roles.runfolder import RunFolder
+from seedcli.telemetry.exporter import open_exporter
 from seedcli.telemetry.live import View, make_view
 from seedcli.telemetry.logs import setup_logging
 
@@ -51,12 +54,15 @@ class ActorProcesses:
         config: how many, with how many environments.
         address: the learner's address.
         logs: folder for their standard error.
+        token: of this run alone; "" where nothing is encrypted.
     """
 
-    def __init__(self, config: Config, address: str, logs: Path) -> None:
+    def __init__(self, config: Config, address: str, logs: Path, token: str = "") -> None:
         self._config = config
         self._address = address
         self._logs = logs
+        # Not on the command line, which everybody on the machine can read.
+        self._environ = os.environ | ({VARIABLE: token} if token else {})
         self._children: list[_Child] = []
 
     def start(self) -> None:
@@ -81,6 +87,7 @@ class ActorProcesses:
                 stdout=subprocess.PIPE,
                 stderr=error,
                 text=True,
+                env=self._environ,
                 start_new_session=True,
             )
 
@@ -151,19 +158,20 @@ class ActorProcesses:
         return profiles
 
 
-def _local_transport(config: Config, folder: Path) -> ServerTransport:
-    """The listener of a local run: nothing that another machine could reach."""
+def _local_transport(config: Config, folder: Path, token: str) -> ServerTransport:
+    """The listener of a local run: nothing that another machine, or another user of this one, could reach."""
     if config.net.transport == "shm":
         from seedcli.net.shm import ShmServer
 
         return ShmServer(str(folder / "actors"))
+    security = Security(Token(token, "this run"))
     if config.net.transport == "zmq":
         from seedcli.net.zmq import ZmqServer
 
-        return ZmqServer("127.0.0.1", 0)
+        return ZmqServer("127.0.0.1", 0, security=security)
     from seedcli.net.grpc import GrpcServer
 
-    return GrpcServer("127.0.0.1", 0)
+    return GrpcServer("127.0.0.1", 0, security=security)
 
 
 def run_train(resolved: Resolved, folder: RunFolder, *, deterministic: bool, live: bool) -> int:
@@ -172,6 +180,8 @@ def run_train(resolved: Resolved, folder: RunFolder, *, deterministic: bool, liv
     Returns:
         0 when they are, 143 or 130 after a signal, with a checkpoint in either case.
     """
+    # First of all: where its port is in use, the folder is left as it was.
+    exporter = None if deterministic else open_exporter(resolved.config.net)
     view = make_view(live and not deterministic)
     setup_logging(folder.log_path, view, debug=False)
     if deterministic:
@@ -183,8 +193,9 @@ def run_train(resolved: Resolved, folder: RunFolder, *, deterministic: bool, liv
     sockets = Path(tempfile.mkdtemp(prefix="seed-"))
     actors: ActorProcesses | None = None
     try:
-        transport = _local_transport(config, sockets)
-        actors = ActorProcesses(config, transport.address, folder.path / "logs")
+        token = new_token()
+        transport = _local_transport(config, sockets, token)
+        actors = ActorProcesses(config, transport.address, folder.path / "logs", token)
 
         def announce(learner: object, view: View) -> None:
             view.log(f"starting {config.actors.count} actor(s) of {config.actors.envs} environments each")
@@ -199,6 +210,7 @@ def run_train(resolved: Resolved, folder: RunFolder, *, deterministic: bool, liv
             announce=announce,
             tick=actors.tick,
             closing=actors.end,
+            exporter=exporter,
         )
         return EXIT_DONE if status == EXIT_DONE else status
     finally:

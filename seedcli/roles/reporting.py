@@ -1,29 +1,36 @@
-"""The reporter: reads the learner's counters now and then, and tells the metrics file and the view."""
+"""The reporter: reads the learner's counters now and then, and tells the metrics file, the view and monitoring."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
 from rich.console import Console
 
-from seedcli.inference.sessions import Session
+from seedcli.roles.fleet import FleetWatch
 from seedcli.roles.runfolder import RunFolder
-from seedcli.telemetry.live import ActorRow, Summary, View, print_profile, print_summary
+from seedcli.telemetry.exporter import Health, Phase
+from seedcli.telemetry.fleet import CONNECTED, ActorRow, count_states
+from seedcli.telemetry.live import Summary, View, print_profile, print_summary
 from seedcli.telemetry.logs import log_once_per
 from seedcli.telemetry.metrics import MetricsWriter, Snapshot
+from seedcli.telemetry.prometheus import Status
 from seedcli.training.checkpoint import list_checkpoints
 from seedcli.training.trainer import UpdateResult
 
 if TYPE_CHECKING:
     from seedcli.roles.learner import Learner
 
-
 _log = logging.getLogger(__name__)
+
+TURN_SECONDS = 30.0  # an inference thread that takes longer over one turn hangs
 
 
 def _mean(values: list[float]) -> float | None:
@@ -31,7 +38,7 @@ def _mean(values: list[float]) -> float | None:
 
 
 class Reporter:
-    """Belongs to the main thread.
+    """Belongs to the main thread; `status` and `health` may be read from any.
 
     Args:
         learner: whose counters are read.
@@ -39,6 +46,9 @@ class Reporter:
         view: what a person sees.
         resumed_at: environment steps of the checkpoint a resumed run continues from; None for a new run.
         wall_clock: False in deterministic mode: figures that depend on the clock are left out of the metrics.
+
+    Attributes:
+        status: what was last reported; replaced as a whole, never changed.
     """
 
     def __init__(
@@ -57,13 +67,23 @@ class Reporter:
             self._writer.truncate_after(resumed_at or 0)
         self._last_100: deque[float] = deque(maxlen=100)
         self._evaluation_20: deque[float] = deque(maxlen=20)
-        self._actor_steps: dict[int, int] = {}
-        self._fleet_time = time.monotonic()
         self._process = psutil.Process()
+        self._memory_mb = 0.0
         self._begun = self._last_time = time.monotonic()
         self._last = self._counters()
-        self.snapshot: Snapshot | None = None
-        self._rows: list[ActorRow] = []
+        self._fleet = FleetWatch(learner.service, config.net.heartbeat_seconds)
+        self._phase: Phase = "starting"
+        self._phase_begun = self._begun
+        self.status = Status(
+            run={
+                "preset": config.run.preset or "custom",
+                "folder": str(folder.path),
+                "environment": f"{config.environment.family}/{config.environment.id}",
+                "algorithm": f"{config.agent.algorithm}, {config.agent.network}",
+                "seed": str(config.run.seed),
+            },
+            total_steps=config.run.steps,
+        )
 
     def _counters(self) -> dict[str, int]:
         core = self._learner.core
@@ -81,53 +101,65 @@ class Reporter:
 
     def start(self) -> None:
         """Show the view."""
-        config = self._learner.config
-        self._view.start(
-            {
-                "preset": config.run.preset or "custom",
-                "folder": str(self._folder.path),
-                "environment": f"{config.environment.family}/{config.environment.id}",
-                "algorithm": f"{config.agent.algorithm}, {config.agent.network}",
-                "seed": str(config.run.seed),
-            }
-        )
+        self._view.start(self.status.run)
 
     def refresh(self) -> None:
         """Show again what was last shown, with the clock going on; cheap."""
-        self._view.update(self.snapshot, self._rows, self._total)
+        self._view.update(self.status.snapshot, self.status.fleet, self._total)
+
+    def enter(self, phase: Phase) -> None:
+        """Say where the run is: "serving" once the learner takes actors, "stopping" as soon as it is to end."""
+        self._phase, self._phase_begun = phase, time.monotonic()
+
+    def health(self) -> Health:
+        """How the learner is at this moment: slow training is no failure, an inference thread that hangs is."""
+        phase, failure, age = self._phase, self._learner.failure, self._turn_age()
+        if failure is not None:
+            return Health(phase, f"a thread has failed: {str(failure) or type(failure).__name__}")
+        if age is not None and age > TURN_SECONDS:
+            return Health(phase, f"the inference thread has not turned for {age:.0f} s")
+        return Health(phase)
+
+    def _turn_age(self) -> float | None:
+        """Seconds since the inference thread's last turn; None while it need not run."""
+        if self._phase != "serving":
+            return None
+        return time.monotonic() - max(self._learner.service.last_turn, self._phase_begun)
 
     def report(self) -> Snapshot:
         """Take a snapshot, write its line, show it."""
-        snapshot = self._take()
-        self.snapshot = snapshot
+        fleet = self._fleet.look()
+        snapshot = self._take(fleet)
+        self.status = dataclasses.replace(self.status, snapshot=snapshot, fleet=fleet, turn_seconds=self._turn_age())
         try:
             self._writer.write(snapshot if self._wall_clock else snapshot.without_wall_clock())
         except OSError as error:
             # A full disk must not end the training: the line is lost, the next may find room.
             log_once_per("metrics", 60.0, _log, logging.ERROR, "metrics cannot be written: %s", error)
-        self._rows = self._fleet()
-        self._view.update(snapshot, self._rows, self._total)
+        self._view.update(snapshot, fleet, self._total)
         return snapshot
 
-    def _take(self) -> Snapshot:
+    def _take(self, fleet: Sequence[ActorRow]) -> Snapshot:
         now = time.monotonic()
         elapsed = max(now - self._last_time, 1e-9)
         counters = self._counters()
         grown = {name: counters[name] - self._last[name] for name in counters}
         self._last, self._last_time = counters, now
-        sessions = self._learner.service.sessions()
+        states = count_states(fleet)
         fields: dict[str, Any] = {
             "time": time.time(),
             "env_steps": counters["env_steps"],
             "env_steps_per_second": grown["env_steps"] / elapsed,
             "updates_per_second": grown["learner_updates"] / elapsed,
-            "actors": len(sessions),
-            "envs": sum(session.envs for session in sessions),
+            "actors": sum(states[state] for state in CONNECTED),
+            "envs": sum(row.envs for row in fleet if row.state in CONNECTED),
+            **{f"actors_{state}": number for state, number in states.items()},
+            "sessions_lost": self._learner.service.sessions_lost,
             "protocol_errors": self._learner.service.protocol_errors,
             "environment_failures": self._learner.service.environment_failures,
             "wire_mb_per_second": grown["wire"] / elapsed / 1e6,
             "wire_ratio": grown["raw"] / grown["wire"] if grown["wire"] else None,
-            "learner_memory_mb": self._process.memory_info().rss / 2**20,
+            "learner_memory_mb": self._memory(),
         }
         core = self._learner.core
         if core is not None:
@@ -139,6 +171,12 @@ class Reporter:
             fields["env_frames"] = counters["env_steps"] * core.spec.frames_per_step
             fields["env_frames_per_second"] = fields["env_steps_per_second"] * core.spec.frames_per_step
         return Snapshot(**fields)
+
+    def _memory(self) -> float:
+        """Resident memory in MB; the last known where every descriptor is in use, for it is read from a file."""
+        with contextlib.suppress(OSError):
+            self._memory_mb = self._process.memory_info().rss / 2**20
+        return self._memory_mb
 
     def _engine_fields(self, grown: dict[str, int]) -> dict[str, Any]:
         core = self._learner.core
@@ -188,29 +226,6 @@ class Reporter:
                 },
             }
         return fields
-
-    def _fleet(self) -> list[ActorRow]:
-        now = time.monotonic()
-        rows = []
-        steps_before, self._actor_steps = self._actor_steps, {}
-        span, self._fleet_time = max(now - self._fleet_time, 1e-9), now
-        for session in self._learner.service.sessions():
-            self._actor_steps[session.number] = session.steps
-            rows.append(self._row(session, now, (session.steps - steps_before.get(session.number, 0)) / span))
-        return rows
-
-    @staticmethod
-    def _row(session: Session, now: float, rate: float) -> ActorRow:
-        silent = now - session.last_seen
-        return ActorRow(
-            actor_id=session.actor_id,
-            address=session.peer.address,
-            transport=session.peer.transport,
-            envs=session.envs,
-            steps_per_second=rate,
-            last_seen_seconds=silent,
-            state="silent" if silent > 5 else "stepping",
-        )
 
     def finish(self, profiles: dict[str, dict[str, float]]) -> None:
         """The last line of metrics, then the table of where the time went and the summary."""

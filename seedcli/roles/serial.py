@@ -12,9 +12,10 @@ from seedcli.layering import Resolved
 from seedcli.net.inprocess import InProcessServer
 from seedcli.roles.actor_session import ActorSession, Environments
 from seedcli.roles.core import share_cores
-from seedcli.roles.learner import Learner, Signals, check_steps, resume_point
+from seedcli.roles.learner import Learner, check_steps, resume_point
 from seedcli.roles.reporting import Reporter
 from seedcli.roles.runfolder import RunFolder
+from seedcli.roles.stopping import Signals
 from seedcli.telemetry.live import View
 from seedcli.telemetry.metrics import Profile
 

@@ -15,6 +15,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from seedcli.roles.stopping import stop_signals
+
 _TICK_SECONDS = 1.0
 _SIGNAL_SECONDS = 5.0  # a call may go on after a signal that asks to stop
 
@@ -144,7 +146,7 @@ class Watchdog:
 
 
 class PendingSignals:
-    """Knows of SIGTERM and SIGINT in any thread, also while the main thread cannot run its handlers."""
+    """Knows of the signals that ask to stop in any thread, also while the main thread cannot run its handlers."""
 
     def __init__(self) -> None:
         self._read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -155,6 +157,6 @@ class PendingSignals:
         """The last one that came; 0: none."""
         with contextlib.suppress(BlockingIOError):
             for number in os.read(self._read, 4096):
-                if number in (signal.SIGTERM, signal.SIGINT):
+                if number in stop_signals():
                     self._number = number
         return self._number

@@ -14,35 +14,14 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from seedcli.telemetry.fleet import CONNECTED, ActorRow, count_states, say_states, trouble_first
 from seedcli.telemetry.metrics import Snapshot
 
 NOTHING = "-"  # shown for a figure that is not known
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _ASCII_BLOCKS = " .:-=+*#@"
 _FRAME = "bright_black"
-
-
-@dataclass(frozen=True)
-class ActorRow:
-    """One actor as the fleet table shows it.
-
-    Attributes:
-        actor_id: the id it introduced itself with.
-        address: where it connects from.
-        transport: "grpc", "zmq" or "shm".
-        envs: its environments.
-        steps_per_second: environment steps it delivers; None where not yet known.
-        last_seen_seconds: seconds since anything arrived from it.
-        state: a word, e.g. "playing", "waiting", "lost".
-    """
-
-    actor_id: str
-    address: str
-    transport: str
-    envs: int
-    steps_per_second: float | None
-    last_seen_seconds: float
-    state: str
+_STATE_STYLES = {"lost": "red", "silent": "yellow", "waiting": "dim"}
 
 
 @dataclass
@@ -221,11 +200,13 @@ def _line(left: Text, right: Text) -> Table:
     return grid
 
 
-def _panel(body: RenderableType, title: str, height: int | None = None) -> Panel:
+def _panel(body: RenderableType, title: str, height: int | None = None, subtitle: str = "") -> Panel:
     return Panel(
         body,
         title=Text(title, style="bold"),
         title_align="left",
+        subtitle=Text(subtitle) if subtitle else None,
+        subtitle_align="left",
         box=box.ROUNDED,
         border_style=_FRAME,
         padding=(0, 1),
@@ -260,8 +241,12 @@ class _Curve:
             yield Text.assemble((f"{mark:>{margin}} ", "none"), (line, "green"), no_wrap=True, overflow="crop")
 
 
+def _ago(seconds: float | None) -> str:
+    return f"{seconds:.1f} s" if seconds is not None and seconds < 60 else duration(seconds)
+
+
 def _fleet(fleet: Sequence[ActorRow], lines: int, wide: bool) -> Table:
-    """The actors, one a line; where there are more than fit, the last line says how many are not shown."""
+    """The actors, one a line, those in trouble first; the last line says how many did not fit."""
     table = Table(box=None, expand=True, pad_edge=False, padding=(0, 2, 0, 0), header_style="none")
     table.add_column("actor", no_wrap=True, overflow="ellipsis", ratio=3)
     table.add_column("address", no_wrap=True, overflow="ellipsis", ratio=3)
@@ -270,21 +255,21 @@ def _fleet(fleet: Sequence[ActorRow], lines: int, wide: bool) -> Table:
     table.add_column("steps/s", justify="right", no_wrap=True)
     table.add_column("last seen" if wide else "seen", justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True, overflow="ellipsis", ratio=1 if wide else None)
-    shown = fleet if len(fleet) <= lines else fleet[: lines - 1]
+    ordered = trouble_first(fleet)
+    shown = ordered if len(ordered) <= lines else ordered[: lines - 1]
     for row in shown:
-        seen = f"{row.last_seen_seconds:.1f} s" if row.last_seen_seconds < 60 else duration(row.last_seen_seconds)
-        style = "yellow" if row.last_seen_seconds > 5 else "none"
+        style = _STATE_STYLES.get(row.state, "none")
         table.add_row(
             row.actor_id,
             row.address,
             row.transport,
             count(row.envs),
             Text(count(row.steps_per_second), style="cyan"),
-            Text(seen, style=style),
-            Text(row.state, style="red" if row.state == "lost" else style),
+            Text(_ago(row.last_seen_seconds), style=style),
+            Text(f"{row.state}: {row.reason}" if row.reason and wide else row.state, style=style),
         )
     if len(shown) < len(fleet):
-        rest = fleet[len(shown) :]
+        rest = ordered[len(shown) :]
         steps = sum(row.steps_per_second or 0.0 for row in rest)
         table.add_row(f"and {len(rest)} more", "", "", count(sum(row.envs for row in rest)), count(steps), "", "")
     return table
@@ -377,11 +362,12 @@ class Picture:
             parts.append(_panel(_Curve(state.returns, curve), curve_title, curve + 2))
             room -= curve + 2
         if room >= 4:
-            envs = count(sum(row.envs for row in state.fleet))
-            title = f"fleet: {count(len(state.fleet))} actor{'s' if len(state.fleet) != 1 else ''}, {envs} environments"
+            present = [row for row in state.fleet if row.state in CONNECTED]
+            envs = count(sum(row.envs for row in present))
+            title = f"fleet: {count(len(present))} actor{'s' if len(present) != 1 else ''}, {envs} environments"
             empty = Text("no actor is connected", style="yellow")
             body = _fleet(state.fleet, room - 3, wide=width >= 100) if state.fleet else empty
-            parts.append(_panel(body, title))
+            parts.append(_panel(body, title, subtitle=say_states(count_states(state.fleet))))
         return Group(*parts)
 
     def _compact(self, width: int) -> Group:

@@ -19,7 +19,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from seedcli.telemetry.drawing import ActorRow, Picture, ViewState, count, duration, latency, percent, tenth
+from seedcli.telemetry.drawing import Picture, ViewState, count, duration, latency, percent, tenth
+from seedcli.telemetry.fleet import ActorRow, say_states
 from seedcli.telemetry.metrics import PARTS, Snapshot
 
 __all__ = ["ActorRow", "LiveView", "PlainView", "View", "make_view", "print_profile", "print_summary", "Summary"]
@@ -210,6 +211,9 @@ class PlainView:
         ]
         if snapshot.actors == 0:
             parts.append("(no actors)")
+        trouble = say_states({"silent": snapshot.actors_silent or 0, "lost": snapshot.actors_lost or 0})
+        if trouble:
+            parts.append(f"({trouble})")
         self.log(" ".join(parts))
 
 

@@ -37,6 +37,13 @@ class _SinkHandler(logging.Handler):
             self.handleError(record)
 
 
+class _FileHandler(logging.FileHandler):
+    """A full disk costs lines of the file; people are shown them all the same, and no traceback for each."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the base class's name)
+        """Leave the line out."""
+
+
 class _PeopleFormatter(logging.Formatter):
     """The message, with the level in front from warnings on."""
 
@@ -69,7 +76,7 @@ def setup_logging(log_path: Path | None, view: LogSink | None, debug: bool = Fal
     handlers.append(people)
     if log_path is not None:
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        file = logging.FileHandler(log_path, encoding="utf-8")
+        file = _FileHandler(log_path, encoding="utf-8")
         formatter = logging.Formatter(
             "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
         )

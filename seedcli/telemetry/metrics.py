@@ -19,7 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seedcli.errors import UsageError
+from seedcli.telemetry.fleet import STATES
 
+_BY_STATE = tuple(f"actors_{state}" for state in STATES)
 # What a thread's time is spent on, in the order a step passes through them; other names may be used too.
 PARTS = ("environment", "wire", "batching", "inference", "training", "waiting")
 
@@ -145,6 +147,10 @@ class Snapshot:
             a restored replay brings its own count.
         actors: actors connected.
         envs: their environments.
+        actors_stepping, actors_waiting, actors_silent: those connected by state, see `telemetry.fleet.ActorRow`.
+        actors_joining: actors on their way in.
+        actors_lost: actors lost within the last minute.
+        sessions_lost: sessions that ended without a goodbye, since the learner started.
         protocol_errors: connections ended for breaking the protocol, since training began.
         environment_failures: times an actor said that its environments failed, since the learner started.
         wire_mb_per_second: megabytes (10⁶ bytes) of step payloads that came in, a second, as they travelled.
@@ -181,6 +187,12 @@ class Snapshot:
     dropped_unrolls: int = 0
     actors: int = 0
     envs: int = 0
+    actors_stepping: int | None = 0
+    actors_waiting: int | None = 0
+    actors_silent: int | None = 0
+    actors_joining: int | None = 0
+    actors_lost: int | None = 0
+    sessions_lost: int = 0
     protocol_errors: int = 0
     environment_failures: int = 0
     wire_mb_per_second: float | None = None
@@ -196,6 +208,7 @@ class Snapshot:
 
     def without_wall_clock(self) -> Snapshot:
         """A copy with None in every field that depends on the clock or the machine (deterministic mode)."""
+        states: dict[str, Any] = dict.fromkeys(_BY_STATE)
         return dataclasses.replace(
             self,
             time=None,
@@ -205,6 +218,7 @@ class Snapshot:
             inference_latency_ms=None,
             wire_mb_per_second=None,
             learner_memory_mb=None,
+            **states,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -244,10 +258,9 @@ class MetricsWriter:
         """
         metrics_path.parent.mkdir(parents=True, exist_ok=True)
         self._path = metrics_path
-        self._file: BinaryIO = open(metrics_path, "ab" if resume else "wb", buffering=0)  # noqa: SIM115
-        if resume:
-            content = metrics_path.read_bytes()
-            self._file.truncate(content.rfind(b"\n") + 1)
+        # Appending in either case: once a torn line is cut off, the next must not leave a hole where it stood.
+        self._file: BinaryIO = open(metrics_path, "ab", buffering=0)  # noqa: SIM115
+        self._file.truncate(metrics_path.read_bytes().rfind(b"\n") + 1 if resume else 0)
         self._events = _EventFile(tensorboard_dir) if tensorboard_dir is not None else None
 
     def truncate_after(self, env_steps: int) -> None:
@@ -257,8 +270,11 @@ class MetricsWriter:
         """
         end = 0
         for line in self._path.read_bytes().splitlines(keepends=True):
-            if json.loads(line)["env_steps"] > env_steps:
-                break
+            try:
+                if json.loads(line)["env_steps"] > env_steps:
+                    break
+            except (ValueError, KeyError, TypeError):
+                break  # a disk's fault: what comes behind it cannot be trusted to follow
             end += len(line)
         self._file.truncate(end)
         if self._events is not None:
@@ -295,7 +311,16 @@ _GROUPS = {
     "progress": ("env_frames", "trained_steps", "learner_updates"),
     "learner": ("loss", "learning_rate", "grad_norm", "dropped_updates", "dropped_unrolls", "learner_memory_mb"),
     "inference": ("policy_lag", "policy_lag_max", "inference_batch_size"),
-    "fleet": ("actors", "envs", "protocol_errors", "environment_failures", "wire_mb_per_second", "wire_ratio"),
+    "fleet": (
+        "actors",
+        "envs",
+        *_BY_STATE,
+        "sessions_lost",
+        "protocol_errors",
+        "environment_failures",
+        "wire_mb_per_second",
+        "wire_ratio",
+    ),
 }
 
 

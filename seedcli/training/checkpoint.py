@@ -1,13 +1,11 @@
-"""Checkpoints: atomic, checksummed, self-contained folders `<env_steps>/`.
+"""Writes checkpoints and reads variables back.
 
-A checkpoint holds the variables (TensorFlow's checkpoint format), `config.toml`, `state.json` (format, agent,
-environment specification, counters) and `COMPLETE` with a checksum of every file, written last. It is made
-under a temporary name, synced and renamed, so that a reader sees all of it or nothing.
+A checkpoint (see `checkpoint_files`) is made under a temporary name, synced and renamed, with COMPLETE written last, so
+that a reader sees all of it or nothing, whenever the writer is killed.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -15,7 +13,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,33 +20,32 @@ import tensorflow as tf
 
 from seedcli.errors import CheckpointError, SeedError
 from seedcli.specs import EnvSpec
+from seedcli.training.checkpoint_files import (
+    FORMAT,
+    Checkpoint,
+    clean,
+    digest,
+    find_checkpoint,
+    list_checkpoints,
+    open_checkpoint,
+    put_back,
+    take_checkpoint,
+)
 
-FORMAT = 1
+__all__ = [
+    "FORMAT",
+    "Attachment",
+    "Checkpoint",
+    "Checkpointer",
+    "find_checkpoint",
+    "list_checkpoints",
+    "open_checkpoint",
+    "restore",
+    "take_checkpoint",
+]
+
+_SLOW_SECONDS = 600.0  # between two lines about a disk that is too slow
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A complete checkpoint on disk, its checksums verified.
-
-    Attributes:
-        path: its folder.
-        env_steps: environment steps at which it was made.
-        counters: what the learner counts, by name.
-        spec: the environment.
-        config_path: the configuration of the run.
-    """
-
-    path: Path
-    env_steps: int
-    counters: dict[str, Any]
-    spec: EnvSpec
-    config_path: Path
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()
 
 
 def _sync(path: Path) -> None:
@@ -58,68 +54,6 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Verify and describe a checkpoint folder.
-
-    Raises:
-        CheckpointError: not a checkpoint, incomplete, damaged, or of another format.
-    """
-    complete = path / "COMPLETE"
-    if not path.is_dir():
-        raise CheckpointError(f"{path} is not a checkpoint folder: give a run folder or one of its checkpoints")
-    if not complete.is_file():
-        raise CheckpointError(f"the checkpoint {path} is incomplete (it has no file COMPLETE): use another one")
-    try:
-        sums = json.loads(complete.read_text())["blake2b"]
-        for name, digest in sums.items():
-            if _digest(path / name) != digest:
-                raise CheckpointError(f"the checkpoint {path} is damaged (checksum of {name}): use another one")
-        state = json.loads((path / "state.json").read_text())
-        if state["format"] != FORMAT:
-            raise CheckpointError(
-                f"the checkpoint {path} has format {state['format']}, this version reads {FORMAT}: "
-                "use the seedcli version that wrote it"
-            )
-        return Checkpoint(
-            path=path,
-            env_steps=int(state["counters"]["env_steps"]),
-            counters=dict(state["counters"]),
-            spec=EnvSpec.from_dict(state["spec"]),
-            config_path=path / "config.toml",
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"the checkpoint {path} cannot be read ({error}): use another one") from error
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Folders of complete checkpoints under `folder`, oldest first; damaged ones are found on opening."""
-    if not folder.is_dir():
-        return []
-    found = [p for p in folder.iterdir() if p.name.isdigit() and (p / "COMPLETE").is_file()]
-    return sorted(found, key=lambda p: int(p.name))
-
-
-def find_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint `path` names: itself, or the newest good one of a run folder.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    if (path / "state.json").exists() or (path / "COMPLETE").exists():
-        return open_checkpoint(path)
-    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    candidates = list_checkpoints(folder)
-    for candidate in reversed(candidates):
-        try:
-            return open_checkpoint(candidate)
-        except CheckpointError as error:
-            _log.warning("%s; trying the one before it", error)
-    what = f"none of its {len(candidates)} checkpoints can be read" if candidates else "it holds no complete checkpoint"
-    if not path.exists():
-        what = "it does not exist"
-    raise CheckpointError(f"{path} cannot be used: {what}; give a run folder or one of its checkpoints")
 
 
 def restore(checkpoint: Checkpoint, groups: dict[str, Sequence[tf.Variable]]) -> None:
@@ -199,10 +133,36 @@ class Checkpointer:
                 for group, variables in groups.items()
             }
         self._tensors = tf.train.Checkpoint(**self._copies)
-        for partial in folder.glob(".*.partial"):  # of a learner that was killed while writing
-            shutil.rmtree(partial, ignore_errors=True)
+        clean(folder)
         self._thread: threading.Thread | None = None
+        self._saved = time.monotonic()
+        self._said = -_SLOW_SECONDS
         self.error: Exception | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a write is under way, for which `save` would wait."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def due(self, seconds: float) -> bool:
+        """Whether to save now: `seconds` after the last save, but never while a write is under way.
+
+        A disk too slow for that interval is told of in the log, every ten minutes at most.
+        """
+        now = time.monotonic()
+        if now - self._saved < seconds:
+            return False
+        if not self.busy:
+            return True
+        if now - self._said >= _SLOW_SECONDS:
+            self._said = now
+            _log.warning(
+                "writing a checkpoint has taken %.0f s so far, longer than training.checkpoint_seconds = %g: the next "
+                "one waits for it; use a faster disk or a longer interval",
+                now - self._saved,
+                seconds,
+            )
+        return False
 
     def save(self, counters: dict[str, Any], *, wait: bool = False) -> Path:
         """Copy the variables now, write them in the background; waits for a write still under way.
@@ -215,21 +175,26 @@ class Checkpointer:
             SeedError: waited for, and it could not be written.
         """
         self.wait()
+        self._saved = time.monotonic()
         for group, variables in self._groups.items():
             for copy, variable in zip(self._copies[group], variables, strict=True):
                 copy.assign(variable)
         path = self._folder / str(counters["env_steps"])
         attach = self._attachment.capture() if self._attachment is not None else None
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=self._write, args=(path, dict(counters), attach), name="checkpoint", daemon=True
         )
-        self._thread.start()
+        try:
+            thread.start()
+            self._thread = thread
+        except RuntimeError as error:  # the system gives no more threads
+            self._failed(path, error)
         if wait:
             self.wait()
             if self.error is not None:
                 raise SeedError(
-                    f"the checkpoint {path} could not be written ({self.error}): make room or mend the disk, then "
-                    "go on from the one before it with --resume"
+                    f"the checkpoint {path} could not be written ({_line(self.error)}): make room or mend the disk, "
+                    "then go on from the one before it with --resume"
                 ) from self.error
         return path
 
@@ -241,28 +206,37 @@ class Checkpointer:
 
     def _write(self, path: Path, counters: dict[str, Any], attach: Callable[[Path], None] | None) -> None:
         try:
+            clean(self._folder)
             self._write_files(path, counters, attach)
-            self._prune()
             self.error = None
         except Exception as error:
-            # Training goes on: the previous checkpoint still stands, and the next one may succeed.
-            self.error = error
-            shutil.rmtree(self._partial(path), ignore_errors=True)
-            _log.error("the checkpoint %s could not be written: %s", path, error)
+            self._failed(path, error)
+            return
+        try:
+            self._prune()
+        except Exception as error:
+            _log.error("older checkpoints in %s could not be removed: %s", self._folder, _line(error))
+
+    def _failed(self, path: Path, error: Exception) -> None:
+        # Training goes on: the previous checkpoint still stands, and the next one may succeed.
+        self.error = error
+        shutil.rmtree(self._partial(path), ignore_errors=True)
+        _log.error("the checkpoint %s could not be written: %s", path, _line(error))
 
     def _partial(self, path: Path) -> Path:
         return self._folder / f".{path.name}.partial"
 
     def _write_files(self, path: Path, counters: dict[str, Any], attach: Callable[[Path], None] | None) -> None:
         temporary = self._partial(path)
-        shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         if attach is not None:
             try:
                 attach(temporary)
             except OSError as error:
                 # The weights are small beside it, and may still find room.
-                _log.error("the checkpoint %s goes without the replay, which could not be written: %s", path, error)
+                _log.error(
+                    "the checkpoint %s goes without the replay, which could not be written: %s", path, _line(error)
+                )
                 shutil.rmtree(temporary)
                 temporary.mkdir()
         self._tensors.write(str(temporary / "variables"))
@@ -272,15 +246,18 @@ class Checkpointer:
         files = sorted(p for p in temporary.iterdir())
         for file in files:
             _sync(file)
-        sums = {file.name: _digest(file) for file in files}
+        sums = {file.name: digest(file) for file in files}
         (temporary / "COMPLETE").write_text(json.dumps({"blake2b": sums}, indent=1) + "\n")
         _sync(temporary / "COMPLETE")
         _sync(temporary)
         replaced = self._folder / f".{path.name}.replaced"
-        shutil.rmtree(replaced, ignore_errors=True)
         if path.exists():
             path.rename(replaced)
-        temporary.rename(path)
+        try:
+            temporary.rename(path)
+        except OSError:
+            put_back(self._folder)
+            raise
         shutil.rmtree(replaced, ignore_errors=True)
         _sync(self._folder)
 
@@ -296,7 +273,15 @@ class Checkpointer:
             if self._keep_every and (kept_time is None or made - kept_time >= self._keep_every):
                 kept_time = made
             else:
-                shutil.rmtree(path, ignore_errors=True)
+                # Under another name first: half removed it would be a damaged checkpoint.
+                removed = self._folder / f".{path.name}.removed"
+                path.rename(removed)
+                shutil.rmtree(removed, ignore_errors=True)
         if self._attachment is not None:
             # What is kept for good is kept to be played, not to go on from.
             self._attachment.prune(list_checkpoints(self._folder)[-self._keep :])
+
+
+def _line(error: Exception) -> str:
+    """An error's text on one line, which TensorFlow's is not."""
+    return " ".join(str(error).split())

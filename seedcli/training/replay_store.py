@@ -35,6 +35,18 @@ _HEADER = struct.Struct("<8sQQI")
 _WITHOUT = "resume without it: --set replay.save=false"
 
 
+class DamagedReplayError(CheckpointError):
+    """A segment is missing, cut short or damaged; the rest of the checkpoint is as good as ever.
+
+    Attributes:
+        problem: what is wrong, as the beginning of a sentence.
+    """
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}: use another checkpoint, or {_WITHOUT}")
+        self.problem = problem
+
+
 @dataclass(frozen=True)
 class Segment:
     """One file of rows.
@@ -158,7 +170,8 @@ class ReplayStore:
             False where the checkpoint kept no replay.
 
         Raises:
-            CheckpointError: a file is missing, cut short, damaged, or of other unrolls than these.
+            DamagedReplayError: a segment is missing, cut short or damaged; the replay is still unused.
+            CheckpointError: the manifest cannot be used, or it is of other unrolls than these.
         """
         if not (checkpoint / MANIFEST).exists():
             return False
@@ -215,22 +228,16 @@ class ReplayStore:
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 if size != segment.bytes:
-                    raise CheckpointError(
-                        f"the replay segment {path} is cut short or too long ({size} bytes instead of "
-                        f"{segment.bytes}): use another checkpoint, or {_WITHOUT}"
+                    raise DamagedReplayError(
+                        f"the replay segment {path} is cut short or too long ({size} bytes instead of {segment.bytes})"
                     )
                 if hashlib.file_digest(file, "blake2b").hexdigest() != segment.blake2b:
-                    raise CheckpointError(
-                        f"the replay segment {path} is damaged (its checksum is wrong): use another checkpoint, "
-                        f"or {_WITHOUT}"
-                    )
+                    raise DamagedReplayError(f"the replay segment {path} is damaged (its checksum is wrong)")
                 file.seek(0)
                 lengths = self._read_head(file, path, segment)
                 start = file.tell()
         except OSError as error:
-            raise CheckpointError(
-                f"the replay segment {path} cannot be read ({error.strerror}): use another checkpoint, or {_WITHOUT}"
-            ) from error
+            raise DamagedReplayError(f"the replay segment {path} cannot be read ({error.strerror})") from error
         gone = max(0, saved.oldest - segment.first)
 
         def read() -> Iterator[bytes]:
@@ -254,10 +261,7 @@ class ReplayStore:
                     lengths: list[int] = np.frombuffer(table, "<u8").tolist()
                     if file.tell() + sum(lengths) == segment.bytes:
                         return lengths
-        raise CheckpointError(
-            f"the replay segment {path} does not hold unrolls {segment.first} to {segment.last}: use another "
-            f"checkpoint, or {_WITHOUT}"
-        )
+        raise DamagedReplayError(f"the replay segment {path} does not hold unrolls {segment.first} to {segment.last}")
 
 
 def _foreign(path: Path) -> CheckpointError:

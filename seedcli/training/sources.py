@@ -26,7 +26,7 @@ from seedcli.training.batches import PreparedBatch, UnrollQueue, assemble
 from seedcli.training.blocks import BlockCodec, BlockField
 from seedcli.training.memory import available_memory
 from seedcli.training.replay import Replay, Sample
-from seedcli.training.replay_store import ReplayStore
+from seedcli.training.replay_store import DamagedReplayError, ReplayStore
 
 _log = logging.getLogger(__name__)
 
@@ -303,9 +303,16 @@ class ReplaySource:
 
     def restore(self, checkpoint: Path) -> bool:
         """See `Source.restore`."""
-        if self._config.save and self._store.restore(checkpoint, self.replay):
-            return True
-        why = f"{checkpoint} keeps no replay" if self._config.save else "replay.save = false leaves the replay aside"
+        why = f"{checkpoint} keeps no replay"
+        if not self._config.save:
+            why = "replay.save = false leaves the replay aside"
+        else:
+            try:
+                if self._store.restore(checkpoint, self.replay):
+                    return True
+            except DamagedReplayError as error:
+                # The weights are what took the time: they go on, and a replay fills again by itself.
+                why = f"{error.problem}, and the replay is left out"
         _log.warning(
             "%s: it fills to replay.min_size = %s unrolls before training goes on", why, f"{self._config.min_size:,}"
         )

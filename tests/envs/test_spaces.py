@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from seedcli.envs.playing import every_action
 from seedcli.envs.spaces import Actions, Observations
 from seedcli.errors import EnvironmentFailed, UsageError
-from seedcli.net.handshake import parse_spec
+from seedcli.net.messages import parse_spec
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, RowLayout, StepBatch
 
 E = 3

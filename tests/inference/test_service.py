@@ -16,8 +16,10 @@ from seedcli.inference.service import InferenceService
 from seedcli.inference.sessions import FleetSettings
 from seedcli.net.codecs import CODECS, RowEncoder
 from seedcli.net.frames import Kind, pack_header
-from seedcli.net.handshake import ClientHandshake, Ready
+from seedcli.net.handshake import ClientHandshake
 from seedcli.net.inprocess import InProcessClient, InProcessServer
+from seedcli.net.messages import Ready
+from seedcli.net.token import Token
 from seedcli.specs import ActionSpec, EnvSpec, RowLayout
 from tests.inference.helpers import SPEC, make_engine
 
@@ -142,6 +144,31 @@ def test_environments_beyond_the_limit_are_refused_with_the_numbers(fleet):
     with pytest.raises(RefusedError, match=r"3 environments do not fit.*takes 8 and 6 are connected"):
         fleet.join("b", envs=3)
     fleet.join("c", envs=2)
+
+
+def introduce(fleet: Fleet, token: Token | None, name: str = "a", failure: str = "") -> None:
+    """An actor with this token, up to its configuration."""
+    client = fleet.server.client()
+    client.token = token
+    client.pump_with(fleet.turn)
+    ClientHandshake(client, actor_id=name, envs=2, streams=1, timeout=5.0, failure=failure).configure()
+
+
+def test_who_does_not_hold_the_listeners_token_learns_and_changes_nothing(fleet, caplog):
+    mine, other = (Token(f"{name}-token-of-these-tests-0123456789", "here") for name in ("my", "another"))
+    fleet.server.token = mine
+    introduce(fleet, mine, "good")
+    seeds = fleet.service.reception.seeds_given
+    for token, words in ((other, "the token is not this learner's"), (None, "asks for a token")):
+        for _ in range(20):
+            with pytest.raises(RefusedError, match=words):
+                introduce(fleet, token, "good", failure="what only a member of the fleet may have logged")
+    assert fleet.service.reception.seeds_given == seeds and fleet.service.environment_failures == 0
+    assert not fleet.service.sessions() and fleet.engine is None, "nothing is built for a stranger"
+    assert "what only a member" not in caplog.text
+    assert len([record for record in caplog.records if "refused" in record.getMessage()]) <= 2, "who knocks often"
+    introduce(fleet, mine, "good", failure="this one is of the fleet")
+    assert fleet.service.environment_failures == 1
 
 
 def test_another_specification_is_refused_by_the_name_of_the_field(fleet):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.net.harness import KINDS, Actor, Learner, make_server
+from tests.net.harness import KINDS, Actor, Learner, make_server, security_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,12 +35,15 @@ def learner(kind: str) -> Iterator[Learner]:
 
 
 @pytest.fixture
-def join() -> Iterator[Callable[..., Actor]]:
+def join(request: pytest.FixtureRequest) -> Iterator[Callable[..., Actor]]:
     """Connects actors, and closes them at the end."""
     actors: list[Actor] = []
 
     def join(learner: Learner | str, name: str = "actor") -> Actor:
-        actors.append(Actor(learner if isinstance(learner, str) else learner.server.address, name))
+        if isinstance(learner, str):  # of a learner in another process
+            actors.append(Actor(learner, name, security_of(request.getfixturevalue("kind"))))
+        else:
+            actors.append(Actor(learner.server.address, name, learner.security))
         return actors[-1]
 
     yield join

@@ -20,23 +20,33 @@ from seedcli.errors import ConnectionLost, ProtocolError, RefusedError
 from seedcli.net import connect
 from seedcli.net.base import ClientTransport, Payload, Peer, ServerTransport
 from seedcli.net.frames import Header, Kind, encode_control, pack_header
-from seedcli.net.handshake import ClientHandshake, Hello, NoAuthenticator, Ready, ServerHandshake
+from seedcli.net.handshake import ClientHandshake, NoAuthenticator, ServerHandshake
+from seedcli.net.messages import Hello, Ready
+from seedcli.net.security import Security, TokenAuthenticator
+from seedcli.net.token import Token
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 
-KINDS = ("grpc", "zmq", "shm")
+KINDS = ("grpc", "grpc+token", "zmq", "zmq+token", "shm")
+TOKEN = "the-token-of-these-tests-0123456789"
 LIMIT = 20.0  # seconds any wait may take
 SPEC = EnvSpec("test/rows", ArraySpec((4,), "float32"), ActionSpec((3,)))
 
 
-def make_server(kind: str, **options: Any) -> ServerTransport:
-    if kind == "grpc":
+def security_of(kind: str) -> Security | None:
+    """What both sides of a kind of connection are protected with: "+token" stands for that of these tests."""
+    return Security(Token(TOKEN, "these tests")) if kind.endswith("+token") else None
+
+
+def make_server(kind: str, host: str = "127.0.0.1", port: int = 0, **options: Any) -> ServerTransport:
+    options = {"security": security_of(kind)} | options
+    if kind.startswith("grpc"):
         from seedcli.net.grpc import GrpcServer
 
-        return GrpcServer("127.0.0.1", 0, **options)
-    if kind == "zmq":
+        return GrpcServer(host, port, **options)
+    if kind.startswith("zmq"):
         from seedcli.net.zmq import ZmqServer
 
-        return ZmqServer("127.0.0.1", 0, **options)
+        return ZmqServer(host, port, **options)
     from seedcli.net.shm import ShmServer
 
     return ShmServer(os.path.join(tempfile.mkdtemp(), "learner"))
@@ -67,7 +77,8 @@ class Learner:
         self.lost_peers: queue.SimpleQueue[Lost] = queue.SimpleQueue()
         self.configure: Callable[[Hello], dict[str, Any]] = lambda hello: {"environment": {"id": "rows"}}
         self.refuse_spec: str | None = None
-        self.authenticator: Any = NoAuthenticator()
+        self.security = Security(server.token) if server.token is not None else None
+        self.authenticator: Any = NoAuthenticator() if server.token is None else TokenAuthenticator(server.token)
         self.mute = False
         self.peers: dict[str, Peer] = {}
         self._actors: dict[Peer, str] = {}
@@ -82,6 +93,10 @@ class Learner:
     def start(self) -> Learner:
         self._thread.start()
         return self
+
+    def connect(self) -> ClientTransport:
+        """A client of this learner, not yet connected."""
+        return connect(self.server.address, self.security)
 
     def run(self) -> None:
         poll = select.poll()
@@ -194,8 +209,8 @@ class Learner:
 class Actor:
     """A client, past its handshake."""
 
-    def __init__(self, address: str, name: str = "actor") -> None:
-        self.client: ClientTransport = connect(address)
+    def __init__(self, address: str, name: str = "actor", security: Security | None = None) -> None:
+        self.client: ClientTransport = connect(address, security)
         self.client.connect(LIMIT)
         handshake = ClientHandshake(self.client, actor_id=name, envs=64, streams=8, timeout=LIMIT)
         self.configuration = handshake.configure()
@@ -227,11 +242,12 @@ class Actor:
 
 
 def expect(client: ClientTransport, kind: Kind) -> Any:
-    """The next frame, which must be of `kind`."""
-    frame = client.receive(LIMIT)
-    assert frame is not None, f"no {kind.name} within {LIMIT} s"
-    assert frame.header.kind == kind
-    return frame
+    """The next frame, which must be of `kind`; a learner may at any time ask whether a connection still stands."""
+    while (frame := client.receive(LIMIT)) is not None:
+        if frame.header.kind != Kind.HEARTBEAT_ACK or kind == Kind.HEARTBEAT_ACK:
+            assert frame.header.kind == kind
+            return frame
+    raise AssertionError(f"no {kind.name} within {LIMIT} s")
 
 
 def wait_until_gone(client: ClientTransport) -> None:

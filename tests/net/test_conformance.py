@@ -15,15 +15,15 @@ import pytest
 from seedcli.errors import ConnectionLost, RefusedError, UnreachableError
 from seedcli.net import connect
 from seedcli.net.frames import CONTROL_LIMIT, Kind, encode_control, pack_header
-from tests.net.harness import LIMIT, Actor, Learner, Row, expect, make_server, wait_until_gone
+from tests.net.harness import LIMIT, Actor, Learner, Row, expect, make_server, security_of, wait_until_gone
 
 Join = Callable[..., Actor]
 Spawn = Callable[..., "subprocess.Popen[str]"]
 
 CLIENT = """
 import sys
-from tests.net.harness import Actor
-actor = Actor(sys.argv[1])
+from tests.net.harness import Actor, security_of
+actor = Actor(sys.argv[1], security=security_of(sys.argv[2]))
 if "step" in sys.argv:
     actor.echo(0, bytes(1000))
 print("ready", flush=True)
@@ -105,7 +105,7 @@ def test_a_duplicate_or_reordered_step_ends_that_actor_alone(
 def test_a_frame_over_the_limit_before_ready_is_refused(kind: str, learner: Learner, join: Join) -> None:
     good = join(learner, "good")
     for first in (Kind.HELLO, Kind.STEP):
-        client = connect(learner.server.address)
+        client = learner.connect()
         client.connect(LIMIT)
         if first == Kind.STEP:
             body = encode_control({"actor_id": "x", "envs": 1, "streams": 1, "version": "1"})
@@ -136,7 +136,7 @@ def test_a_message_over_the_listeners_limit_ends_the_connection(join: Join, kind
 
 
 def test_a_frame_that_no_session_knows_is_answered_with_unknown(learner: Learner) -> None:
-    client = connect(learner.server.address)
+    client = learner.connect()
     client.connect(LIMIT)
     client.send(pack_header(Kind.STEP, 100, session=5), bytes(100))
     expect(client, Kind.UNKNOWN)
@@ -147,7 +147,7 @@ def test_a_frame_that_no_session_knows_is_answered_with_unknown(learner: Learner
 @pytest.mark.parametrize("stepped", [True, False])
 def test_a_killed_actor_is_noticed(kind: str, learner: Learner, join: Join, spawn: Spawn, stepped: bool) -> None:
     good = join(learner, "good")
-    process = spawn("-c", CLIENT, learner.server.address, *(["step"] if stepped else []))
+    process = spawn("-c", CLIENT, learner.server.address, kind, *(["step"] if stepped else []))
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.kill()
     lost = learner.lost_peers.get(timeout=LIMIT)
@@ -296,8 +296,8 @@ def test_a_peer_that_is_gone_can_be_sent_to(learner: Learner, join: Join) -> Non
 
 
 def test_nobody_answers(kind: str, tmp_path: os.PathLike[str]) -> None:
-    address = {"grpc": "127.0.0.1:1", "zmq": "zmq://127.0.0.1:1", "shm": f"shm://{tmp_path}/nobody"}[kind]
-    client = connect(address)
+    address = {"grpc": "127.0.0.1:1", "zmq": "zmq://127.0.0.1:1", "shm": f"shm://{tmp_path}/nobody"}
+    client = connect(address[kind.partition("+")[0]], security_of(kind))
     begun = time.monotonic()
     with pytest.raises(UnreachableError, match=r"no learner answered at .* within 0.3 s: check"):
         client.connect(0.3)
@@ -309,6 +309,7 @@ def test_closing_twice_is_safe(kind: str) -> None:
     server = make_server(kind)
     server.close()
     server.close()
-    client = connect({"grpc": "127.0.0.1:1", "zmq": "zmq://127.0.0.1:1", "shm": "shm:///nowhere/here"}[kind])
+    address = {"grpc": "127.0.0.1:1", "zmq": "zmq://127.0.0.1:1", "shm": "shm:///nowhere/here"}
+    client = connect(address[kind.partition("+")[0]], security_of(kind))
     client.close()
     client.close()

@@ -10,18 +10,10 @@ from hypothesis import strategies as st
 
 import seedcli
 from seedcli.errors import ConnectionLost, ProtocolError, RefusedError, TrainingDone, UnreachableError
-from seedcli.net import connect
 from seedcli.net.base import Frame
 from seedcli.net.frames import Header, Kind, encode_control
-from seedcli.net.handshake import (
-    ClientHandshake,
-    Hello,
-    NoAuthenticator,
-    Ready,
-    ServerHandshake,
-    parse_ready,
-    parse_spec,
-)
+from seedcli.net.handshake import ClientHandshake, NoAuthenticator, ServerHandshake
+from seedcli.net.messages import Hello, Ready, parse_ready, parse_spec
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.net.harness import LIMIT, SPEC, Actor, Learner, expect, wait_until_gone
 
@@ -276,7 +268,7 @@ def test_what_the_transport_added_to_ready_is_kept() -> None:
 
 
 def shake_hands(learner: Learner, timeout: float = LIMIT) -> ClientHandshake:
-    client = connect(learner.server.address)
+    client = learner.connect()
     client.connect(LIMIT)
     return ClientHandshake(client, actor_id="actor", envs=4, streams=2, timeout=timeout)
 
@@ -330,21 +322,28 @@ def wait_until_gone_or_silent(handshake: ClientHandshake) -> None:
 class Closed(NoAuthenticator):
     """Lets nobody in."""
 
-    def verify(self, challenge: Mapping[str, Any], proof: Mapping[str, Any]) -> bool:
-        return False
-
-
-class Asking(NoAuthenticator):
-    """Asks for a proof."""
+    def __init__(self, proof_required: bool) -> None:
+        self._proof_required = proof_required
 
     def challenge(self) -> dict[str, Any]:
-        return {"nonce": "00", "proof_required": True}
+        return super().challenge() | {"proof_required": self._proof_required}
+
+    def answer(self, transcript: bytes, message: Mapping[str, Any]) -> dict[str, Any] | None:
+        return None
 
 
-@pytest.mark.parametrize(("authenticator", "reason"), [(Closed(), "token is not"), (Asking(), "asks for a token")])
-def test_refused_by_the_authenticator(learner: Learner, authenticator: Any, reason: str) -> None:
-    learner.authenticator = authenticator
+def test_refused_by_the_authenticator(learner: Learner) -> None:
+    learner.authenticator = Closed(proof_required=learner.security is not None)
     handshake = shake_hands(learner)
+    with pytest.raises(RefusedError, match="^the token is not this learner's: give the actor the learner's token$"):
+        handshake.configure()
+    wait_until_gone_or_silent(handshake)
+
+
+def test_both_sides_want_a_proof_or_neither(learner: Learner) -> None:
+    learner.authenticator = Closed(proof_required=learner.security is None)
+    handshake = shake_hands(learner)
+    reason = "asks for a token: leave out --insecure" if learner.security is None else "does not ask for the token"
     with pytest.raises(RefusedError, match=reason):
         handshake.configure()
     handshake._transport.close()
@@ -362,6 +361,7 @@ class Scripted:
     """A client transport that answers with given frames."""
 
     address = "somewhere:1"
+    token = None
 
     def __init__(self, *answers: tuple[Kind, bytes]) -> None:
         self._answers = [Frame(header(kind), payload) for kind, payload in answers]
@@ -373,7 +373,7 @@ class Scripted:
         return self._answers.pop(0) if self._answers else None
 
 
-CHALLENGE = encode_control({"nonce": "00", "proof_required": False})
+CHALLENGE = encode_control({"nonce": "0f" * 32, "proof_required": False})
 
 
 @pytest.mark.parametrize(
@@ -381,6 +381,10 @@ CHALLENGE = encode_control({"nonce": "00", "proof_required": False})
     [
         ([(Kind.ACTION, b"")], ProtocolError, "kind 9 where CHALLENGE is expected"),
         ([(Kind.CHALLENGE, b"no JSON")], ProtocolError, "not JSON"),
+        ([(Kind.CHALLENGE, b"{}")], ProtocolError, "somewhere:1 sent a challenge that is none"),
+        ([(Kind.CHALLENGE, CHALLENGE.replace(b"0f", b"0F"))], ProtocolError, "a challenge that is none"),
+        ([(Kind.CHALLENGE, CHALLENGE.replace(b"false", b"0"))], ProtocolError, "a challenge that is none"),
+        ([(Kind.REFUSED, b'{"reason":"\\u001b[2Jgone"}')], RefusedError, r"^ \[2Jgone$"),
         ([(Kind.CHALLENGE, CHALLENGE), (Kind.CHALLENGE, CHALLENGE)], ProtocolError, "CONFIGURE is expected"),
         ([(Kind.REFUSED, b"{}")], RefusedError, "no reason"),
         ([(Kind.HEARTBEAT_ACK, b""), (Kind.REFUSED, b'{"reason":"full"}')], RefusedError, "^full$"),

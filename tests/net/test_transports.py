@@ -30,6 +30,7 @@ from tests.net.harness import LIMIT, Actor, Learner, make_server, wait_until_gon
 
 Join = Callable[..., Actor]
 TCP = pytest.mark.parametrize("kind", ["grpc", "zmq"])
+PROTECTED_TOO = pytest.mark.parametrize("kind", ["grpc", "grpc+token", "zmq", "zmq+token"])
 ROUTER = pytest.mark.parametrize("kind", ["zmq", "shm"])
 
 HELLO = encode_control({"actor_id": "raw", "envs": 1, "streams": 1, "version": "1"})
@@ -47,7 +48,7 @@ RAW = [
 ]
 
 
-@TCP
+@PROTECTED_TOO
 def test_raw_garbage_on_the_port_harms_nobody(learner: Learner, join: Join) -> None:
     good = join(learner, "good")
     host, _, port = learner.server.address.removeprefix("zmq://").rpartition(":")
@@ -174,11 +175,10 @@ def test_a_malformed_grpc_message_ends_that_stream_alone(learner: Learner, join:
     good.echo(0, bytes(1000))
 
 
+@TCP
 def test_a_peer_that_does_not_read_is_dropped(
     kind: str, learner: Learner, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if kind == "shm":
-        pytest.skip("the same code as zmq's")
     monkeypatch.setattr(router_transport, "_OUTGOING", 8)
     monkeypatch.setattr(grpc_transport, "_OUTGOING", 8)
     server = make_server(kind)
@@ -263,14 +263,14 @@ def test_a_port_in_use(server: Callable[[str, int], Any], setting: str) -> None:
         server("192.0.2.1", 0)  # documentation's, never ours
 
 
-@TCP
+@PROTECTED_TOO
 def test_a_learner_takes_its_port_over_again(kind: str, learner: Learner, join: Join) -> None:
     actor = join(learner)
     actor.echo(0, bytes(1000))
     port = int(learner.server.address.rpartition(":")[2])
     learner.close()
     wait_until_gone(actor.client)
-    again = Learner((GrpcServer if kind == "grpc" else ZmqServer)("127.0.0.1", port), [1000]).start()
+    again = Learner(make_server(kind, port=port), [1000]).start()
     try:
         join(again).echo(0, bytes(1000))
     finally:
@@ -355,14 +355,14 @@ def test_no_address(address: str) -> None:
         connect(address)
 
 
-@TCP
+@PROTECTED_TOO
 def test_ipv6_loopback(kind: str, join: Join) -> None:
     try:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))
     except OSError:
         pytest.skip("this machine has no IPv6 loopback")
-    learner = Learner((GrpcServer if kind == "grpc" else ZmqServer)("::1", 0), [1000]).start()
+    learner = Learner(make_server(kind, "::1"), [1000]).start()
     try:
         assert "[::1]:" in learner.server.address
         join(learner).echo(0, bytes(1000))

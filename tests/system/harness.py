@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,7 +38,7 @@ _START = """
 import ctypes, os, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
-os.execv(sys.executable, [sys.executable, "-m", "seedcli", *sys.argv[1:]])
+os.execv(sys.executable, [sys.executable, "-m", *sys.argv[1:]])
 """
 _MARK = "PYTEST_SEED_SESSION"  # inherited by what a process starts, so that it is found again
 
@@ -84,21 +84,40 @@ def checkpoints(run: Path) -> list[int]:
 
 
 class Process:
-    """One `seed` process in a session of its own, its output in files."""
+    """One `seed` process in a session of its own, its output in files.
 
-    def __init__(self, arguments: Sequence[str], folder: Path, mark: str) -> None:
+    Args:
+        arguments: of the command line.
+        folder: where it runs, and where its output goes.
+        mark: of its fleet.
+        environ: added to the environment.
+        module: what is run with `python -m`.
+        prefix: a command in front of Python's.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        mark: str,
+        *,
+        environ: Mapping[str, str] | None = None,
+        module: str = "seedcli",
+        prefix: Sequence[str] = (),
+    ) -> None:
         self.arguments = list(arguments)
         number = len(list(folder.glob("*.out")))
         self._out, self._err = folder / f"{number}.out", folder / f"{number}.err"
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("SEED_")}
-        environ |= {"PYTHONPATH": str(Path(seedcli.__file__).parent.parent), _MARK: mark}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SEED_")}
+        own = {"PYTHONPATH": str(Path(seedcli.__file__).parent.parent), _MARK: mark}
+        own["XDG_CONFIG_HOME"] = str(folder / "config")  # where the token of this fleet is
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.popen = subprocess.Popen(
-                [sys.executable, "-c", _START, *arguments],
+                [*prefix, sys.executable, "-c", _START, module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=environ,
+                env=inherited | own | dict(environ or {}),
                 cwd=folder,
                 start_new_session=True,
             )
@@ -177,24 +196,37 @@ class Learner(Process):
 
 
 class Fleet:
-    """The processes of one test."""
+    """The processes of one test.
+
+    Attributes:
+        folder: where they run.
+        environ: what is added to the environment of those that are started from now on.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.environ: dict[str, str] = {}
         self._mark = uuid.uuid4().hex
         self._processes: list[Process] = []
 
-    def start(self, *arguments: str) -> Process:
-        """Start `seed` with these arguments."""
-        process = Process(arguments, self.folder, self._mark)
+    def start(self, *arguments: str, module: str = "seedcli", prefix: Sequence[str] = ()) -> Process:
+        """Start `seed`, or another module, with these arguments."""
+        process = Process(arguments, self.folder, self._mark, environ=self.environ, module=module, prefix=prefix)
         self._processes.append(process)
         return process
 
-    def learner(self, *arguments: str, ports: Sequence[int] = (0, 0)) -> Learner:
+    def learner(
+        self, *arguments: str, ports: Sequence[int] = (0, 0), module: str = "seedcli", prefix: Sequence[str] = ()
+    ) -> Learner:
         """Start a `seed learner` on any free ports, or on these (gRPC, ZeroMQ)."""
         grpc_port, zmq_port = map(str, ports)
         process = Learner(
-            ["learner", *arguments, "--grpc-port", grpc_port, "--zmq-port", zmq_port], self.folder, self._mark
+            ["learner", *arguments, "--grpc-port", grpc_port, "--zmq-port", zmq_port],
+            self.folder,
+            self._mark,
+            environ=self.environ,
+            module=module,
+            prefix=prefix,
         )
         self._processes.append(process)
         return process

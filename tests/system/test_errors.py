@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from seedcli.cli import main
+from seedcli.net.token import write_token
 from seedcli.roles.runfolder import RunFolder
 from tests.system.harness import LIMIT, TINY, Fleet, Learner, Process, fleet_in, last, sets, wait_for
 
@@ -25,7 +26,6 @@ REFUSALS = {
     "learner --preset cartpole_vtrace --env LunarLandre-v3": "LunarLander-v3",
     "learner --preset atari_vtrace --env braekout": "breakout",
     "train --preset cartpole_vtrace --env ALE/Pong-v5 --set environment.family=atari": 'write "pong"',
-    "learner --preset cartpole_vtrace --host 192.0.2.1": "net.host",
     "actor --connect localhost": "localhost",
 }
 
@@ -54,6 +54,7 @@ def test_a_learner_that_does_not_answer(fleet: Fleet, scheme: str) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"{scheme}127.0.0.1:{free.getsockname()[1]}"
+    write_token(fleet.folder / "config" / "seed" / "token")
     actor = fleet.actor(address, "--reconnect-timeout", "1")
     actor.ends_with(3)
     assert address in actor.sentence and "--reconnect-timeout" in actor.sentence
@@ -72,6 +73,14 @@ def test_a_port_in_use(tmp_path: Path, capsys: pytest.CaptureFixture[str], key: 
     message = capsys.readouterr().err
     assert message.count("\n") == 1 and f"port {port}" in message and f"net.{key}" in message
     # Nothing was made that stands in the way of the next try.
+    RunFolder.create(run, "cartpole_vtrace").close()
+
+
+def test_a_host_that_is_not_this_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    assert main(["learner", "--preset", "cartpole_vtrace", "--logdir", str(run), "--host", "192.0.2.1"]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and "192.0.2.1" in message and "net.host" in message
     RunFolder.create(run, "cartpole_vtrace").close()
 
 

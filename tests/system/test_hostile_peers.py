@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import json
@@ -9,7 +10,10 @@ import os
 import queue
 import socket
 import struct
+import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -24,9 +28,13 @@ from seedcli.net.base import ClientTransport
 from seedcli.net.codecs import RowEncoder
 from seedcli.net.frames import Kind, encode_control, pack_header
 from seedcli.net.grpc_client import METHOD, SERVICE
-from seedcli.net.handshake import ClientHandshake, Ready
+from seedcli.net.handshake import ClientHandshake
+from seedcli.net.messages import Ready
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, RowLayout
-from tests.system.harness import COUNTER, TINY, Fleet, counting, last, sets, wait_for
+from tests.reliability import connections, hostile
+from tests.reliability.attacks import GREETING
+from tests.reliability.subject import Subject
+from tests.system.harness import COUNTER, TINY, Fleet, counting, fleet_in, last, sets, wait_for
 
 SPEC = EnvSpec(f"gymnasium/{COUNTER}", ArraySpec((4,), "float32"), ActionSpec((4,)))
 LAYOUT = RowLayout(SPEC, 1)
@@ -306,10 +314,11 @@ def attacks(addresses: dict[str, str]) -> Iterator[str]:
 
 def test_training_goes_on_whatever_arrives(fleet: Fleet) -> None:
     run = fleet.folder / "run"
-    options = ["--preset", "cartpole_vtrace", "--steps", str(STEPS), "--logdir", "run"]
+    # Open to everybody, so that all of it reaches the learner's own checks.
+    options = ["--preset", "cartpole_vtrace", "--steps", str(STEPS), "--logdir", "run", "--insecure"]
     learner = fleet.learner(*options, *sets(*TINY, *counting(pause=0.002)))
     addresses = learner.wait_until_it_serves()
-    actors = [fleet.actor(address, "--envs", "8") for address in addresses.values()]
+    actors = [fleet.actor(address, "--envs", "8", "--insecure") for address in addresses.values()]
     wait_for(lambda: last(run, "actors") == 2 and last(run, "learner_updates") > 0, "training begins")
     before = last(run, "env_steps")
     done = []
@@ -333,3 +342,59 @@ def test_training_goes_on_whatever_arrives(fleet: Fleet) -> None:
     assert last(run, "dropped_updates") == 0
     assert "Traceback" not in learner.stderr
     assert "dropped: " in learner.stderr
+
+
+def test_hostile_connections_at_both_ports_neither_get_in_nor_stop_anything(tmp_path: Path) -> None:
+    """The short form of `python -m tests.reliability hostile`: the bound is generous, for the machine is shared."""
+    options = argparse.Namespace(connections=50, seconds=12.0, rate=2.0, pause=0.005, slowdown=0.6, descriptors=0)
+    result = hostile.run(options, tmp_path)
+    assert result["failures"] == []
+    assert result["joined_meanwhile"] > 0 and min(map(len, result["attacks"])) > 5
+
+
+def test_a_flood_of_connections_leaves_the_learner_the_descriptors_it_needs(tmp_path: Path) -> None:
+    """As fast as they can, at a learner that may open few: training, checkpoints and actors that join go on."""
+    options = argparse.Namespace(connections=24, seconds=12.0, rate=50.0, pause=0.005, slowdown=0.95, descriptors=192)
+    result = hostile.run(options, tmp_path)
+    assert result["failures"] == []
+    assert result["joined_meanwhile"] > 0
+    found = sorted(int(path.parent.name) for path in tmp_path.glob("run/checkpoints/[0-9]*/COMPLETE"))
+    assert found and found[-1] > 0
+    assert "were ended: " in (tmp_path / "run" / "learner.log").read_text()
+
+
+def test_a_stranger_cannot_fill_the_memory(tmp_path: Path) -> None:
+    """Before the token is proved: the largest message there is, claimed on many connections and sent at full speed."""
+    with fleet_in(tmp_path) as fleet:
+        subject = Subject(fleet, pause=0.005)
+        before, most = subject.read(), 0.0
+        host, _, port = subject.addresses["zmq"].removeprefix("zmq://").rpartition(":")
+        deadline = time.monotonic() + 5.0
+
+        def send() -> None:
+            while time.monotonic() < deadline:
+                with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=5.0) as sock:
+                    sock.sendall(GREETING)
+                    sock.recv(64)
+                    sock.sendall(b"\x06" + struct.pack(">Q", 255 * 2**20))
+                    while time.monotonic() < deadline:
+                        sock.sendall(bytes(2**16))
+
+        threads = [threading.Thread(target=send) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            most = max(most, subject.read().memory)
+            time.sleep(0.1)
+        # What the kernel hands over between two looks of the doorman: without him, gigabytes.
+        assert most - before.memory < 700
+        wait_for(lambda: subject.read().memory - before.memory < 64, "the memory is free again", 20.0)
+        assert subject.failures() == []
+
+
+def test_many_authenticated_connections_cost_little(tmp_path: Path) -> None:
+    """The short form of `python -m tests.reliability connections`."""
+    result = connections.run(argparse.Namespace(transport=["both"], count=100, seconds=3.0), tmp_path)
+    assert result["failures"] == []
+    assert result["both_steps_of_the_crowd"] > 0
+    assert result["both_descriptors"]["held"] >= result["both_descriptors"]["before"] + 150

@@ -57,7 +57,7 @@ def snapshot(env_steps: int = 120_000, **values: object) -> Snapshot:
 
 
 def actors(number: int) -> list[ActorRow]:
-    return [ActorRow(f"actor-{i}", f"10.0.0.{i}:5000", "zmq", 16, 3100.0, 0.2, "playing") for i in range(number)]
+    return [ActorRow(f"actor-{i}", f"10.0.0.{i}:5000", "zmq", 16, 3100.0, 0.2, "stepping") for i in range(number)]
 
 
 def terminal(width: int, height: int) -> tuple[Console, io.StringIO]:

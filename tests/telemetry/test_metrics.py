@@ -279,6 +279,18 @@ def test_truncate_after_cuts_what_a_resumed_run_repeats(tmp_path: Path, beyond: 
     assert [line["env_steps"] for line in read_metrics(path)] == [*left, beyond + 5]
 
 
+@pytest.mark.parametrize("damage", [b"nonsense\n", b"[]\n", b'{"env_steps": null}\n', b"\x00" * 64 + b"\n"])
+def test_truncate_after_cuts_from_a_damaged_line_on(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, [10])
+    good = path.read_bytes()
+    path.write_bytes(good + damage + good)
+    writer = MetricsWriter(path, None, resume=True)
+    writer.truncate_after(100)
+    writer.close()
+    assert path.read_bytes() == good
+
+
 def test_a_new_run_starts_a_new_file(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, [10, 20])

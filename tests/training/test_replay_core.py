@@ -111,6 +111,31 @@ def test_a_checkpoint_without_a_replay_begins_to_fill_anew(tmp_path: Path, caplo
         resumed.source.close()
 
 
+def test_a_replay_that_cannot_be_read_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    core = _core(tmp_path)
+    _play_and_train(core, 5, seed=1)
+    path = core.checkpointer.save(core.counters() | {"seeds_given": 0}, wait=True)
+    core.source.close()
+    (segment,) = (tmp_path / "replay").glob("*.seg")
+    segment.unlink()
+    resumed = _core(tmp_path)
+    resumed.resume(open_checkpoint(path))
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert f"{segment} cannot be read (No such file or directory), and the replay is left out: it fills to" in line
+    assert isinstance(resumed.source, ReplaySource)
+    assert (resumed.source.replay.inserted, resumed.trainer.updates) == (0, 5)
+    for mine, theirs in zip(core.agent.variables(), resumed.agent.variables(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    _play_and_train(resumed, 3, seed=3)
+    again = resumed.checkpointer.save(resumed.counters() | {"seeds_given": 0}, wait=True)
+    third = _core(tmp_path)
+    third.resume(open_checkpoint(again))
+    assert isinstance(third.source, ReplaySource)
+    _assert_same_replay(resumed.source, third.source)
+    for each in (resumed, third):
+        each.source.close()
+
+
 def test_rewards_that_are_not_finite_are_counted_once_and_never_trained_on(tmp_path: Path) -> None:
     core = _core(tmp_path, "replay.save=false")
     _play_and_train(core, 30, seed=1, bad=0.05)
@@ -119,8 +144,8 @@ def test_rewards_that_are_not_finite_are_counted_once_and_never_trained_on(tmp_p
     dropped = core.engine.stats.dropped_unrolls
     assert dropped > 10 and core.source.dropped == dropped and core.trainer.dropped == 0
     assert all(np.isfinite(variable.numpy()).all() for variable in core.agent.variables())
-    counters = dict.fromkeys(("protocol_errors", "environment_failures", "row_bytes_received", "row_bytes_raw"), 0)
-    service = SimpleNamespace(sessions=list, **counters)
+    names = ("protocol_errors", "environment_failures", "sessions_lost", "row_bytes_received", "row_bytes_raw")
+    service = SimpleNamespace(sessions=list, admissions=dict, departed=deque(), **dict.fromkeys(names, 0))
     learner: Any = SimpleNamespace(config=core.config, core=core, service=service, results=deque())
     with RunFolder.create(tmp_path / "run", "test") as folder:
         reporter = Reporter(learner, folder, PlainView(Console(file=io.StringIO())), resumed_at=None)

@@ -1,0 +1,288 @@
+"""The commands that run: `seed train`, `seed learner`, `seed actor`. Nothing heavy is imported at the top."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from seedcli.cli_options import Debug, Json, Preset, Sets, TokenFile, Transport, examples, quiet_tensorflow
+from seedcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from seedcli.layering import Resolved
+    from seedcli.roles.runfolder import RunFolder
+
+# Flags that stand for a key of the configuration are text here: the schema checks them like any other layer.
+ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="TOML file laid over the preset.")]
+Steps = Annotated[str | None, typer.Option("--steps", metavar="N", help="Environment steps to train on.")]
+Seed = Annotated[str | None, typer.Option("--seed", metavar="N", help="Seed of networks, actions and environments.")]
+Logdir = Annotated[
+    Path | None, typer.Option("--logdir", metavar="DIR", help="The run's folder.  [default: runs/<preset>/<time>]")
+]
+EnvId = Annotated[
+    str | None, typer.Option("--env", metavar="ID", help="Game, scenario, level or Gymnasium id to play.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --logdir.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --logdir.")]
+Continue = Annotated[
+    bool, typer.Option("--continue", help="Go on with the run in --logdir where there is one, else start it.")
+]
+NoLive = Annotated[bool, typer.Option("--no-live", help="Plain log lines instead of the live view.")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="No token and no encryption; both sides need it, or neither.")
+]
+MetricsPort = Annotated[
+    str | None,
+    typer.Option("--metrics-port", metavar="N", help="HTTP port of Prometheus metrics and health.  [default: off]"),
+]
+TlsCert = Annotated[
+    str | None, typer.Option("--tls-cert", metavar="FILE", help="gRPC: PEM certificate of your own to show.")
+]
+TlsKey = Annotated[str | None, typer.Option("--tls-key", metavar="FILE", help="gRPC: its private key, PEM.")]
+TlsCa = Annotated[
+    str | None,
+    typer.Option("--tls-ca", metavar="FILE", help="gRPC: PEM certificates that the other side's must come from."),
+]
+
+
+def train(
+    preset: Preset = None,
+    config: ConfigFile = None,
+    steps: Steps = None,
+    seed: Seed = None,
+    logdir: Logdir = None,
+    envs: Annotated[str | None, typer.Option("--envs", metavar="N", help="Environments of each actor.")] = None,
+    actors: Annotated[str | None, typer.Option("--actors", metavar="N", help="Actor processes.")] = None,
+    env: EnvId = None,
+    transport: Annotated[Transport | None, typer.Option("--transport", help="How actors reach the learner.")] = None,
+    sets: Sets = None,
+    resume: Resume = False,
+    continue_: Continue = False,
+    overwrite: Overwrite = False,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="One thread in lock-step: a seed gives the same metrics again.")
+    ] = False,
+    metrics_port: MetricsPort = None,
+    no_live: NoLive = False,
+    debug: Debug = False,
+) -> int:
+    """Train on this machine: one learner and its actors."""
+    flags = {"--steps": steps, "--seed": seed, "--env": env, "--envs": envs, "--actors": actors}
+    flags |= {"--transport": transport, "--metrics-port": metrics_port}
+    kept = _kept(resume=resume, continue_=continue_, overwrite=overwrite)
+    resolved, folder = _start_run(preset, config, logdir, sets, flags, kept)
+    with folder:
+        quiet_tensorflow()
+        from seedcli.roles.local import run_train
+
+        return run_train(resolved, folder, deterministic=deterministic, live=_live(no_live))
+
+
+def learner(
+    preset: Preset = None,
+    config: ConfigFile = None,
+    steps: Steps = None,
+    seed: Seed = None,
+    logdir: Logdir = None,
+    env: EnvId = None,
+    host: Annotated[
+        str | None,
+        typer.Option("--host", metavar="IP", help="Address to listen on.  [default: all; with --insecure 127.0.0.1]"),
+    ] = None,
+    grpc_port: Annotated[str | None, typer.Option("--grpc-port", metavar="N", help="0: any free one, -1: off.")] = None,
+    zmq_port: Annotated[str | None, typer.Option("--zmq-port", metavar="N", help="0: any free one, -1: off.")] = None,
+    metrics_port: MetricsPort = None,
+    token_file: TokenFile = None,
+    insecure: Insecure = False,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+    sets: Sets = None,
+    resume: Resume = False,
+    continue_: Continue = False,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="As --continue, but wait while another learner has the run.")
+    ] = False,
+    overwrite: Overwrite = False,
+    no_live: NoLive = False,
+    debug: Debug = False,
+) -> int:
+    """Start a learner that waits for actors."""
+    flags: dict[str, Any] = {"--steps": steps, "--seed": seed, "--env": env, "--metrics-port": metrics_port}
+    flags |= {"--host": host, "--grpc-port": grpc_port, "--zmq-port": zmq_port, "--insecure": insecure or None}
+    flags |= {"--token-file": str(token_file) if token_file else None}
+    flags |= {"--tls-cert": tls_cert, "--tls-key": tls_key, "--tls-ca": tls_ca}
+    kept = _kept(resume=resume, continue_=continue_ or standby, overwrite=overwrite)
+    wait = None
+    if standby:
+        quiet_tensorflow()  # now: whoever takes over is to be quick
+        wait = _say_that_it_waits
+    resolved, folder = _start_run(preset, config, logdir, sets, flags, kept, wait)
+    with folder:
+        quiet_tensorflow()
+        from seedcli.roles.learner import run_learner
+
+        return run_learner(resolved, folder, live=_live(no_live))
+
+
+def actor(
+    connect: Annotated[
+        str | None,
+        typer.Option(
+            "--connect",
+            metavar="ADDRESS",
+            help="host:port is gRPC, zmq://host:port ZeroMQ, a folder that of the learner's run; several with commas.  "
+            "[default: SEED_CONNECT, else the first node of this SLURM job]",
+        ),
+    ] = None,
+    envs: Annotated[int | None, typer.Option("--envs", metavar="N", min=1, help="Environments.")] = None,
+    streams: Annotated[
+        int | None, typer.Option("--streams", metavar="N", min=1, help="Groups of environments that take turns.")
+    ] = None,
+    actor_id: Annotated[
+        str | None, typer.Option("--actor-id", metavar="NAME", help="Name kept over reconnects.  [default: made up]")
+    ] = None,
+    transport: Annotated[
+        Literal["grpc", "zmq"],
+        typer.Option("--transport", help="How to reach a learner whose address is read from its run's folder."),
+    ] = "grpc",
+    token_file: TokenFile = None,
+    insecure: Insecure = False,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+    reconnect_timeout: Annotated[
+        float | None,
+        typer.Option("--reconnect-timeout", metavar="SECONDS", min=0, help="How long to look for a lost learner."),
+    ] = None,
+    threads: Annotated[
+        int,
+        typer.Option(
+            "--threads", metavar="N", min=0, help="Threads that step Atari or football; 0: as many as it takes."
+        ),
+    ] = 0,
+    json_output: Json = False,
+    parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,  # leave when this process dies
+    debug: Debug = False,
+) -> int:
+    """Step environments for a learner, which says everything that is not given."""
+    if envs is not None and streams is not None and streams > envs:
+        raise UsageError(f"--streams {streams} must be at most --envs {envs}: a stream needs an environment")
+    if insecure and (token_file or tls_cert or tls_key or tls_ca):
+        raise UsageError("--insecure turns token and encryption off: leave it out, or --token-file and --tls-…")
+    from seedcli.net.security import TlsFiles
+    from seedcli.roles.actor import run_actor
+    from seedcli.roles.discovery import Discovery, default_connect
+
+    tls = TlsFiles(tls_cert or "", tls_key or "", tls_ca or "")
+    return run_actor(
+        Discovery(
+            connect if connect is not None else default_connect(os.environ),
+            transport=transport,
+            insecure=insecure,
+            token_file=token_file,
+            tls=tls if tls.given else None,
+        ),
+        envs=envs,
+        streams=streams,
+        actor_id=actor_id,
+        reconnect_timeout=reconnect_timeout,
+        threads=threads,
+        json_output=json_output,
+        parent=parent,
+    )
+
+
+def register(app: typer.Typer) -> None:
+    """Make them commands of `app`."""
+    app.command(
+        epilog=examples(
+            "seed train --preset cartpole_vtrace",
+            "seed train --preset atari_vtrace --env breakout --actors 2 --envs 64",
+            "seed train --preset pong_vtrace --set training.learning_rate=3e-4 --logdir runs/slow",
+            "seed train --resume --logdir runs/slow --steps 20_000_000",
+        )
+    )(train)
+    app.command(
+        epilog=examples(
+            "seed learner --preset pong_vtrace --logdir runs/pong",
+            "seed learner --resume --logdir runs/pong",
+            "seed learner --standby --logdir runs/pong",
+        )
+    )(learner)
+    app.command(
+        epilog=examples(
+            "seed actor --connect learner-machine:8686",
+            "seed actor --connect zmq://learner-machine:8687 --envs 16",
+            "seed actor --connect runs/pong",
+            "seed actor --connect a:8686,b:8686",
+        )
+    )(actor)
+
+
+def _kept(*, resume: bool, continue_: bool, overwrite: bool) -> Literal["refuse", "resume", "continue", "overwrite"]:
+    """What is to become of a run that the folder holds."""
+    given = [name for name, wanted in (("resume", resume), ("continue", continue_), ("overwrite", overwrite)) if wanted]
+    if len(given) > 1:
+        raise UsageError(f"--{given[0]} and --{given[1]} cannot both be given: they say what becomes of a run")
+    if resume:
+        return "resume"
+    if continue_:
+        return "continue"
+    return "overwrite" if overwrite else "refuse"
+
+
+def _say_that_it_waits(holder: str) -> None:
+    typer.echo(f"seed: standing by: {holder}", err=True)
+
+
+def _start_run(
+    preset: str | None,
+    config: Path | None,
+    logdir: Path | None,
+    sets: Sequence[str] | None,
+    flags: dict[str, Any],
+    kept: Literal["refuse", "resume", "continue", "overwrite"],
+    wait: Callable[[str], None] | None = None,
+) -> tuple[Resolved, RunFolder]:
+    """The configuration and the locked folder of a run; nothing is touched before the configuration is good."""
+    from seedcli.envs import check_environment_name
+    from seedcli.layering import load_config
+    from seedcli.roles.runfolder import RunFolder
+
+    if kept == "continue" and logdir is None:
+        raise UsageError("--continue and --standby need --logdir DIR, the folder of the run")
+    there = logdir if kept in ("resume", "continue") and preset is None and config is None else None
+    if preset is None and config is None and there is None:
+        raise UsageError(
+            "nothing says what to train: give --preset NAME (see seed presets list), --config FILE, "
+            "or --resume with --logdir DIR"
+        )
+    # What a run holds is not read while another learner may write it.
+    resolved = None
+    if there is None or wait is None:
+        resolved = load_config(preset, config_file=config, run_folder=there, sets=sets or (), flags=flags)
+        check_environment_name(resolved.config.environment)
+    folder = RunFolder.create(
+        logdir,
+        resolved.config.run.preset if resolved is not None else "",
+        resume=None if kept == "continue" else kept == "resume",
+        overwrite=kept == "overwrite",
+        wait=wait,
+    )
+    if resolved is None:
+        try:
+            resolved = load_config(None, run_folder=there, sets=sets or (), flags=flags)
+        except BaseException:
+            folder.close()
+            raise
+    return resolved, folder
+
+
+def _live(no_live: bool) -> bool:
+    return not no_live and sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"

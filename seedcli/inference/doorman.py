@@ -1,0 +1,266 @@
+"""Ends TCP connections of strangers: what a learner spends on a peer before it has proved the token is bounded.
+
+The libraries behind the transports accept whoever connects, and read what is sent before anybody is asked: a stranger
+could hold every descriptor of the learner with connections that say nothing (then no checkpoint can be written), or
+fill its memory with the largest message each of them may claim. So the doorman looks at the kernel's side of each
+connection to a listener: one whose peer has not shown that it may come in is ended when it is too old, has sent too
+much, or when there are too many, the oldest first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import socket
+import stat
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from seedcli.net.addresses import plain_address
+from seedcli.net.frames import CONTROL_LIMIT
+from seedcli.telemetry.logs import log_once_per
+
+_log = logging.getLogger(__name__)
+
+PROOF_SECONDS = 10.0  # from a connection to the proof of the token
+STRANGERS = 1024  # connections and handshakes without proof at once
+_STRANGER_BYTES = (
+    4 * CONTROL_LIMIT
+)  # that a connection may bring before the proof: HELLO and PROOF, and TLS around them
+_BUSY_SECONDS = 0.1  # between looks while there are strangers
+_QUIET_SECONDS = 0.5
+_HELD_UP_SECONDS = 2.0  # a service that took nothing for so long: nobody is to blame for its silence
+_LOG_SECONDS = 5.0
+_BYTES_RECEIVED = struct.Struct("=128xQ")  # of Linux's struct tcp_info: tcpi_bytes_received
+
+
+class Listener(Protocol):
+    """What the doorman asks of a transport; safe to ask from its thread.
+
+    Attributes:
+        port: of TCP that is listened at; None: none.
+    """
+
+    port: int | None
+
+    def trusts(self, descriptor: int, address: tuple[str, int]) -> bool:
+        """Whether this connection's peer has shown that it may come in.
+
+        Args:
+            descriptor: of its socket in this process.
+            address: of the peer, an IPv4 address not as one of IPv6.
+        """
+
+
+@dataclass
+class _Connection:
+    """A connection to one of the listeners.
+
+    Attributes:
+        descriptor, inode: of its socket; inodes count upwards.
+        listener: None: it is no connection to any of them, and none of the doorman's business.
+        address: of the peer.
+        since: monotonic seconds since which its peer could have proved the token; None: it has.
+        before: bytes received until then.
+    """
+
+    descriptor: int
+    inode: int
+    listener: Listener | None = None
+    address: tuple[str, int] = ("", 0)
+    since: float | None = None
+    before: int = 0
+
+
+def descriptor_limit() -> int:
+    """How many files and sockets this process may have open at once."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+class Doorman:
+    """A thread that looks after the connections to some listeners; see the module.
+
+    Args:
+        listeners: those without a port are left out; with none at all there is no thread.
+        heard: monotonic seconds at which the service last took what had come: while it is held up, nobody is too old.
+
+    Attributes:
+        ended: connections that were ended so far.
+        strangers: connections at the last look whose peers had not proved the token.
+        descriptors: files and sockets that were open then.
+    """
+
+    def __init__(self, listeners: Iterable[Listener], heard: Callable[[], float]) -> None:
+        self._listeners = {listener.port: listener for listener in listeners if listener.port is not None}
+        self._heard = heard
+        self._seen: dict[int, _Connection] = {}
+        self.ended = 0
+        self.strangers = 0
+        self.descriptors = 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        if self._listeners:
+            # Sockets are looked at through a duplicate that nobody else closes. Its number is taken now: where no
+            # descriptor is left, that is when it is needed.
+            self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            self._duplicate = os.dup(self._nothing)
+            self._thread = threading.Thread(target=self._run, name="doorman", daemon=True)
+            self._thread.start()
+
+    @property
+    def crowded(self) -> bool:
+        """Whether actors hold so many descriptors that the learner needs the rest itself; strangers' do not count."""
+        limit = descriptor_limit()
+        return self.descriptors - self.strangers > limit - max(32, limit // 16)
+
+    def close(self) -> None:
+        """End the thread; safe to call twice."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            os.close(self._nothing)
+            os.close(self._duplicate)
+
+    def _run(self) -> None:
+        pause = _BUSY_SECONDS
+        while not self._stop.wait(pause):
+            ended = self._look(time.monotonic())
+            pause = _BUSY_SECONDS if self.strangers else _QUIET_SECONDS
+            for reason, count in ended.items():
+                log_once_per(
+                    f"strangers {reason}", _LOG_SECONDS, _log, logging.WARNING,
+                    "%d connections of peers that have not proved the token were ended: %s", count, reason,
+                )  # fmt: skip
+
+    def _look(self, now: float) -> Counter[str]:
+        """Look at every connection; returns how many were ended for which reason."""
+        self._take_stock(now)
+        ended: Counter[str] = Counter()
+        staying = []
+        strangers = self._find_strangers(now)
+        for stranger in strangers:
+            reason = self._too_much(stranger, now)
+            if reason is None:
+                staying.append(stranger)
+            elif self._end(stranger):
+                ended[reason] += 1
+        # The oldest first: who is to come in proves it within a moment.
+        staying.sort(key=lambda connection: connection.inode)
+        for stranger in staying[: self._surplus(len(staying))]:
+            ended["there were too many of them"] += self._end(stranger)
+        self.strangers = len(strangers)
+        self.ended += ended.total()
+        return ended
+
+    def _find_strangers(self, now: float) -> list[_Connection]:
+        strangers = []
+        held_up = now - self._heard() > _HELD_UP_SECONDS
+        for connection in self._seen.values():
+            if connection.listener is None:
+                continue
+            if connection.listener.trusts(connection.descriptor, connection.address):
+                connection.since = None
+                continue
+            if connection.since is None:
+                # It has lost that: its time begins anew, so that what it was sent last still reaches it.
+                connection.since, connection.before = now, self._received(connection)
+            elif held_up:
+                connection.since = now
+            strangers.append(connection)
+        return strangers
+
+    def _surplus(self, strangers: int) -> int:
+        limit = descriptor_limit()
+        return max(strangers - min(STRANGERS, limit // 4), self.descriptors - limit * 3 // 4, 0)
+
+    def _take_stock(self, now: float) -> None:
+        present: dict[int, _Connection] = {}
+        count = 0
+        for descriptor in _open_descriptors():
+            try:
+                status = os.fstat(descriptor)
+            except OSError:
+                continue  # closed meanwhile, or never open
+            count += 1
+            if not stat.S_ISSOCK(status.st_mode):
+                continue
+            known = self._seen.get(status.st_ino) or self._identify(descriptor, status.st_ino, now)
+            known.descriptor = descriptor
+            present[status.st_ino] = known
+        self._seen, self.descriptors = present, count
+
+    def _identify(self, descriptor: int, inode: int, now: float) -> _Connection:
+        connection = _Connection(descriptor, inode, since=now)
+
+        def ask(sock: socket.socket) -> None:
+            if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
+                host, port, *_ = sock.getpeername()  # fails for a listener
+                connection.address = plain_address(host), port
+                connection.listener = self._listeners.get(sock.getsockname()[1])
+
+        self._with_socket(connection, ask)
+        return connection
+
+    def _too_much(self, stranger: _Connection, now: float) -> str | None:
+        """Why this one is ended; None: it is not."""
+        assert stranger.since is not None
+        if now - stranger.since > PROOF_SECONDS:
+            return f"no proof within {PROOF_SECONDS:.0f} s"
+        if self._received(stranger) - stranger.before > _STRANGER_BYTES:
+            return f"more than {_STRANGER_BYTES} bytes before the proof"
+        return None
+
+    def _received(self, connection: _Connection) -> int:
+        """Bytes the kernel has received on a connection."""
+        received = 0
+
+        def ask(sock: socket.socket) -> None:
+            nonlocal received
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
+            if len(info) == _BYTES_RECEIVED.size:  # less where another system plays Linux
+                (received,) = _BYTES_RECEIVED.unpack(info)
+
+        self._with_socket(connection, ask)
+        return received
+
+    def _end(self, stranger: _Connection) -> bool:
+        # Asked again, last of all: it may have proved the token a moment ago, and all it sent was right.
+        assert stranger.listener is not None
+        if stranger.listener.trusts(stranger.descriptor, stranger.address):
+            return False
+        return self._with_socket(stranger, lambda sock: sock.shutdown(socket.SHUT_RDWR))
+
+    def _with_socket(self, connection: _Connection, action: Callable[[socket.socket], None]) -> bool:
+        """Do something with a connection's socket; whether that was possible: it may be gone."""
+        try:
+            os.dup2(connection.descriptor, self._duplicate, inheritable=False)
+        except OSError:
+            return False
+        try:
+            if os.fstat(self._duplicate).st_ino != connection.inode:
+                return False
+            duplicate = socket.socket(fileno=self._duplicate)
+            try:
+                action(duplicate)
+            finally:
+                duplicate.detach()
+        except OSError:
+            return False
+        finally:
+            os.dup2(self._nothing, self._duplicate, inheritable=False)
+        return True
+
+
+def _open_descriptors() -> Iterable[int]:
+    """Numbers among which are those of all open files and sockets."""
+    try:
+        return map(int, os.listdir("/proc/self/fd"))
+    except OSError:
+        return range(descriptor_limit())  # no descriptor is left to read the folder with

@@ -1,0 +1,224 @@
+"""The shared token: where it is found, how strong it must be, and the keys that are derived from it.
+
+Whoever holds the token may be an actor of this user's learners, and a learner of this user's actors. It never travels:
+both sides derive keys from it. It is kept out of logs, of process lists and of run folders.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import math
+import os
+import secrets
+import stat
+import string
+from pathlib import Path
+
+from seedcli.errors import RefusedError, UsageError
+
+VARIABLE = "SEED_TOKEN"
+MIN_BITS = 128
+_NEW_BYTES = 32
+_MAX_CHARACTERS = 1024
+_FEWEST_DIFFERENT = 8  # characters: "aaaa…" is long and no secret
+_ALPHABETS = tuple(
+    frozenset(letters)
+    for letters in (
+        string.digits,
+        string.hexdigits.lower(),
+        string.hexdigits.upper(),
+        string.ascii_lowercase,
+        string.ascii_uppercase,
+        string.ascii_lowercase + string.digits,
+        string.ascii_letters,
+        string.ascii_letters + string.digits + "-_+/=",
+    )
+)
+_PRINTABLE = 94  # ASCII characters without the space
+
+
+class Token:
+    """A shared secret, checked for its strength; its text appears in no message.
+
+    Args:
+        text: printable ASCII without spaces, of at least 128 bits: 22 characters of base64, 32 of hexadecimal.
+        source: where it was found, for messages.
+
+    Raises:
+        RefusedError: it is too weak, or holds other characters.
+    """
+
+    __slots__ = ("_key", "source")
+
+    def __init__(self, text: str, source: str) -> None:
+        if not text or len(text) > _MAX_CHARACTERS or not all("!" <= c <= "~" for c in text):
+            raise RefusedError(
+                f"the token from {source} must be 1 to {_MAX_CHARACTERS} printable ASCII characters without spaces: "
+                "make one with seed token new"
+            )
+        bits = _strength(text)
+        if bits < MIN_BITS:
+            raise RefusedError(
+                f"the token from {source} has at most {bits:.0f} bits where {MIN_BITS} are the least: "
+                "make one with seed token new"
+            )
+        self.source = source
+        self._key = hashlib.blake2b(text.encode(), digest_size=64, person=b"seed token").digest()
+
+    def derive(self, purpose: str, size: int = 32) -> bytes:
+        """A key of `size` bytes (at most 64) for one purpose; keys of different purposes tell nothing of each other."""
+        return hashlib.blake2b(purpose.encode(), digest_size=size, key=self._key).digest()
+
+    def __repr__(self) -> str:
+        return f"Token(from {self.source})"
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        raise TypeError("a token is not pickled")
+
+
+def _strength(text: str) -> float:
+    """The most bits that a text of this length from the smallest usual alphabet can hold; 0 where it repeats a few."""
+    used = set(text)
+    if len(used) < _FEWEST_DIFFERENT:
+        return 0.0
+    alphabet = next((len(letters) for letters in _ALPHABETS if used <= letters), _PRINTABLE)
+    period = (text + text).find(text, 1)  # its own length, where it does not repeat itself as a whole
+    return period * math.log2(alphabet)
+
+
+def new_token() -> str:
+    """A fresh token of 256 bits: 43 characters that no shell needs quoted."""
+    while (text := secrets.token_urlsafe(_NEW_BYTES)).startswith("-"):  # which a command would take for an option
+        pass
+    return text
+
+
+def default_path() -> Path:
+    """The file of this user's token: seed/token under $XDG_CONFIG_HOME, else under ~/.config."""
+    folder = os.environ.get("XDG_CONFIG_HOME", "")
+    return (Path(folder) if os.path.isabs(folder) else _expanded(Path("~/.config"))) / "seed" / "token"
+
+
+def _expanded(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{path} cannot be found: no such user has a home here; set HOME or {VARIABLE}") from error
+
+
+def find_token(token_file: str | Path | None = None, *, create: bool = False) -> Token:
+    """The token: from `token_file`, else from SEED_TOKEN, else from this user's file.
+
+    Args:
+        token_file: a file the user has named; None or "": none.
+        create: make this user's file where there is none.
+
+    Raises:
+        RefusedError: there is none, it is too weak, or the file may be read by others.
+    """
+    path = default_path()
+    if create and not token_file and VARIABLE not in os.environ and not os.path.lexists(path):
+        write_token(path)
+    return Token(*token_text(token_file))
+
+
+def token_text(token_file: str | Path | None = None) -> tuple[str, str]:
+    """The token's text and where it was found, unchecked; see `find_token`."""
+    if token_file is None or not str(token_file):
+        if VARIABLE in os.environ:
+            return os.environ[VARIABLE].strip(), VARIABLE
+        path, named = default_path(), f"looked in {VARIABLE} (not set), --token-file (not given) and "
+    else:
+        path, named = _expanded(Path(token_file)), "looked in --token-file "
+    try:
+        return read_token(path), str(path)
+    except FileNotFoundError as error:
+        raise RefusedError(
+            f"no token: {named}{path} (does not exist); copy the learner's there, which seed token show prints on its "
+            "machine"
+        ) from error
+
+
+def read_token(path: Path) -> str:
+    """The text of a token file, which nobody else may read.
+
+    Raises:
+        FileNotFoundError: it does not exist.
+        RefusedError: it cannot be read, is no file, or may be read or written by others.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise RefusedError(f"the token file {path} is not a regular file: give another with --token-file")
+            if status.st_mode & 0o077:
+                raise RefusedError(
+                    f"the token file {path} may be used by others (mode {stat.S_IMODE(status.st_mode):04o}, not 0600): "
+                    f"chmod 600 {path}, and make a new token if others may have read it"
+                )
+            if status.st_uid not in (os.geteuid(), 0):
+                raise RefusedError(f"the token file {path} belongs to another user: give your own with --token-file")
+            return os.read(descriptor, _MAX_CHARACTERS + 64).decode("utf-8", "replace").strip()
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise RefusedError(f"the token file {path} cannot be read ({error.strerror}): mend that") from error
+
+
+def write_token(path: Path, *, replace: bool = False) -> None:
+    """Write a fresh token, all or nothing, readable by this user alone.
+
+    Args:
+        path: its folder is made where it is missing.
+        replace: put it in the place of the one that is there; otherwise a token that is there stays.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        _make_folder(path.parent)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, f"{new_token()}\n".encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if replace:
+            temporary.replace(path)
+        else:
+            # Two learners of one user may start at once on two machines: the first token is everybody's.
+            with contextlib.suppress(FileExistsError):
+                try:
+                    os.link(temporary, path)
+                except OSError as error:
+                    if error.errno == errno.EEXIST:
+                        raise
+                    # A file system without hard links: not all or nothing there, but still one for all.
+                    _copy_new(temporary, path)
+    except OSError as error:
+        raise UsageError(f"the token file {path} cannot be written ({error.strerror}): give --token-file") from error
+    finally:
+        # Where the folder cannot be written, there is nothing to remove, and this says so in ways of its own.
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def _copy_new(source: Path, path: Path) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, source.read_bytes())
+    finally:
+        os.close(descriptor)
+
+
+def _make_folder(path: Path) -> None:
+    """Make a folder and those above it, all of them for this user alone: `parents=True` would go by the umask."""
+    if not path.is_dir():
+        _make_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)

@@ -1,0 +1,177 @@
+"""What is asked of a job script for SLURM, checked; `roles.slurm_script` writes it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from seedcli.config import ActorsConfig
+from seedcli.envs import check_environment_name
+from seedcli.errors import UsageError
+from seedcli.layering import load_config
+
+_SIGNAL_SLACK = 60  # seconds by which SLURM may send a signal too early (man sbatch, --signal)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is asked of a job script; a field's name is its flag's.
+
+    Attributes:
+        preset: name of the preset.
+        actors: actor processes, at least 1.
+        env: what to play; None: as the preset says.
+        envs: environments of each actor; None: as the preset says.
+        steps, seed: text for the learner's flags of these names; None: as the preset says.
+        sets: "section.key=value" each.
+        time: time limit as SLURM writes it, such as "4:00:00"; None: the partition's.
+        logdir: the run's folder; None: runs/<preset>/job-<id> where the job was submitted.
+        nodes: nodes of the one job.
+        array: the actors are an array of jobs instead of a step.
+        partition, account: as sbatch takes them; None: SLURM's defaults.
+        actor_partition: partition of the array's jobs; None: `partition`.
+        learner_cpus, cpus_per_actor: CPUs of each process.
+        gpus: GPUs of the learner.
+        mem: memory of the job on each node, such as "16G"; None: SLURM's default.
+        actor_mem: memory of each of the array's jobs; None: SLURM's default.
+        signal_seconds: how long before the time limit the learner is told to stop.
+        requeue: whether the job is queued again when it is stopped in the middle.
+        sbatch: further options of sbatch, one a line.
+        venv: a virtual environment to activate; None: `seed` is found as it was at submission.
+        setup: lines of shell to run first.
+    """
+
+    preset: str
+    actors: int
+    env: str | None = None
+    envs: int | None = None
+    steps: str | None = None
+    seed: str | None = None
+    sets: Sequence[str] = ()
+    time: str | None = None
+    logdir: str | None = None
+    nodes: int = 1
+    array: bool = False
+    partition: str | None = None
+    actor_partition: str | None = None
+    account: str | None = None
+    learner_cpus: int = 4
+    cpus_per_actor: int = 2
+    gpus: int = 0
+    mem: str | None = None
+    actor_mem: str | None = None
+    signal_seconds: int = 90
+    requeue: bool = True
+    sbatch: Sequence[str] = ()
+    venv: str | None = None
+    setup: Sequence[str] = ()
+
+
+def command(job: Job) -> str:
+    """The command that prints a job's script, quoted for the shell."""
+    words = ["seed", "slurm", "--preset", job.preset]
+    for name, value in _given(job):
+        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return shlex.join(words)
+
+
+def _given(job: Job) -> Iterator[tuple[str, Any]]:
+    """Flags without their dashes and values, of all that differs from the default, in a fixed order."""
+    single = "env actors envs time steps seed logdir nodes partition account learner_cpus cpus_per_actor gpus mem"
+    for name in [*single.split(), "array", "actor_partition", "actor_mem", "signal_seconds"]:
+        value = getattr(job, name)
+        if name == "actors" or value != getattr(Job, name):
+            yield name.replace("_", "-"), value
+    if not job.requeue:
+        yield "no-requeue", True
+    yield from (("set", value) for value in job.sets)
+    yield from (("sbatch", value) for value in job.sbatch)
+    if job.venv is not None:
+        yield "venv", job.venv
+    yield from (("setup", value) for value in job.setup)
+
+
+# Checks -------------------------------------------------------------------------------------------------------
+
+_TIME = re.compile(r"(?:(?P<d>\d+)-(?P<dh>\d+)(?::(?P<dm>\d+)(?::(?P<ds>\d+))?)?|(?P<rest>\d+(?::\d+){0,2}))")
+
+
+def seconds_of(time: str) -> int:
+    """Seconds of a time limit as SLURM writes it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S.
+
+    Raises:
+        UsageError: the text is none of these, or no time at all.
+    """
+    match = _TIME.fullmatch(time)
+    seconds = 0
+    if match and match["rest"]:
+        parts = [int(part) for part in match["rest"].split(":")]
+        hours, minutes, rest = ([0] * (len(parts) < 3) + parts + [0])[:3]
+        seconds = 3600 * hours + 60 * minutes + rest
+    elif match:
+        days, hours, minutes, rest = (int(match[name] or 0) for name in ("d", "dh", "dm", "ds"))
+        seconds = 86400 * days + 3600 * hours + 60 * minutes + rest
+    if not seconds:
+        raise UsageError(
+            f"--time {time!r} must be a time limit as SLURM writes it: minutes, H:MM:SS, D-HH or D-HH:MM:SS"
+        )
+    return seconds
+
+
+def check(job: Job) -> ActorsConfig:
+    """Refuse what cannot work; returns how many actors there are, with how many environments and streams.
+
+    Raises:
+        UsageError: an unknown preset or key, or a value that is out of its range, malformed or in conflict.
+    """
+    for flag, value in _given(job):
+        if isinstance(value, str) and re.search(r"[\x00-\x1f\x7f]", value):
+            raise UsageError(f"--{flag} {value!r} must be one line of text: leave line breaks and control codes out")
+    flags = {"--env": job.env, "--envs": job.envs, "--actors": job.actors, "--steps": job.steps, "--seed": job.seed}
+    # The environment is no layer here: a script is made of its command alone.
+    config = load_config(job.preset, environ={}, sets=job.sets, flags=flags).config
+    check_environment_name(config.environment)
+    if job.time is not None and seconds_of(job.time) < job.signal_seconds + _SIGNAL_SLACK:
+        raise UsageError(
+            f"--time {job.time} must be at least {_SIGNAL_SLACK} s longer than --signal-seconds {job.signal_seconds}, "
+            "or the job is told to stop as it begins: raise the one or lower the other"
+        )
+    _check_text("mem", job.mem, r"\d+[KMGT]?", "a size as SLURM writes it, such as 16G")
+    _check_text("actor-mem", job.actor_mem, r"\d+[KMGT]?", "a size as SLURM writes it, such as 4G")
+    _check_text("partition", job.partition, r"[\w.,+@-]+", "a partition of your cluster (sinfo lists them)")
+    _check_text("actor-partition", job.actor_partition, r"[\w.,+@-]+", "a partition of your cluster (sinfo lists them)")
+    _check_text("account", job.account, r"[\w.+@-]+", "an account of your cluster (sacctmgr show assoc lists them)")
+    _check_text("logdir", job.logdir, r"[^%,\\]+", "a folder whose path has no %, comma or backslash in it")
+    for option in job.sbatch:
+        _check_text("sbatch", option, r"--?[a-zA-Z].*", "an option of sbatch, such as --qos=long")
+    _check_layout(job)
+    return config.actors
+
+
+def _check_text(flag: str, value: str | None, pattern: str, rule: str) -> None:
+    if value is not None and not re.fullmatch(pattern, value):
+        raise UsageError(f"--{flag} {value!r} must be {rule}")
+
+
+def _check_layout(job: Job) -> None:
+    if job.array and job.nodes > 1:
+        raise UsageError(
+            f"--nodes {job.nodes} is for one job, and --array makes a job of each actor, wherever there is room: "
+            "give one of the two"
+        )
+    if not job.array and (job.actor_mem or job.actor_partition):
+        flag = "--actor-mem" if job.actor_mem else "--actor-partition"
+        raise UsageError(f"{flag} is for actors with jobs of their own: give --array too")
+    if job.gpus and job.nodes > 1:
+        raise UsageError(
+            f"--gpus {job.gpus} with --nodes {job.nodes} would take GPUs on every node, and only the learner uses any: "
+            "give --array instead of --nodes"
+        )
+    if job.nodes > job.actors + 1:
+        raise UsageError(
+            f"--nodes {job.nodes} must be at most {job.actors + 1}, a node for the learner and each of the "
+            f"--actors {job.actors}: lower it or raise them"
+        )

@@ -1,0 +1,188 @@
+"""The newest figures as Prometheus reads them: names, units and kinds of every metric."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from seedcli.telemetry.fleet import STATES, ActorRow, count_states
+from seedcli.telemetry.metrics import Snapshot
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a learner last reported.
+
+    Attributes:
+        run: what the run is, by name: "preset", "folder", "environment" and whatever else.
+        total_steps: environment steps at which training ends.
+        snapshot: the newest figures; None before the first.
+        fleet: its actors.
+        turn_seconds: age of the inference thread's last turn when this was reported; None before it serves.
+    """
+
+    run: Mapping[str, str] = field(default_factory=dict)
+    total_steps: int = 0
+    snapshot: Snapshot | None = None
+    fleet: Sequence[ActorRow] = ()
+    turn_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class _Figure:
+    """A field of `Snapshot`, under its name for Prometheus (a counter gets "_total" besides), in base units."""
+
+    field: str
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    scale: float = 1.0
+
+
+def _counter(field: str, help: str) -> _Figure:
+    return _Figure(field, f"seed_{field}", "counter", help)
+
+
+def _gauge(field: str, name: str, help: str, scale: float = 1.0) -> _Figure:
+    return _Figure(field, f"seed_{name}", "gauge", help, scale)
+
+
+# Every field of Snapshot that is one number; the others are in `_LearnerCollector`.
+FIGURES = (
+    _gauge("time", "snapshot_timestamp_seconds", "When these figures were taken, Unix time."),
+    _counter("env_steps", "Environment steps taken by all actors, over all starts of the run."),
+    _counter("env_frames", "Simulator frames those steps stand for."),
+    _gauge("env_steps_per_second", "env_steps_per_second", "Environment steps a second."),
+    _gauge("env_frames_per_second", "env_frames_per_second", "Simulator frames a second."),
+    _counter("trained_steps", "Environment steps that training has consumed."),
+    _counter("learner_updates", "Updates applied to the network."),
+    _gauge("updates_per_second", "learner_updates_per_second", "Updates a second."),
+    _counter("episodes", "Episodes finished."),
+    _gauge("episode_return", "episode_return", "Mean raw return of the episodes that finished last."),
+    _gauge("episode_return_100", "episode_return_100", "Mean raw return of the last 100 episodes."),
+    _gauge("episode_length", "episode_length_steps", "Mean length of the episodes that finished last."),
+    _counter("evaluation_episodes", "Episodes finished by environments that only evaluate."),
+    _gauge("evaluation_return", "evaluation_return", "Mean raw return of those that finished last."),
+    _gauge("evaluation_return_20", "evaluation_return_20", "Mean raw return of the last 20 of them."),
+    _gauge("policy_lag", "policy_lag_updates", "Mean updates between acting on a record and training on it."),
+    _gauge("policy_lag_max", "policy_lag_max_updates", "The largest of them."),
+    _gauge("inference_batch_size", "inference_batch_environments", "Mean environments of an inference batch."),
+    _gauge("loss", "learner_loss", "Loss of the last update."),
+    _gauge("learning_rate", "learner_learning_rate", "Learning rate of the last update."),
+    _gauge("grad_norm", "learner_gradient_norm", "Global gradient norm of the last update, before clipping."),
+    _counter("dropped_updates", "Updates dropped because a loss or gradient was not finite."),
+    _counter("dropped_unrolls", "Unrolls dropped because a reward or priority was not finite."),
+    _gauge("actors", "actors_connected", "Actors connected."),
+    _gauge("envs", "environments", "Environments of the actors connected."),
+    _counter("sessions_lost", "Sessions that ended without a goodbye, since the learner started."),
+    _counter("protocol_errors", "Connections ended for breaking the protocol."),
+    _counter("environment_failures", "Times an actor said that its environments failed."),
+    _gauge("wire_mb_per_second", "wire_bytes_per_second", "Bytes of step payloads that came in, a second.", 1e6),
+    _gauge("wire_ratio", "wire_ratio", "Bytes of steps once decoded, for each byte that travelled."),
+    _gauge("learner_memory_mb", "learner_resident_memory_bytes", "Resident memory of the learner.", 2.0**20),
+)
+# Known figures of replays; any other is seed_replay_<its name>.
+_REPLAY = {
+    "replay_size": _gauge("replay_size", "replay_unrolls", "Unrolls in the replay."),
+    "replay_mb": _gauge("replay_mb", "replay_bytes", "Bytes that the unrolls in the replay take.", 1e6),
+    "bytes_per_unroll": _gauge("bytes_per_unroll", "replay_unroll_bytes", "Bytes of an unroll on average."),
+    "replay_ratio": _gauge("replay_ratio", "replay_ratio", "Times an unroll has been trained on."),
+    "epsilon_min": _gauge("epsilon_min", "exploration_epsilon_min", "Least exploration of the environments."),
+    "epsilon_max": _gauge("epsilon_max", "exploration_epsilon_max", "Most exploration of the environments."),
+}
+_QUANTILES = {"p50": "0.5", "p99": "0.99"}
+_ACTOR = ("actor", "transport", "address")
+
+
+class _LearnerCollector(Collector):
+    """Turns one `Status` into metrics."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        """See `prometheus_client.registry.Collector`."""
+        status = self._status
+        yield InfoMetricFamily("seed_run", "What is trained.", value=dict(status.run))
+        yield GaugeMetricFamily(
+            "seed_run_target_steps", "Environment steps at which training ends.", status.total_steps
+        )
+        if status.turn_seconds is not None:
+            described = "Age of the inference thread's last turn when these figures were taken."
+            yield GaugeMetricFamily("seed_inference_turn_age_seconds", described, status.turn_seconds)
+        if status.snapshot is not None:
+            yield from _snapshot(status.snapshot)
+        yield from _fleet(status.fleet)
+
+
+def _one(figure: _Figure, value: float | None) -> Iterator[Metric]:
+    """A figure's metric; nothing where there is nothing to say."""
+    if value is not None:
+        family = CounterMetricFamily if figure.kind == "counter" else GaugeMetricFamily
+        yield family(figure.name, figure.help, value=float(value) * figure.scale)
+
+
+def _snapshot(snapshot: Snapshot) -> Iterator[Metric]:
+    for figure in FIGURES:
+        yield from _one(figure, getattr(snapshot, figure.field))
+    if snapshot.inference_latency_ms:
+        family = GaugeMetricFamily(
+            "seed_inference_latency_seconds", "From a message's arrival to its answer.", labels=("quantile",)
+        )
+        for name, milliseconds in snapshot.inference_latency_ms.items():
+            family.add_metric((_QUANTILES.get(name, name),), milliseconds / 1000)
+        yield family
+    described: dict[str, tuple[_Figure, float]] = {}
+    for name, value in snapshot.replay.items():
+        plain = name.removeprefix("replay_")
+        figure = _REPLAY.get(name) or _gauge(name, f"replay_{_clean(plain)}", f"The replay's {plain}.")
+        described.setdefault(figure.name, (figure, value))
+    for name, value in snapshot.extra.items():
+        figure = _gauge(name, f"agent_{_clean(name)}", f"The algorithm's own {name}.")
+        described.setdefault(figure.name, (figure, value))
+    for figure, value in described.values():
+        yield from _one(figure, value)
+
+
+def _clean(name: str) -> str:
+    """A part of a metric's name, from the name an algorithm has given a figure."""
+    return re.sub(r"[^a-zA-Z0-9_]", "_", name)
+
+
+def _fleet(fleet: Sequence[ActorRow]) -> Iterator[Metric]:
+    states = GaugeMetricFamily("seed_actors", "Actors by state.", labels=("state",))
+    for state, number in count_states(fleet).items():
+        states.add_metric((state,), number)
+    yield states
+    environments = GaugeMetricFamily("seed_actor_environments", "Environments of an actor.", labels=_ACTOR)
+    steps = CounterMetricFamily("seed_actor_steps", "Environment records of its session.", labels=_ACTOR)
+    rate = GaugeMetricFamily("seed_actor_steps_per_second", "Environment steps it delivers.", labels=_ACTOR)
+    seen = GaugeMetricFamily("seed_actor_last_seen_seconds", "Since anything came from it.", labels=_ACTOR)
+    state_of = GaugeMetricFamily("seed_actor_state", "1 for the state it is in.", labels=(*_ACTOR, "state"))
+    for row in fleet:
+        labels = (row.actor_id, row.transport, row.address)
+        environments.add_metric(labels, row.envs)
+        steps.add_metric(labels, row.steps)
+        if row.steps_per_second is not None:
+            rate.add_metric(labels, row.steps_per_second)
+        if row.last_seen_seconds is not None:
+            seen.add_metric(labels, row.last_seen_seconds)
+        for state in STATES:
+            state_of.add_metric((*labels, state), float(row.state == state))
+    yield from (environments, steps, rate, seen, state_of)
+
+
+def render(status: Status) -> bytes:
+    """The text that Prometheus scrapes (its text format 0.0.4), this process' own figures included."""
+    registry = CollectorRegistry(auto_describe=False)
+    ProcessCollector(registry=registry)
+    registry.register(_LearnerCollector(status))
+    return generate_latest(registry)

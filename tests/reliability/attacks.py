@@ -1,0 +1,284 @@
+"""What hostile peers do to a learner's ports. `python -m tests.reliability.attacks` is them, as a process of its own.
+
+    SEED_TOKEN=… python -m tests.reliability.attacks --grpc HOST:PORT --zmq HOST:PORT --connections 50 --rate 4
+
+Each connection is a thread that does one thing over and over, at most `--rate` times a second (0: as fast as it can).
+Prints a line of JSON each second: how often each was done, and how often it was let in, which must not be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import random
+import socket
+import ssl
+import struct
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from seedcli.errors import SeedError
+from seedcli.net import connect
+from seedcli.net.base import ClientTransport
+from seedcli.net.frames import Kind, encode_control, pack_header
+from seedcli.net.grpc_client import METHOD, SERVICE
+from seedcli.net.handshake import ClientHandshake, transcript
+from seedcli.net.security import Security, new_nonce, prove, tls_identity
+from seedcli.net.token import Token, find_token, new_token
+from tests.reliability.subject import SPEC
+
+_SECONDS = 12.0  # that a connection is held open: longer than any stranger may stay
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+
+
+class Enemy:
+    """One that knows the learner's addresses, has recorded what others said, and in parts of its attacks the token."""
+
+    def __init__(self, grpc_address: str, zmq_address: str, token: Token, seed: int) -> None:
+        self.grpc_address, self.zmq_address = grpc_address, zmq_address
+        self.security = Security(token)
+        self.stranger = Security(Token(new_token(), "a guess"))
+        self.random = random.Random(seed)
+        self.done: Counter[str] = Counter()
+        self.let_in: Counter[str] = Counter()
+        self.stop = threading.Event()
+        self.tls = _tls(self.security)
+        self.recorded = {address: _record(address, self.security) for address in (grpc_address, zmq_address)}
+
+    # -- what is done; each takes the address of a port --------------------------------------------------------
+
+    def connect_and_leave(self, address: str) -> None:
+        """A connection that is closed at once."""
+        _tcp(address).close()
+
+    def stay_silent(self, address: str) -> None:
+        """A connection that says nothing and stays."""
+        with _tcp(address) as sock:
+            _until_closed(sock, self.stop)
+
+    def send_noise(self, address: str) -> None:
+        """Bytes without meaning, behind the right beginning or not."""
+        with _tcp(address) as sock:
+            sock.sendall(self.random.choice([b"", GREETING, _PREFACE, b"\x16\x03\x01\x02\x00"]) + os.urandom(4096))
+            _drain(sock)
+
+    def half_handshake(self, address: str) -> None:
+        """The first half of a recorded handshake, and then nothing."""
+        with _tcp(address) as sock:
+            recorded = self.recorded[address]
+            sock.sendall(recorded[: len(recorded) // 2])
+            _until_closed(sock, self.stop)
+
+    def slow_bytes(self, address: str) -> None:
+        """A recorded handshake, a byte every tenth of a second."""
+        with _tcp(address) as sock:
+            for byte in self.recorded[address][:100]:
+                if self.stop.wait(0.1):
+                    return
+                sock.sendall(bytes([byte]))
+
+    def replay(self, address: str) -> None:
+        """Everything that an actor has said, from its first byte to its goodbye, once more."""
+        with _tcp(address) as sock:
+            sock.sendall(self.recorded[address])
+            _drain(sock)
+
+    def oversized(self, address: str) -> None:
+        """The largest message that may be claimed, sent as fast as it is taken."""
+        with _tcp(address) as sock:
+            if address == self.zmq_address:
+                sock.sendall(GREETING)
+                sock.recv(64)
+                sock.sendall(b"\x06" + struct.pack(">Q", 255 * 2**20))
+            for _ in range(64):
+                sock.sendall(bytes(2**16))
+
+    def http(self, address: str) -> None:
+        """A browser."""
+        with _tcp(address) as sock:
+            sock.sendall(b"GET /metrics HTTP/1.1\r\nHost: learner\r\n\r\n")
+            _drain(sock)
+
+    def wrong_token(self, address: str) -> None:
+        """An actor with another token."""
+        with contextlib.closing(connect(address, self.stranger)) as transport:
+            self._let_in("wrong token", transport)
+
+    def wrong_proof(self, address: str) -> None:
+        """Somebody who got hold of the keys of the connection, and not of the token."""
+        with contextlib.closing(connect(address, self.security)) as transport:
+            transport.token = self.stranger.token
+            self._let_in("wrong proof", transport)
+
+    def replayed_proof(self, address: str) -> None:
+        """A proof that was good on another connection."""
+        with contextlib.closing(connect(address, self.security)) as transport:
+            transport.connect(2.0)
+            hello = encode_control({"actor_id": "replay", "envs": 1, "streams": 1, "version": "0"})
+            _say(transport, Kind.HELLO, hello)
+            nonce = new_nonce()
+            proof = prove(self.security.token, "actor", transcript(hello, b'{"nonce":"an earlier one"}'), nonce)
+            if _say(transport, Kind.PROOF, encode_control({"nonce": nonce, "proof": proof})) == Kind.CONFIGURE:
+                self.let_in["replayed proof"] += 1
+
+    def http2_flood(self, address: str) -> None:
+        """Over TLS with the right certificate: pings, settings, and streams that are opened and never closed."""
+        with _tcp(self.grpc_address) as raw, self.tls.wrap_socket(raw, server_hostname="seed-learner") as sock:
+            sock.sendall(_PREFACE + _http2(4, 0, b""))
+            headers = _headers(self.grpc_address)
+            for number in range(200):
+                if self.stop.is_set():
+                    return
+                sock.sendall(
+                    _http2(6, 0, bytes(8)) + _http2(4, 0, b"") + _http2(1, 2 * number + 1, headers, flags=4)
+                )  # PING, SETTINGS, HEADERS
+
+    # -- the loop ---------------------------------------------------------------------------------------------
+
+    def _let_in(self, what: str, transport: ClientTransport) -> None:
+        transport.connect(2.0)
+        handshake = ClientHandshake(transport, actor_id="stranger", envs=1, streams=1, timeout=2.0)
+        handshake.configure()
+        self.let_in[what] += 1
+
+    def attacks(self) -> list[tuple[str, Callable[[str], None], str]]:
+        """Name, what is done and the address, of all of them at both ports."""
+        both = [
+            *(self.connect_and_leave, self.stay_silent, self.send_noise, self.half_handshake, self.slow_bytes),
+            *(self.replay, self.oversized, self.http, self.wrong_token, self.wrong_proof, self.replayed_proof),
+        ]
+        found = [
+            (attack.__name__, attack, address) for attack in both for address in (self.zmq_address, self.grpc_address)
+        ]
+        return [*found, ("http2_flood", self.http2_flood, self.grpc_address)]
+
+    def work(self, name: str, attack: Callable[[str], None], address: str, rate: float) -> None:
+        """One thread: the attack, over and over."""
+        while not self.stop.is_set():
+            begun = time.monotonic()
+            with contextlib.suppress(OSError, SeedError):
+                attack(address)
+            self.done[name] += 1
+            if rate:
+                self.stop.wait(max(0.0, begun + self.random.uniform(0.5, 1.5) / rate - time.monotonic()))
+
+
+def _tcp(address: str) -> socket.socket:
+    host, _, port = address.removeprefix("zmq://").rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=2.0)
+
+
+def _drain(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while sock.recv(65536):
+            pass
+
+
+def _until_closed(sock: socket.socket, stop: threading.Event) -> None:
+    sock.settimeout(0.5)
+    deadline = time.monotonic() + _SECONDS
+    while time.monotonic() < deadline and not stop.is_set():
+        try:
+            if not sock.recv(65536):
+                return
+        except TimeoutError:
+            continue
+
+
+def _say(transport: ClientTransport, kind: Kind, payload: bytes) -> int | None:
+    transport.send(pack_header(kind, len(payload)), payload)
+    frame = transport.receive(2.0)
+    return None if frame is None else frame.header.kind
+
+
+def _tls(security: Security) -> ssl.SSLContext:
+    identity = tls_identity(security, "actor")
+    assert identity.key is not None and identity.chain is not None and identity.roots is not None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=identity.roots.decode())
+    context.set_alpn_protocols(["h2"])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "pem")
+        path.write_bytes(identity.key + identity.chain)
+        context.load_cert_chain(path)
+    return context
+
+
+def _http2(kind: int, stream: int, payload: bytes, *, flags: int = 0) -> bytes:
+    return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
+
+
+def _headers(authority: str) -> bytes:
+    """The header block of a call, without compression (RFC 7541, literal fields)."""
+    fields = {
+        ":method": "POST", ":scheme": "https", ":path": f"/{SERVICE}/{METHOD}", ":authority": authority,
+        "te": "trailers", "content-type": "application/grpc",
+    }  # fmt: skip
+    return b"".join(
+        b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in fields.items()
+    )
+
+
+def _record(address: str, security: Security) -> bytes:
+    """What an actor sends on the wire in a whole session, overheard by a relay in between."""
+    heard = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def relay() -> None:
+            with server.accept()[0] as near, _tcp(address) as far:
+                threading.Thread(target=_copy, args=(far, near, bytearray()), daemon=True).start()
+                _copy(near, far, heard)
+
+        thread = threading.Thread(target=relay, daemon=True)
+        thread.start()
+        scheme = "zmq://" if address.startswith("zmq://") else ""
+        with contextlib.closing(connect(f"{scheme}127.0.0.1:{server.getsockname()[1]}", security)) as transport:
+            transport.connect(20.0)
+            handshake = ClientHandshake(transport, actor_id="recorded", envs=1, streams=1, timeout=20.0)
+            handshake.configure()
+            session = handshake.announce(SPEC).session
+            transport.send(pack_header(Kind.GOODBYE, session=session))
+        thread.join(5.0)
+    return bytes(heard)
+
+
+def _copy(source: socket.socket, target: socket.socket, heard: bytearray) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            heard += data
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+
+def main() -> None:
+    """Attack until stdin ends."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--grpc", required=True)
+    parser.add_argument("--zmq", required=True)
+    parser.add_argument("--connections", type=int, default=50)
+    parser.add_argument("--rate", type=float, default=4.0)
+    parser.add_argument("--seconds", type=float, default=3600.0)
+    options = parser.parse_args()
+    os.nice(19)
+    enemy = Enemy(options.grpc, options.zmq, find_token(), 1)
+    for name, attack, address in itertools.islice(itertools.cycle(enemy.attacks()), options.connections):
+        threading.Thread(target=enemy.work, args=(name, attack, address, options.rate), daemon=True).start()
+    ends = time.monotonic() + options.seconds
+    while time.monotonic() < ends:
+        cpu = time.process_time()
+        print(json.dumps({"done": enemy.done, "let_in": enemy.let_in, "cpu": cpu}), flush=True)
+        time.sleep(0.5)
+    enemy.stop.set()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,385 @@
+"""Mutations at full speed, in one process: a whole inference service and the parsers it uses, without sockets."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import psutil
+
+from seedcli.errors import ProtocolError, RefusedError
+from seedcli.inference.doorman import STRANGERS
+from seedcli.inference.engine import StepEngine
+from seedcli.inference.service import InferenceService
+from seedcli.inference.sessions import FleetSettings
+from seedcli.inference.streams import Stream
+from seedcli.net import codecs, messages
+from seedcli.net.codecs import RowDecoder, RowEncoder
+from seedcli.net.frames import Kind, decode_control, encode_control, pack_header, unpack_header
+from seedcli.net.handshake import transcript
+from seedcli.net.inprocess import InProcessClient, InProcessServer
+from seedcli.net.security import new_nonce, prove
+from seedcli.net.token import Token, new_token
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, RowLayout
+from tests.inference.helpers import SPEC, make_engine
+from tests.reliability.mutations import Mutator, Sent
+
+_MIXED = EnvSpec(
+    "test/mixed",
+    {
+        "flags": ArraySpec((40,), "bool"),
+        "image": ArraySpec((24, 24), "uint8"),
+        "masks": ArraySpec((24, 24), "uint8", binary=(3, 250)),
+        "vector": ArraySpec((4,), "float32"),
+    },
+    ActionSpec((4,)),
+)
+_CODECS = {"flags": "bits", "image": "zstd", "masks": "bits+zstd", "vector": "raw"}
+_CANARY_EVERY = 500
+_WARM_UP = 5_000  # mutations before memory is measured
+
+
+class Fleet:
+    """A service without sockets, an actor that must always be answered, and clients that send what they like."""
+
+    def __init__(self, seed: int, *, token: Token | None) -> None:
+        self.mutator = Mutator(seed)
+        self.random = self.mutator.random
+        self.token = token
+        self.server = InProcessServer()
+        self.server.token = token
+        settings = FleetSettings(
+            environment={"id": "x"},
+            seed=5,
+            max_envs=16,
+            heartbeat_seconds=1.0,
+            timeout_seconds=10.0,
+            reconnect_timeout=60.0,
+        )
+        self._engine: StepEngine | None = None
+        self.service = InferenceService([self.server], settings, self._engine_for)
+        self.outcomes: Counter[str] = Counter()
+        self.changes: Counter[str] = Counter()
+        self._names = 0
+        self._canary = Intruder(self, "canary", "raw")
+
+    def _engine_for(self, spec: EnvSpec, on_fault: Callable[[Stream, str], None]) -> StepEngine:
+        if self._engine is None:
+            self._engine, self._arena, _, self._unrolls = make_engine(max_envs=16, on_fault=on_fault, length=3)
+        difference = SPEC.difference(spec)
+        if difference:
+            raise RefusedError(difference)
+        return self._engine
+
+    def turn(self) -> None:
+        """Let the service take everything that was sent."""
+        while self.service.turn(block=False):
+            while self._engine is not None and self._unrolls:
+                self._arena.release(self._unrolls.pop())
+
+    def hello(self, **changes: Any) -> bytes:
+        """A valid introduction under a new name."""
+        self._names += 1
+        name = f"intruder-{self._names % 50}"
+        return encode_control({"actor_id": name, "envs": 2, "streams": 1, "version": "0"} | changes)
+
+    def proof(self, hello: bytes, challenge: Any) -> bytes:
+        """A valid proof."""
+        if self.token is None:
+            return b"{}"
+        said, nonce = transcript(hello, bytes(challenge)), new_nonce()
+        return encode_control({"nonce": nonce, "proof": prove(self.token, "actor", said, nonce)})
+
+    def count(self, sent: Sent, outcome: str) -> None:
+        """Note what came of a mutation; now and then, look whether somebody else still is answered."""
+        self.outcomes[outcome] += 1
+        self.changes[sent.what] += 1
+        if self.outcomes.total() % _CANARY_EVERY == 0:
+            self._canary.step_well()
+
+    def close(self) -> None:
+        """Free the listener."""
+        self.service.finish()
+
+
+class Intruder:
+    """A client; with a codec it is let in like an actor."""
+
+    def __init__(self, fleet: Fleet, name: str = "", codec: str = "") -> None:
+        self.fleet = fleet
+        self.client: InProcessClient = fleet.server.client()
+        self.peer = self.client._peer
+        self.sequence = [0, 0]
+        self.session = 0
+        if codec:
+            self._join(name, codec)
+
+    def exchange(self, sent: Sent) -> list[Any]:
+        """Send a frame; gives what is answered."""
+        self.client.inbox.clear()
+        self.client.send(sent.header, sent.payload)
+        self.fleet.turn()
+        return list(self.client.inbox)
+
+    def say(self, kind: Kind, payload: bytes) -> list[Any]:
+        """Send a valid frame; gives what is answered."""
+        return self.exchange(Sent(pack_header(kind, len(payload), session=self.session), payload, ""))
+
+    def _join(self, name: str, codec: str) -> None:
+        fleet = self.fleet
+        hello = fleet.hello(**({"actor_id": name} if name else {}), streams=2)
+        (challenge,) = self.say(Kind.HELLO, hello)
+        (configure,) = self.say(Kind.PROOF, fleet.proof(hello, challenge.payload))
+        assert configure.header.kind == Kind.CONFIGURE
+        (ready,) = self.say(Kind.SPEC, specification(codec))
+        assert ready.header.kind == Kind.READY, bytes(ready.payload)
+        self.session = decode_control(ready.payload)["session"]
+        self.layout = RowLayout(SPEC, 1)
+        self.encoder = None if codec == "raw" else RowEncoder(self.layout, {"observation": codec})
+
+    def row(self, value: float) -> bytes:
+        """A valid row as this session sends it."""
+        row = np.zeros(self.layout.nbytes, np.uint8)
+        self.layout.views(row).observation[:] = value
+        if self.encoder is None:
+            return row.tobytes()
+        out = bytearray(self.encoder.max_payload)
+        return bytes(out[: self.encoder.encode(row, memoryview(out))])
+
+    def step_well(self) -> None:
+        """A step that must be answered with its actions."""
+        sequence = self.sequence[0]
+        header = pack_header(Kind.STEP, self.layout.nbytes, session=self.session, sequence=sequence)
+        (answer,) = self.exchange(Sent(header, self.row(sequence % 7), ""))
+        assert (answer.header.kind, answer.header.sequence) == (Kind.ACTION, sequence)
+        assert np.frombuffer(answer.payload, np.int32).tolist() == [3 * (sequence % 7)]
+        self.sequence[0] += 1
+
+    def close(self) -> None:
+        """End the connection, as a socket would."""
+        self.client.close()
+        self.fleet.service.lost(self.peer, "closed")
+
+    def lives(self) -> bool:
+        """Whether the session still stands."""
+        return any(answer.header.kind == Kind.HEARTBEAT_ACK for answer in self.say(Kind.HEARTBEAT, b""))
+
+
+def specification(codec: str) -> bytes:
+    """A valid SPEC."""
+    return encode_control({**SPEC.to_dict(), "codecs": {"observation": codec}})
+
+
+def _stranger(fleet: Fleet) -> int:
+    """A mutation before anything was said."""
+    kind = fleet.random.choice([Kind.HELLO] * 6 + [Kind.PROOF, Kind.SPEC, Kind.STEP, Kind.HEARTBEAT, Kind.GOODBYE])
+    failure = {"failure": "the simulator crashed"} if fleet.random.random() < 0.2 else {}
+    body = {Kind.HELLO: fleet.hello(**failure), Kind.SPEC: specification("raw")}.get(kind, b"{}")
+    if fleet.random.random() < 0.02:
+        body = fleet.hello(envs=1000)  # more than there is room for
+    sent = fleet.mutator.frame(kind, body, lengths=False)
+    intruder = Intruder(fleet)
+    fleet.count(sent, _outcome("stranger", intruder.exchange(sent)))
+    intruder.close()
+    return 1
+
+
+def _before_the_proof(fleet: Fleet) -> int:
+    intruder = Intruder(fleet)
+    hello = fleet.hello(envs=fleet.random.choice([2, 2, 2, 60_000]))
+    (challenge,) = intruder.say(Kind.HELLO, hello)
+    sent = fleet.mutator.frame(Kind.PROOF, fleet.proof(hello, challenge.payload), lengths=False)
+    fleet.count(sent, _outcome("proof", intruder.exchange(sent)))
+    intruder.close()
+    return 1
+
+
+def _before_ready(fleet: Fleet) -> int:
+    intruder = Intruder(fleet)
+    hello = fleet.hello(**({"envs": 7} if fleet.random.random() < 0.1 else {}))
+    (challenge,) = intruder.say(Kind.HELLO, hello)
+    intruder.say(Kind.PROOF, fleet.proof(hello, challenge.payload))
+    sent = fleet.mutator.frame(Kind.SPEC, specification("zstd"), lengths=False)
+    fleet.count(sent, _outcome("specification", intruder.exchange(sent)))
+    intruder.close()
+    return 1
+
+
+def _inside(fleet: Fleet) -> int:
+    """Mutations of steps, repeated and reordered ones, heartbeats and goodbyes, until the session is ended."""
+    codec = fleet.random.choice(["raw", "zstd"])
+    intruder = Intruder(fleet, "", codec)
+    count = 0
+    while count < 50:
+        stream = fleet.random.randrange(2)
+        row = intruder.row(fleet.random.choice([0.0, 1.0, 5.0, float("nan"), float("inf")]))
+        sequence = intruder.sequence[stream]
+        kind, body = fleet.random.choice(
+            [(Kind.STEP, row)] * 6 + [(Kind.HEARTBEAT, b""), (Kind.GOODBYE, b'{"failure":"x"}')]
+        )
+        fields = {"session": intruder.session, "stream": stream, "sequence": sequence}
+        if kind == Kind.STEP and fleet.random.random() < 0.2:
+            # A row that is right, or twice the same: what comes later stands behind it.
+            sent = Sent(pack_header(kind, len(body), **fields), body, "valid or repeated")
+            if fleet.random.random() < 0.3:
+                intruder.client.send(sent.header, sent.payload)
+        elif kind == Kind.GOODBYE and fleet.random.random() < 0.2:
+            body = fleet.random.choice([b"", body])
+            sent = Sent(pack_header(kind, len(body), **fields), body, "goodbye")
+        else:
+            sent = fleet.mutator.frame(
+                kind, body, blocks=int(kind == Kind.STEP and codec == "zstd"), lengths=False, **fields
+            )
+        answers = intruder.exchange(sent)
+        count += 1
+        fleet.count(sent, _outcome("session", answers))
+        if any(answer.header.kind == Kind.ACTION for answer in answers):
+            for answer in answers:
+                if answer.header.kind == Kind.ACTION:
+                    intruder.sequence[answer.header.stream] = answer.header.sequence + 1
+        if not intruder.lives():
+            break
+    intruder.close()
+    return count
+
+
+def _admissions(fleet: Fleet) -> None:
+    """What is right by itself and does not fit: nothing is mutated here."""
+    for _ in range(2):
+        again = Intruder(fleet, "twice", "raw")
+    again.close()
+    half = []
+    for name, streams in (("one", 1), ("other", 4)):
+        intruder = Intruder(fleet)
+        hello = fleet.hello(actor_id=name, envs=10, streams=streams, failure="it crashed")
+        (challenge,) = intruder.say(Kind.HELLO, hello)
+        intruder.say(Kind.PROOF, fleet.proof(hello, challenge.payload))
+        half.append(intruder)
+    kinds = [intruder.say(Kind.SPEC, specification("raw"))[0].header.kind for intruder in half]
+    assert kinds == [Kind.READY, Kind.REFUSED], kinds
+    for intruder in half:
+        intruder.close()
+    for descriptors, envs in ((10**9, 1), (0, 10**4)):
+        fleet.service.doorman.descriptors = descriptors
+        intruder = Intruder(fleet)
+        hello = fleet.hello(envs=envs)
+        (challenge,) = intruder.say(Kind.HELLO, hello)
+        (refusal,) = intruder.say(Kind.PROOF, fleet.proof(hello, challenge.payload))
+        assert refusal.header.kind == Kind.REFUSED
+    crowd = [Intruder(fleet) for _ in range(STRANGERS + 5)]
+    for intruder in crowd:
+        intruder.say(Kind.HELLO, fleet.hello())
+    assert sum(not entry.handshake.proved for entry in fleet.service.reception.handshakes().values()) == STRANGERS
+    for intruder in crowd:
+        intruder.close()
+
+
+def _outcome(stage: str, answers: list[Any]) -> str:
+    kinds = [Kind(answer.header.kind).name.lower() for answer in answers]
+    return f"{stage}: {kinds[-1] if kinds else 'dropped'}"
+
+
+class _Decoders:
+    """The parsers alone."""
+
+    def __init__(self, seed: int) -> None:
+        self.mutator = Mutator(seed)
+        self.layout = RowLayout(_MIXED, 2)
+        self.decoder = RowDecoder(self.layout, _CODECS)
+        row = np.zeros(self.layout.nbytes, np.uint8)
+        views = self.layout.views(row)
+        chance = np.random.default_rng(seed)
+        views.observation["flags"][:] = chance.integers(0, 2, (2, 40))
+        views.observation["image"][:, :9] = chance.integers(0, 255, (2, 9, 24))
+        views.observation["masks"][:] = np.where(chance.random((2, 24, 24)) < 0.05, 250, 3)
+        out = bytearray(self.decoder.max_payload)
+        encoder = RowEncoder(self.layout, _CODECS)
+        self.row = bytes(out[: encoder.encode(row, memoryview(out))])
+        self.destination = memoryview(bytearray(self.layout.nbytes))
+        self.outcomes: Counter[str] = Counter()
+        self.ready = encode_control(
+            {
+                "session": 5, "stream_envs": [2, 1], "payload_bytes": [100, 50], "heartbeat_seconds": 2.0,
+                "timeout_seconds": 20.0, "reconnect_timeout": 300.0,
+            }
+        )  # fmt: skip
+        self.spec = encode_control({**_MIXED.to_dict(), "codecs": _CODECS})
+
+    def once(self) -> int:
+        """A mutation for each parser."""
+        mutator = self.mutator
+        self._try("row", lambda: self.decoder.decode(mutator.row(self.row, 4), self.destination))
+        self._try("row bytes", lambda: self.decoder.decode(mutator.noise(self.row), self.destination))
+        self._try("header", lambda: unpack_header(mutator.noise(pack_header(Kind.STEP, 7))))
+        self._try("READY", lambda: messages.parse_ready(decode_control(mutator.json(self.ready))))
+        self._try("SPEC", lambda: self._specification(mutator.json(self.spec), mutator.random.choice([3, 60_000])))
+        self._try("codecs", lambda: self._codecs(mutator.random.choice([*codecs.CODECS, "lz4"])))
+        return 6
+
+    @staticmethod
+    def _specification(body: bytes, envs: int) -> None:
+        spec, chosen = messages.parse_spec(decode_control(body), envs)
+        codecs.check_codecs(spec, chosen, codecs.CODECS)
+        RowDecoder(RowLayout(spec, envs), chosen)
+
+    @staticmethod
+    def _codecs(name: str) -> None:
+        codecs.check_codecs(_MIXED, _CODECS | {"vector": name}, codecs.CODECS)
+
+    def _try(self, what: str, action: Callable[[], object]) -> None:
+        try:
+            action()
+            self.outcomes[f"{what}: taken"] += 1
+        except (ProtocolError, RefusedError):
+            self.outcomes[f"{what}: refused"] += 1
+
+
+def _round(fleets: list[Fleet], decoders: _Decoders) -> int:
+    count = 0
+    for fleet in fleets:
+        for _ in range(10):
+            count += _stranger(fleet) + _before_the_proof(fleet) + _before_ready(fleet)
+        count += _inside(fleet) + _inside(fleet)
+    for _ in range(20):
+        count += decoders.once()
+    return count
+
+
+def fuzz_parsers(mutations: int, seed: int) -> dict[str, Any]:
+    """Send so many mutations, at any stage; gives what came of them."""
+    logging.getLogger("seedcli").setLevel(logging.CRITICAL)
+    fleets = [Fleet(seed, token=Token(new_token(), "a test")), Fleet(seed + 1, token=None)]
+    decoders = _Decoders(seed)
+    process = psutil.Process()
+    failures: list[str] = []
+    count, begun, memory = 0, time.monotonic(), 0.0
+    try:
+        for fleet in fleets:
+            _admissions(fleet)
+        while count < mutations:
+            with np.errstate(invalid="ignore"):  # the policy adds up whatever is observed
+                count += _round(fleets, decoders)
+            if not memory and count > min(_WARM_UP, mutations // 2):
+                memory = process.memory_info().rss / 2**20
+    except Exception as error:
+        failures.append(f"mutation {count} with seed {seed} raised {type(error).__name__}: {error}")
+        raise
+    finally:
+        for fleet in fleets:
+            fleet.close()
+    grown = process.memory_info().rss / 2**20 - memory
+    if grown > 64:
+        failures.append(f"memory grew by {grown:.0f} MB")
+    outcomes: Counter[str] = sum((fleet.outcomes for fleet in fleets), Counter(decoders.outcomes))
+    return {
+        "mutations": count,
+        "mutations_per_second": count / (time.monotonic() - begun),
+        "memory_grown_mb": grown,
+        "outcomes": dict(sorted(outcomes.items())),
+        "changes": dict(sorted(sum((fleet.changes for fleet in fleets), Counter[str]()).items())),
+        "failures": failures,
+    }

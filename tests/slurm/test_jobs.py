@@ -1,0 +1,162 @@
+"""The scripts of `seed slurm`, run by a real SLURM with real learners and actors."""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from seedcli.cli import main
+from tests.slurm.cluster import Cluster, Job
+from tests.system.harness import TINY, checkpoints, counting, last, metrics, sets, wait_for
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "slurm"
+SMALL = ("--envs", "2", "--learner-cpus", "2", "--cpus-per-actor", "1", "--time", "10", "--signal-seconds", "60")
+LONG = 10**9
+
+Print = Callable[..., Path]
+
+
+@pytest.fixture
+def script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Print:
+    """Print a script for a run that counts its steps, some hundred a second."""
+
+    def print_script(*arguments: str, steps: int) -> Path:
+        values = sets(*TINY, *counting(0.004))
+        assert main(["slurm", "--preset", "gymnasium_vtrace", "--steps", str(steps), *SMALL, *values, *arguments]) == 0
+        path = tmp_path / "job.sbatch"
+        path.write_text(capsys.readouterr().out)
+        return path
+
+    return print_script
+
+
+def completes(job: Job, *, restarts: int) -> None:
+    job.wait_for_state("COMPLETED")
+    shown = job.show()
+    assert (shown["ExitCode"], shown["Restarts"]) == ("0:0", str(restarts)), job.logs()
+
+
+def goes_on(job: Job, *stopped_at: int) -> None:
+    """What was trained before the job was stopped was not trained again."""
+    steps = [line["env_steps"] for line in metrics(job.run)]
+    assert steps == sorted(steps) and steps[0] < min(stopped_at) and max(stopped_at) < steps[-1]
+    for at in stopped_at:
+        assert f"at {at:,} environment steps" in job.log(f"learner-{job.number}"), job.logs()
+
+
+def newer(job: Job, than: int) -> int:
+    """Steps of its newest checkpoint; 0 where that is not a newer one."""
+    return newest if (newest := max(checkpoints(job.run))) > than else 0
+
+
+def stopped(job: Job, before: int) -> int:
+    """Steps of the checkpoint that a job wrote as it was stopped, now that it waits in the queue."""
+    job.wait_for_state("PENDING")
+    wait_for(lambda: not job.cluster.processes(job.run), "the end of the job's processes")
+    at = max(checkpoints(job.run))
+    assert at > before, job.logs()
+    return at
+
+
+def states(cluster: Cluster, array: str) -> set[str]:
+    """States of an array's jobs."""
+    return set(re.findall(r"JobState=(\w+)", cluster.call("scontrol", "show", "job", "--oneliner", array)))
+
+
+def test_the_cartpole_example_completes(cluster: Cluster, tmp_path: Path) -> None:
+    environ = {"SEED_RUN__STEPS": "60000", "SEED_TELEMETRY__INTERVAL_SECONDS": "0.2"}
+    job = cluster.submit(EXAMPLES / "cartpole.sbatch", tmp_path / "run", environ)
+    completes(job, restarts=0)
+    assert max(checkpoints(job.run)) >= 60_000
+    assert max(line["actors"] for line in metrics(job.run)) == 2
+    assert "trained for" in job.log(f"learner-{job.number}")
+    for actor in (0, 1):
+        assert "connected" in job.log(f"actor-{job.number}-{actor}")
+    token = cluster.home / ".config" / "seed" / "token"
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert token.read_text().strip() not in job.logs()
+    wait_for(lambda: not cluster.processes(job.run), "the end of the job's processes")
+
+
+def test_a_job_on_two_nodes_is_requeued_and_preempted_and_finishes(
+    cluster: Cluster, script: Print, tmp_path: Path
+) -> None:
+    job = cluster.submit(script("--actors", "3", "--nodes", "2", steps=6_000), tmp_path / "run")
+    before = job.wait_for_checkpoint()
+    cluster.call("scontrol", "requeue", job.number)
+    requeued_at = stopped(job, before)
+    job.start_now()
+    before = wait_for(lambda: newer(job, requeued_at), "a checkpoint after the first stop")
+    cluster.call("sbatch", "--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true")
+    preempted_at = stopped(job, before)
+    job.start_now()
+    completes(job, restarts=2)
+    goes_on(job, requeued_at, preempted_at)
+
+
+def test_the_time_limit_is_met_with_a_checkpoint_and_the_job_goes_on(
+    cluster: Cluster, script: Print, tmp_path: Path
+) -> None:
+    job = cluster.submit(script("--actors", "2", steps=12_000), tmp_path / "run")
+    before = job.wait_for_checkpoint()
+    # Now that it trains, the limit is drawn near: SLURM, which looks every half minute, has it stop a minute ahead.
+    minutes = math.ceil((job.running_seconds + 40) / 60)
+    cluster.call("scontrol", "update", f"JobId={job.number}", f"TimeLimit={minutes}")
+    at = stopped(job, before)
+    assert "queued again" in job.logs()
+    job.start_now(TimeLimit="10")
+    completes(job, restarts=1)
+    goes_on(job, at)
+
+
+def test_an_array_of_actors_comes_and_goes_with_its_learner(cluster: Cluster, script: Print, tmp_path: Path) -> None:
+    job = cluster.submit(script("--array", "--actors", "2", steps=6_000), tmp_path / "run")
+    before = job.wait_for_checkpoint()
+    first = job.array
+    cluster.call("scontrol", "requeue", job.number)
+    at = stopped(job, before)
+    job.start_now()
+    completes(job, restarts=1)
+    goes_on(job, at)
+    wait_for(cluster.is_empty, "the end of the array")
+    second = job.array
+    assert states(cluster, first) == {"CANCELLED"}
+    assert states(cluster, second) == {"COMPLETED"}, job.logs()
+    assert max(line["actors"] for line in metrics(job.run)) == 2
+    assert all("connected" in job.log(f"actor-{second}-{actor}") for actor in (0, 1))
+
+
+def test_a_dead_actor_is_replaced_and_scancel_ends_all_with_a_checkpoint(
+    cluster: Cluster, script: Print, tmp_path: Path
+) -> None:
+    job = cluster.submit(
+        script("--actors", "2", "--set", "training.checkpoint_seconds=1000", steps=LONG), tmp_path / "run"
+    )
+    wait_for(lambda: last(job.run, "actors") == 2, "both actors have joined")
+    actors = [process for process in cluster.processes(job.run) if "actor" in process.cmdline()[2:3]]
+    actors[0].send_signal(signal.SIGKILL)
+    wait_for(lambda: "failure 1 of 6" in job.logs(), "the actor's death is noticed")
+    wait_for(
+        lambda: job.logs().count("connected to") == 3 and last(job.run, "actors") == 2, "another has taken its place"
+    )
+    wait_for(lambda: last(job.run, "learner_updates"), "training")
+    assert checkpoints(job.run) == []
+    cluster.call("scancel", job.number)
+    job.wait_for_state("CANCELLED")
+    wait_for(lambda: not cluster.processes(job.run), "the end of the job's processes", 30)
+    assert len(checkpoints(job.run)) == 1, job.logs()
+    wait_for(cluster.is_empty, "the job has left the queue")
+    assert job.show()["Restarts"] == "0"
+
+
+def test_a_learner_that_fails_ends_the_job_with_its_status(cluster: Cluster, script: Print, tmp_path: Path) -> None:
+    job = cluster.submit(script("--actors", "2", steps=LONG), tmp_path / "run", {"SEED_AGENT__DISCOUNT": "7"})
+    job.wait_for_state("FAILED")
+    assert (job.show()["ExitCode"], job.show()["Restarts"]) == ("2:0", "0")
+    assert "agent.discount" in job.log(f"learner-{job.number}")

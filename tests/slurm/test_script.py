@@ -1,0 +1,203 @@
+"""What `seed slurm` prints, without a SLURM."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seedcli.cli import main
+from seedcli.errors import UsageError
+from seedcli.roles.slurm import Job, command, seconds_of
+from seedcli.roles.slurm_script import job_script
+
+EXAMPLES = sorted((Path(__file__).parent.parent.parent / "examples" / "slurm").glob("*.sbatch"))
+SCRIPTS = {
+    "one job": Job(preset="cartpole_vtrace", actors=2),
+    "not requeued": Job(preset="cartpole_vtrace", actors=2, requeue=False),
+    "an array": Job(preset="atari_vtrace", actors=4, env="breakout", array=True, gpus=1, time="1-0"),
+    "everything": Job(
+        preset="cartpole_vtrace",
+        actors=3,
+        envs=8,
+        steps="1e6",
+        seed="7",
+        sets=("agent.hidden=[8, 8]", 'environment.kwargs={ name = "it\'s" }'),
+        time="4:00:00",
+        logdir="/scratch/it's $(here) }",
+        nodes=2,
+        partition="long,short",
+        account="group-1",
+        learner_cpus=8,
+        mem="64G",
+        signal_seconds=120,
+        sbatch=("--qos=long", "-C avx512"),
+        venv="/opt/my venv/",
+        setup=("module load python",),
+    ),
+}
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(["slurm", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def directives(script: str) -> list[str]:
+    """The options that sbatch reads: #SBATCH lines ahead of the first command."""
+    head = script.partition("\nrun=")[0]
+    return re.findall(r"^#SBATCH (.*)$", head, re.MULTILINE)
+
+
+def words_of(script: str, program: str) -> list[str]:
+    """The words of the one line of the script that starts `program`, such as "seed learner"."""
+    joined = script.replace("\\\n", " ")
+    (line,) = [line.strip() for line in joined.splitlines() if f"{program} --" in line and not line.startswith("#")]
+    return shlex.split(line[line.index(program) :])
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_shell(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.sbatch"
+    path.write_text(job_script(SCRIPTS[name]))
+    subprocess.run(["bash", "-n", str(path)], check=True, timeout=10)
+    # sbatch reads options up to the first command only: none may stand behind it.
+    text = path.read_text().partition("END_OF_ACTORS")[0]
+    commands = [number for number, line in enumerate(text.splitlines()) if line and not line.startswith("#")]
+    options = [number for number, line in enumerate(text.splitlines()) if line.startswith("#SBATCH")]
+    assert max(options) < commands[0]
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_has_no_pitfalls(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.sbatch"
+    path.write_text(job_script(SCRIPTS[name]))
+    subprocess.run(["shellcheck", "--severity=warning", "--exclude=SC1090,SC1091", str(path)], check=True, timeout=30)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_is_what_its_command_prints(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = re.findall(r"^# Printed by: seed slurm (.*)$", path.read_text(), re.MULTILINE)
+    assert printed(capsys, *shlex.split(line)) == (0, path.read_text(), "")
+
+
+def test_there_are_examples_of_each_layout() -> None:
+    assert [path.name for path in EXAMPLES] == ["array.sbatch", "cartpole.sbatch", "football.sbatch"]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_says_the_command_that_prints_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    script = job_script(SCRIPTS[name])
+    said = command(SCRIPTS[name])
+    assert f"# Printed by: {said}\n" in script
+    assert printed(capsys, *shlex.split(said)[2:]) == (0, script, "")
+
+
+def test_every_value_arrives() -> None:
+    script = job_script(SCRIPTS["everything"])
+    # 8 CPUs of the learner are 4 tasks of 2; with 3 actors 7 of them, on 2 nodes of 4.
+    assert directives(script) == [
+        "--job-name=cartpole_vtrace", "--output=%x-%j.log", "--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=2",
+        "--mem=64G", "--time=4:00:00", "--partition=long,short", "--account=group-1", "--requeue", "--open-mode=append",
+        "--signal=TERM@120", "--qos=long", "-C avx512",
+    ]  # fmt: skip
+    learner = words_of(script, "seed learner")
+    assert learner[2:8] == ["--preset", "cartpole_vtrace", "--steps", "1e6", "--seed", "7"]
+    given = [learner[place + 1] for place, word in enumerate(learner) if word == "--set"]
+    assert given == [*SCRIPTS["everything"].sets, "actors.count=3", "actors.envs=8"]
+    assert learner[learner.index("--logdir") :] == [
+        "--logdir", "$SEED_RUN", "--continue", "--grpc-port", "0", "--zmq-port", "0", "--no-live", "&"
+    ]  # fmt: skip
+
+
+def test_values_are_text_to_the_shell(tmp_path: Path) -> None:
+    logdir = f'{tmp_path}/it\'s $(touch hacked) `touch hacked` }} "run"'
+    script = job_script(Job(preset="cartpole_vtrace", actors=1, logdir=logdir))
+    head = script.partition("\n# One actor.")[0]
+    shown = subprocess.run(
+        ["bash", "-c", head + '\nprintf %s "$SEED_RUN"'],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin"},
+        timeout=10,
+    )
+    assert (shown.stdout, shown.stderr) == (logdir, "")
+    assert (Path(logdir) / "slurm").is_dir() and not (tmp_path / "hacked").exists()
+
+
+def test_the_users_environment_does_not_change_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(preset="cartpole_vtrace", actors=1)
+    before = job_script(job)
+    monkeypatch.setenv("SEED_ACTORS__ENVS", "7")
+    assert job_script(job) == before
+
+
+@given(actors=st.integers(1, 60), nodes=st.integers(1, 61), cpus=st.integers(1, 9), learner=st.integers(1, 40))
+def test_learner_and_actors_fit_into_the_job(actors: int, nodes: int, cpus: int, learner: int) -> None:
+    nodes = min(nodes, actors + 1)
+    script = job_script(
+        Job(preset="cartpole_vtrace", actors=actors, envs=1, nodes=nodes, cpus_per_actor=cpus, learner_cpus=learner,
+            sets=("actors.streams=1",))
+    )  # fmt: skip
+    asked = dict(option.split("=", 1) for option in directives(script) if "=" in option)
+    per_node = int(asked["--ntasks-per-node"]) * cpus
+    (learners,) = {int(found) for found in re.findall(r"--job-name=learner .*--cpus-per-task=(\d+)", script)}
+    assert learners >= learner and learners % 2 == 0 and learners % cpus == 0
+    assert learners <= per_node
+    assert (per_node - learners) // cpus + (nodes - 1) * (per_node // cpus) >= actors
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [("90", 5400), ("1:30", 90), ("4:00:00", 14400), ("2-0", 172800), ("1-2:30", 95400), ("1-00:00:01", 86401)],
+)
+def test_time_limits(time: str, seconds: int) -> None:
+    assert seconds_of(time) == seconds
+
+
+@pytest.mark.parametrize("time", ["", "4h", "0", "1:2:3:4", "-5", "1-", "1-2:3:4:5", "infinite", "1.5", "00:00"])
+def test_malformed_time_limits(time: str) -> None:
+    with pytest.raises(UsageError, match="--time"):
+        seconds_of(time)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--preset", "cartpol_vtrace"], "did you mean cartpole_vtrace"),
+        ([], "--preset"),
+        (["--preset", "cartpole_vtrace", "--actors", "0"], "0"),
+        (["--preset", "cartpole_vtrace", "--envs", "0"], "0"),
+        (["--preset", "cartpole_vtrace", "--time", "4h"], "4h"),
+        (["--preset", "cartpole_vtrace", "--time", "2"], "--signal-seconds 90"),
+        (["--preset", "cartpole_vtrace", "--steps", "many"], "run.steps"),
+        (["--preset", "cartpole_vtrace", "--set", "training.batch_sice=1"], "training.batch_size"),
+        (["--preset", "atari_vtrace", "--env", "breakaut"], "breakout"),
+        (["--preset", "cartpole_vtrace", "--actors", "999", "--envs", "9"], "inference.max_envs"),
+        (["--preset", "cartpole_vtrace", "--mem", "lots"], "lots"),
+        (["--preset", "cartpole_vtrace", "--partition", "a b"], "a b"),
+        (["--preset", "cartpole_vtrace", "--account", "x;y"], "x;y"),
+        (["--preset", "cartpole_vtrace", "--sbatch", "qos=long"], "qos=long"),
+        (["--preset", "cartpole_vtrace", "--logdir", "a%j"], "a%j"),
+        (["--preset", "cartpole_vtrace", "--logdir", "a\n#SBATCH --uid=0"], "one line"),
+        (["--preset", "cartpole_vtrace", "--setup", "a\nb"], "one line"),
+        (["--preset", "cartpole_vtrace", "--array", "--nodes", "2"], "--array"),
+        (["--preset", "cartpole_vtrace", "--actor-mem", "2G"], "--array"),
+        (["--preset", "cartpole_vtrace", "--actor-partition", "cpu"], "--array"),
+        (["--preset", "cartpole_vtrace", "--gpus", "1", "--nodes", "2"], "--array"),
+        (["--preset", "cartpole_vtrace", "--actors", "2", "--nodes", "4"], "at most 3"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = printed(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("seed: ") and err.count("\n") == 1 and said in err

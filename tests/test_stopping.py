@@ -1,0 +1,119 @@
+"""Signals that ask a process to stop, sent to real processes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import IO
+
+import pytest
+
+SECONDS = 20.0
+NOTED = """
+import sys, time
+from seedcli.roles.stopping import Signals
+signals = Signals()
+print("ready", flush=True)
+signals.raised.wait()
+print("noted", flush=True)
+sys.stdin.readline()
+sys.exit(signals.status)
+"""
+RAISED = """
+import sys, time
+from seedcli.roles.stopping import Stopped, raising_stopped
+try:
+    with raising_stopped():
+        print("ready", flush=True)
+        try:
+            time.sleep(60)
+        finally:
+            print("noted", flush=True)
+            sys.stdin.readline()
+except Stopped as stopped:
+    sys.exit(stopped.status)
+"""
+
+
+class Script:
+    """A process that says what it does; closing its standard input has it end."""
+
+    def __init__(self, text: str, *prefix: str) -> None:
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._out.readline() == "ready\n"
+
+    @property
+    def _out(self) -> IO[str]:
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    def ask(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+        assert self._out.readline() == "noted\n"
+
+    def end(self) -> int:
+        self.process.communicate(timeout=SECONDS)
+        return self.process.returncode
+
+
+@pytest.fixture
+def scripts() -> Iterator[list[Script]]:
+    started: list[Script] = []
+    yield started
+    for script in started:
+        script.process.kill()
+        script.process.communicate()
+
+
+@pytest.mark.parametrize("text", [NOTED, RAISED], ids=["noted", "raised"])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)],
+    ids=lambda value: str(value),
+)
+def test_the_first_signal_is_a_clean_stop(
+    scripts: list[Script], text: str, number: signal.Signals, status: int
+) -> None:
+    scripts.append(Script(text))
+    scripts[0].ask(number)
+    assert scripts[0].end() == status
+
+
+def test_a_second_signal_ends_a_learner_at_once(scripts: list[Script]) -> None:
+    scripts.append(Script(NOTED))
+    scripts[0].ask(signal.SIGTERM)
+    scripts[0].process.send_signal(signal.SIGINT)
+    assert scripts[0].process.wait(SECONDS) == 130
+
+
+def test_sigterms_in_one_moment_are_one_and_a_later_one_is_a_second(scripts: list[Script]) -> None:
+    # As SLURM preempts a job: SIGTERM, SIGCONT, SIGTERM.
+    scripts.append(Script(NOTED))
+    for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGTERM):
+        scripts[0].process.send_signal(number)
+    assert scripts[0]._out.readline() == "noted\n"
+    with pytest.raises(subprocess.TimeoutExpired):
+        scripts[0].process.wait(1.2)  # it goes on with its clean stop
+    scripts[0].process.send_signal(signal.SIGTERM)
+    assert scripts[0].process.wait(SECONDS) == 143
+
+
+def test_a_second_signal_ends_other_commands_at_once(scripts: list[Script]) -> None:
+    scripts.append(Script(RAISED))
+    scripts[0].ask(signal.SIGTERM)
+    scripts[0].process.send_signal(signal.SIGTERM)
+    assert scripts[0].process.wait(SECONDS) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("text", [NOTED, RAISED], ids=["noted", "raised"])
+def test_nohup_is_respected(scripts: list[Script], text: str) -> None:
+    scripts.append(Script(text, "nohup"))
+    scripts[0].process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        scripts[0].process.wait(0.5)
+    scripts[0].ask(signal.SIGTERM)
+    assert scripts[0].end() == 143

@@ -1,0 +1,281 @@
+"""Checkpoints on disks that are full, broken or slow."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from seedcli.errors import SeedError
+from seedcli.layering import load_config
+from seedcli.net.inprocess import InProcessServer
+from seedcli.roles.learner import Learner
+from seedcli.roles.runfolder import RunFolder
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
+from seedcli.training import checkpoint as module
+from seedcli.training.checkpoint import (
+    Checkpointer,
+    find_checkpoint,
+    list_checkpoints,
+    open_checkpoint,
+    restore,
+)
+from tests.mounts import fill, tmpfs
+from tests.training.helpers import LIMIT
+
+SPEC = EnvSpec("test/env", ArraySpec((2,), "uint8"), ActionSpec((3,)))
+
+
+def _writer(folder: Path, size: int = 6, **options: Any) -> tuple[Checkpointer, tf.Variable]:
+    variable = tf.Variable(np.zeros(size, np.float32))
+    return Checkpointer(
+        folder, "[run]\n", SPEC, {"agent": [variable]}, **{"keep": 3, "keep_every_hours": 0.0} | options
+    ), variable
+
+
+def _save(writer: Checkpointer, variable: tf.Variable, env_steps: int) -> Path:
+    variable.assign(tf.fill(variable.shape, float(env_steps)))
+    return writer.save({"env_steps": env_steps}, wait=True)
+
+
+def _holds(path: Path, size: int, value: float) -> None:
+    variable = tf.Variable(np.zeros(size, np.float32))
+    restore(open_checkpoint(path), {"agent": [variable]})
+    np.testing.assert_array_equal(variable, np.float32(value))
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# ------------------------------------------------------------------------------------- disks that refuse
+
+
+def _refuse_with(number: int) -> Callable[..., None]:
+    def refuse(*arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+def test_a_full_disk_costs_the_checkpoints_that_do_not_fit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    size = 50_000
+    with tmpfs(tmp_path / "disk", "size=2m") as disk:
+        folder = disk / "checkpoints"
+        writer, variable = _writer(folder, size)
+        first = _save(writer, variable, 1)
+        ballast = fill(disk, spare=100_000)
+        for env_steps in (2, 3):
+            writer.save({"env_steps": env_steps})
+            writer.wait()
+            assert writer.error is not None and _names(folder) == ["1"], "nothing half-written takes the room"
+        lines = [record.getMessage() for record in caplog.records]
+        assert len(lines) == 2 and f"{folder / '2'} could not be written: " in lines[0] and "\n" not in lines[0]
+        with pytest.raises(SeedError, match=r"checkpoints/3 could not be written \(.*make room"):
+            _save(writer, variable, 3)
+        _holds(first, size, 1)
+        # The same number again: what stands is not touched before its successor is whole.
+        with pytest.raises(SeedError, match="could not be written"):
+            _save(writer, variable, 1)
+        _holds(find_checkpoint(folder).path, size, 1)
+        ballast.unlink()
+        _holds(_save(writer, variable, 4), size, 4)
+        assert writer.error is None and _names(folder) == ["1", "4"]
+
+
+def test_a_disk_with_errors_costs_one_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, variable = _writer(tmp_path)
+    _save(writer, variable, 1)
+    for name in ("fsync", "open"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, _refuse_with(errno.EIO))
+            with pytest.raises(SeedError, match="Input/output error"):
+                _save(writer, variable, 2)
+        assert [p.name for p in list_checkpoints(tmp_path)] == ["1"]
+    _holds(_save(writer, variable, 2), 6, 2)
+    assert _names(tmp_path) == ["1", "2"], "what could not even be removed then is removed now"
+
+
+def test_a_rename_that_fails_puts_the_old_one_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, variable = _writer(tmp_path)
+    _save(writer, variable, 1)
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.name.endswith(".partial"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fail)
+        variable.assign(tf.fill(variable.shape, 9.0))
+        writer.save({"env_steps": 1})
+        writer.wait()
+    assert writer.error is not None and _names(tmp_path) == ["1"]
+    _holds(tmp_path / "1", 6, 1)
+
+
+def test_too_few_file_descriptors_cost_one_checkpoint(tmp_path: Path) -> None:
+    writer, variable = _writer(tmp_path)
+    _save(writer, variable, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        writer.save({"env_steps": 2})
+        writer.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert isinstance(writer.error, OSError) and writer.error.errno == errno.EMFILE
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["1"]
+    _holds(_save(writer, variable, 3), 6, 3)
+    assert _names(tmp_path) == ["1", "3"], "what could not even be removed then is removed now"
+
+
+def test_a_system_without_threads_costs_one_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, variable = _writer(tmp_path)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        writer.save({"env_steps": 1})
+    assert isinstance(writer.error, RuntimeError) and not writer.busy
+    _holds(_save(writer, variable, 2), 6, 2)
+
+
+def test_older_checkpoints_that_cannot_be_removed_do_not_count_against_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer, variable = _writer(tmp_path, keep=1)
+    _save(writer, variable, 1)
+    monkeypatch.setattr(writer, "_prune", _refuse_with(errno.EIO))
+    _holds(_save(writer, variable, 2), 6, 2)
+    assert "older checkpoints" in caplog.text and "Input/output error" in caplog.text
+
+
+# ------------------------------------------------------------------------------------------- slow disks
+
+
+class _Held:
+    """A disk whose writes take until `release`."""
+
+    def __init__(self, writer: Checkpointer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.release = threading.Semaphore(0), threading.Semaphore(0)
+        write = writer._tensors.write
+
+        def held(path: str) -> None:
+            self.begun.release()
+            assert self.release.acquire(timeout=LIMIT)
+            write(path)
+
+        monkeypatch.setattr(writer._tensors, "write", held)
+
+
+def test_a_slow_write_postpones_the_next_one_and_is_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer, _ = _writer(tmp_path)
+    disk = _Held(writer, monkeypatch)
+    now = time.monotonic()
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    assert not writer.due(60)
+    now += 61
+    assert writer.due(60) and not writer.busy
+    writer.save({"env_steps": 1})
+    assert writer.busy and not writer.due(60) and not caplog.records
+    for minutes, lines in ((2, 1), (5, 1), (4, 1), (2, 2), (5, 2), (6, 3)):
+        now += 60 * minutes
+        assert not writer.due(60)
+        assert len(caplog.records) == lines
+    assert "has taken 120 s so far" in caplog.records[0].getMessage()
+    assert "training.checkpoint_seconds = 60" in caplog.records[0].getMessage()
+    disk.release.release()
+    writer.wait()
+    assert not writer.busy and writer.due(60)
+
+
+class _Core:
+    """Of a learner's core what its training thread calls."""
+
+    def __init__(self, checkpointer: Checkpointer, variable: tf.Variable) -> None:
+        self.checkpointer = checkpointer
+        self.finished = False
+        self.updates = 0
+        self._variable = variable
+
+    def train(self, batch: object) -> object:
+        self.updates += 1
+        self._variable.assign(tf.fill(self._variable.shape, float(self.updates)))
+        return batch
+
+    def counters(self) -> dict[str, int]:
+        return {"env_steps": self.updates}
+
+
+@pytest.fixture
+def learner(tmp_path: Path) -> Iterator[Learner]:
+    resolved = load_config("cartpole_vtrace", environ={}, sets=("training.checkpoint_seconds=0.05",))
+    with RunFolder.create(tmp_path / "run", "x") as folder:
+        learner = Learner(resolved, folder, [InProcessServer()], None)
+        learner.results = deque(maxlen=10)
+        yield learner
+
+
+def test_training_goes_on_while_a_checkpoint_takes_its_time(
+    learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer, variable = _writer(tmp_path / "checkpoints")
+    disk = _Held(writer, monkeypatch)
+    core = _Core(writer, variable)
+    learner.core = core  # type: ignore[assignment]
+    learner._built.set()
+    failed: list[BaseException] = []
+
+    def train() -> None:
+        try:
+            learner._train()
+        except BaseException as error:
+            failed.append(error)
+
+    def batch(updates: int = 1) -> None:
+        for _ in range(updates):
+            learner._batches.put(SimpleNamespace(), timeout=LIMIT)  # type: ignore[arg-type]
+
+    thread = threading.Thread(target=train, daemon=True)
+    thread.start()
+    try:
+        while not disk.begun.acquire(timeout=0.01):
+            batch()
+        held_at, begun = core.updates, time.monotonic()
+        while time.monotonic() - begun < 0.5:
+            batch()
+        assert core.updates > held_at + 20, "training does not wait for the disk"
+        assert not disk.begun.acquire(blocking=False), "nor do writes pile up"
+        assert sum(t.name == "checkpoint" for t in threading.enumerate()) == 1
+        disk.release.release(2)
+        while not disk.begun.acquire(timeout=0.01):
+            batch()
+    finally:
+        core.finished = True
+        batch()
+        thread.join(LIMIT)
+    writer.wait()
+    assert not failed and not thread.is_alive()
+    assert len([r for r in caplog.records if "longer than training.checkpoint_seconds = 0.05" in r.getMessage()]) == 1
+    one, two = list_checkpoints(tmp_path / "checkpoints")
+    _holds(one, 6, int(one.name))  # variables and counters of one moment, although training went on
+    _holds(two, 6, int(two.name))
+    stalled = learner.training_profile.seconds()["checkpoint"]
+    assert stalled < 0.25, f"two copies of 6 numbers stalled training for {stalled:.2f} s"
