@@ -77,7 +77,7 @@ def train(
     kept = _kept(resume=resume, continue_=continue_, overwrite=overwrite)
     resolved, folder = _start_run(preset, config, logdir, sets, flags, kept)
     with folder:
-        quiet_tensorflow()
+        _prepare()
         from seedcli.roles.local import run_train
 
         return run_train(resolved, folder, deterministic=deterministic, live=_live(no_live))
@@ -117,14 +117,20 @@ def learner(
     flags |= {"--host": host, "--grpc-port": grpc_port, "--zmq-port": zmq_port, "--insecure": insecure or None}
     flags |= {"--token-file": str(token_file) if token_file else None}
     flags |= {"--tls-cert": tls_cert, "--tls-key": tls_key, "--tls-ca": tls_ca}
-    kept = _kept(resume=resume, continue_=continue_ or standby, overwrite=overwrite)
-    wait = None
+    kept = _kept(resume=resume, continue_=continue_, standby=standby, overwrite=overwrite)
+    waited: list[str] = []
     if standby:
-        quiet_tensorflow()  # now: whoever takes over is to be quick
-        wait = _say_that_it_waits
-    resolved, folder = _start_run(preset, config, logdir, sets, flags, kept, wait)
+        _prepare()  # now: whoever takes over is to be quick
+
+    def say_that_it_waits(holder: str) -> None:
+        waited.append(holder)
+        typer.echo(f"seed: standing by: {holder}", err=True)
+
+    resolved, folder = _start_run(preset, config, logdir, sets, flags, kept, say_that_it_waits if standby else None)
     with folder:
-        quiet_tensorflow()
+        if waited:
+            typer.echo("seed: that learner is gone: taking over", err=True)
+        _prepare()
         from seedcli.roles.learner import run_learner
 
         return run_learner(resolved, folder, live=_live(no_live))
@@ -148,9 +154,9 @@ def actor(
         str | None, typer.Option("--actor-id", metavar="NAME", help="Name kept over reconnects.  [default: made up]")
     ] = None,
     transport: Annotated[
-        Literal["grpc", "zmq"],
-        typer.Option("--transport", help="How to reach a learner whose address is read from its run's folder."),
-    ] = "grpc",
+        Literal["grpc", "zmq"] | None,
+        typer.Option("--transport", help="How to reach the learner of a run's folder.  [default: grpc]"),
+    ] = None,
     token_file: TokenFile = None,
     insecure: Insecure = False,
     tls_cert: TlsCert = None,
@@ -178,7 +184,9 @@ def actor(
     from seedcli.net.security import TlsFiles
     from seedcli.roles.actor import run_actor
     from seedcli.roles.discovery import Discovery, default_connect
+    from seedcli.telemetry.output import outlive_output
 
+    outlive_output()
     tls = TlsFiles(tls_cert or "", tls_key or "", tls_ca or "")
     return run_actor(
         Discovery(
@@ -225,20 +233,30 @@ def register(app: typer.Typer) -> None:
     )(actor)
 
 
-def _kept(*, resume: bool, continue_: bool, overwrite: bool) -> Literal["refuse", "resume", "continue", "overwrite"]:
+def _kept(
+    *, resume: bool, continue_: bool, overwrite: bool, standby: bool = False
+) -> Literal["refuse", "resume", "continue", "overwrite"]:
     """What is to become of a run that the folder holds."""
-    given = [name for name, wanted in (("resume", resume), ("continue", continue_), ("overwrite", overwrite)) if wanted]
+    flags = {"--resume": resume, "--standby": standby, "--overwrite": overwrite}
+    flags["--continue"] = continue_ and not standby  # which means it too
+    given = [flag for flag, wanted in flags.items() if wanted]
     if len(given) > 1:
-        raise UsageError(f"--{given[0]} and --{given[1]} cannot both be given: they say what becomes of a run")
+        raise UsageError(f"{given[0]} and {given[1]} cannot both be given: they say what becomes of a run")
     if resume:
         return "resume"
-    if continue_:
+    if continue_ or standby:
         return "continue"
     return "overwrite" if overwrite else "refuse"
 
 
-def _say_that_it_waits(holder: str) -> None:
-    typer.echo(f"seed: standing by: {holder}", err=True)
+def _prepare() -> None:
+    """What a run needs before anything else: output that may go away, and TensorFlow."""
+    from seedcli.telemetry.output import outlive_output
+
+    outlive_output()
+    if "tensorflow" not in sys.modules and sys.stderr.isatty():
+        typer.echo("loading TensorFlow, which takes some seconds", err=True)
+    quiet_tensorflow()
 
 
 def _start_run(
@@ -277,6 +295,8 @@ def _start_run(
     )
     if resolved is None:
         try:
+            if not folder.resume:
+                raise UsageError(f"{logdir} holds no run yet: give --preset NAME too, to start one")
             resolved = load_config(None, run_folder=there, sets=sets or (), flags=flags)
         except BaseException:
             folder.close()

@@ -61,6 +61,10 @@ class ProtocolError(SeedError):
     exit_status = EXIT_REFUSED
 
 
+class VersionError(ProtocolError):
+    """A peer speaks another version of the protocol: nothing it says can be understood."""
+
+
 class TrainingDone(SeedError):
     """The learner says, before an actor was let in, that training is over: nothing is left to do."""
 

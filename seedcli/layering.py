@@ -169,10 +169,22 @@ def without_effect(resolved: Resolved) -> list[Value]:
     return [
         value
         for value in describe(resolved)
-        if value.source != DEFAULT
-        and not value.source.startswith(("preset ", "run ", "file "))
-        and (_algorithm_of(value) not in (None, algorithm) or family not in families_of(value.key))
+        if _just_set(value) and (_algorithm_of(value) not in (None, algorithm) or family not in families_of(value.key))
     ]
+
+
+# What listeners of `seed learner` are told; those of `seed train` are this machine's alone.
+_OF_LISTENERS = ("host", "grpc_port", "zmq_port", "insecure", "token_file", "tls_cert", "tls_key", "tls_ca")
+
+
+def set_for_listeners(resolved: Resolved) -> list[Value]:
+    """Values that somebody has just set and that only `seed learner` heeds."""
+    keys = {f"net.{name}" for name in _OF_LISTENERS}
+    return [value for value in describe(resolved) if value.key in keys and _just_set(value)]
+
+
+def _just_set(value: Value) -> bool:
+    return value.source != DEFAULT and not value.source.startswith(("preset ", "run ", "file "))
 
 
 @cache

@@ -122,10 +122,18 @@ def test_the_learner_of_a_folder_is_one_whatever_addresses_it_has(tmp_path: Path
     both.refused("there:7", error)
 
 
-def test_certificates_are_for_grpc_alone(config: Path) -> None:
-    discovery = Discovery("zmq://a:1", tls=TlsFiles(ca="ca.pem"))
+def test_certificates_are_for_grpc_alone() -> None:
+    for connect in ("zmq://a:1", "b:2,zmq://a:1"):
+        with pytest.raises(UsageError, match="--tls-ca are for gRPC"):
+            Discovery(connect, tls=TlsFiles(ca="ca.pem"))
     with pytest.raises(UsageError, match="--tls-ca are for gRPC"):
-        discovery.security(discovery.next())
+        Discovery("./run", transport="zmq", tls=TlsFiles(ca="ca.pem"))
+    Discovery("./run,b:2", tls=TlsFiles(ca="ca.pem"))
+
+
+def test_a_transport_is_for_folders_alone() -> None:
+    with pytest.raises(UsageError, match="--transport zmq is for --connect RUN_FOLDER"):
+        Discovery("a:1", transport="zmq")
 
 
 def test_a_folder_is_waited_for_and_read_anew(tmp_path: Path) -> None:

@@ -33,13 +33,15 @@ class Counter(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
     Args:
         pause: seconds each step takes at least, for a run whose speed a test must know.
         lost_reward_period: the reward of every so many-th step of an instance is not a number; 0: none is.
+        chatter: characters that each step prints.
     """
 
-    def __init__(self, pause: float = 0.0, lost_reward_period: int = 0) -> None:
+    def __init__(self, pause: float = 0.0, lost_reward_period: int = 0, chatter: int = 0) -> None:
         self.observation_space = gymnasium.spaces.Box(-1.0, 2.0**24, (4,), np.float32)
         self.action_space = gymnasium.spaces.Discrete(4)
         self._pause = pause
         self._lost_reward_period = lost_reward_period
+        self._chatter = chatter
         self._steps = 0
         # Not from the seed: environments that are seeded alike must still be told apart.
         self._number = int.from_bytes(os.urandom(3), "little") / 2.0**24
@@ -61,6 +63,8 @@ class Counter(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         """Count one step."""
         if self._pause:
             time.sleep(self._pause)
+        if self._chatter:
+            print("." * self._chatter)
         self._step += 1
         over = self._step == self._length
         even = self._episode % 2 == 0

@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 
 PROOF_SECONDS = 10.0  # from a connection to the proof of the token
 STRANGERS = 1024  # connections and handshakes without proof at once
+_AT_THE_DOOR = 8  # of them that there is always room for
 _STRANGER_BYTES = (
     4 * CONTROL_LIMIT
 )  # that a connection may bring before the proof: HELLO and PROOF, and TLS around them
@@ -83,6 +84,11 @@ def descriptor_limit() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
+def _for_connections(limit: int) -> int:
+    """How many of `limit` descriptors connections may take: the learner needs the rest for its own files."""
+    return limit - max(32, limit // 16)
+
+
 class Doorman:
     """A thread that looks after the connections to some listeners; see the module.
 
@@ -117,7 +123,7 @@ class Doorman:
     def crowded(self) -> bool:
         """Whether actors hold so many descriptors that the learner needs the rest itself; strangers' do not count."""
         limit = descriptor_limit()
-        return self.descriptors - self.strangers > limit - max(32, limit // 16)
+        return self.descriptors - self.strangers > _for_connections(limit)
 
     def close(self) -> None:
         """End the thread; safe to call twice."""
@@ -177,8 +183,10 @@ class Doorman:
         return strangers
 
     def _surplus(self, strangers: int) -> int:
+        # A few may always be at the door: a fleet that comes back finds others in, and must be told if it is too large.
         limit = descriptor_limit()
-        return max(strangers - min(STRANGERS, limit // 4), self.descriptors - limit * 3 // 4, 0)
+        left = _for_connections(limit) - (self.descriptors - strangers)
+        return max(0, strangers - min(STRANGERS, max(_AT_THE_DOOR, min(limit // 4, left))))
 
     def _take_stock(self, now: float) -> None:
         present: dict[int, _Connection] = {}

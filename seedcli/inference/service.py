@@ -50,6 +50,7 @@ class InferenceService:
             first; raises RefusedError, naming the field, for a specification other than the agent's.
 
     Attributes:
+        turned_away: connections that came to nothing because their peers have not proved the token.
         environment_failures: times an actor said that its environments failed.
         row_bytes_received: bytes of the rows that came, as they came.
         row_bytes_raw: and decoded.
@@ -92,6 +93,7 @@ class InferenceService:
         self.departed: deque[Departed] = deque(maxlen=_DEPARTED)
         self.last_turn = time.monotonic()
         self.environment_failures = 0
+        self.turned_away = 0
         self.doorman = Doorman(transports, lambda: self.last_turn)
         self.reception = Reception(
             self._transports,
@@ -364,6 +366,7 @@ class InferenceService:
     def _housekeeping(self, now: float) -> None:
         late = now - self._next_housekeeping > 2 * _TURN_SECONDS
         self._next_housekeeping = now + _TURN_SECONDS
+        self._count_turned_away()
         self.full = False  # what was pending may have gone with its session
         if late:
             return  # this thread was held up: what came meanwhile has not been read yet
@@ -373,6 +376,15 @@ class InferenceService:
                 self.lost(session.peer, f"silent for {silent:.0f} s")
                 self._transports[session.peer.transport].drop(session.peer)
         self.reception.end_overdue(now)
+
+    def _count_turned_away(self) -> None:
+        count = self.doorman.ended + sum(transport.turned_away for transport in self._transports.values())
+        if count > self.turned_away:
+            log_once_per(
+                "turned away", 5.0, _log, logging.WARNING,
+                "%d connections of peers with another token, or without encryption, were turned away so far", count,
+            )  # fmt: skip
+        self.turned_away = count
 
     def finish(self) -> None:
         """Close the listeners, after telling every actor that training is over, if it is; once `run` has ended."""

@@ -10,7 +10,7 @@ import re
 import socket
 from pathlib import Path
 
-from seedcli.errors import UsageError
+from seedcli.errors import UnreachableError, UsageError
 
 _HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 
@@ -35,6 +35,27 @@ def plain_address(host: str) -> str:
     """A numeric address in its one form: that of IPv4 where it is one, without an interface's name."""
     address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
     return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def check_known(where: str, address: str) -> None:
+    """Make sure that the host of `where` ("host:port") has an address; anything else is left alone.
+
+    Args:
+        where: what is connected to.
+        address: the same as the user typed it, for the message.
+
+    Raises:
+        UnreachableError: its name is not known here, at least at the moment.
+    """
+    parts = split_host_port(where)
+    if parts is None:
+        return
+    try:
+        socket.getaddrinfo(parts[0].strip("[]"), parts[1], type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise UnreachableError(
+            f"no learner can be looked for at {address}: this machine knows no host {parts[0]}; check the name"
+        ) from error
 
 
 def reachable_hosts(host: str) -> list[str]:

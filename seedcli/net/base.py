@@ -70,12 +70,14 @@ class ServerTransport(Protocol):
         address: what an actor is given as --connect, e.g. "127.0.0.1:8686", "zmq://127.0.0.1:8687".
         port: of TCP that it listens at; None: none.
         token: that peers must prove to hold; None: they need not, for nobody else reaches it or it is to be open.
+        turned_away: connections that have failed in the secure handshake; 0 where the library does not tell (gRPC).
     """
 
     name: str
     address: str
     port: int | None
     token: Token | None
+    turned_away: int
 
     def fileno(self) -> int:
         """A descriptor that polls readable whenever `receive` may have something to hand over."""

@@ -24,7 +24,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from seedcli.errors import ProtocolError
+from seedcli.errors import ProtocolError, VersionError
 
 PROTOCOL_VERSION = 2
 MAGIC = b"SEED"
@@ -83,7 +83,7 @@ def unpack_header(data: bytes | memoryview) -> Header:
     if magic != MAGIC:
         raise ProtocolError(f"a frame starts with {MAGIC!r}, not {bytes(magic)!r}: the peer speaks another protocol")
     if version != PROTOCOL_VERSION:
-        raise ProtocolError(
+        raise VersionError(
             f"the peer speaks protocol version {version}, this is version {PROTOCOL_VERSION}: "
             "install the same seedcli on both sides"
         )

@@ -22,7 +22,7 @@ from typing import Any
 
 import grpc
 
-from seedcli.errors import ProtocolError, RefusedError
+from seedcli.errors import ProtocolError, RefusedError, VersionError
 from seedcli.net.addresses import bindable_ip, join_host_port, listen_error, plain_address, shown_host
 from seedcli.net.base import FrameHandler, Payload, Peer
 from seedcli.net.frames import (
@@ -33,7 +33,7 @@ from seedcli.net.frames import (
     pack_header,
     unpack_header,
 )
-from seedcli.net.grpc_client import KEEPALIVE, METHOD, SERVICE, GrpcClient
+from seedcli.net.grpc_client import KEEPALIVE, METHOD, OTHER_VERSION, SERVICE, GrpcClient
 from seedcli.net.security import Security, tls_identity
 
 __all__ = ["GrpcClient", "GrpcServer"]
@@ -58,6 +58,7 @@ class _Connection:
         self.inbox: deque[bytes | None] = deque()  # None: the stream has ended
         self.outbox: deque[bytes | None] = deque()  # None: end the stream
         self.error: str | None = None  # what the stream is ended with
+        self.code = grpc.StatusCode.INVALID_ARGUMENT
         self.wake = asyncio.Event()  # the outbox holds something, or the actor has gone
         self.resume = asyncio.Event()  # the inbox has room again
         self.paused = False
@@ -87,6 +88,7 @@ class GrpcServer:
     """
 
     name = "grpc"
+    turned_away = 0
 
     def __init__(
         self, host: str, port: int, *, security: Security | None = None, max_payload: int = MAX_PAYLOAD
@@ -105,28 +107,31 @@ class GrpcServer:
         self._closed = False
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
-        started: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        started: queue.SimpleQueue[int | BaseException | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, args=(started,), name="grpc", daemon=True)
         self._thread.start()
         bound = started.get()
-        if bound is None:
+        if not isinstance(bound, int):
             self._thread.join()
             os.close(self._event)
-            raise listen_error(host, port, 0, setting=_SETTING)
+            raise listen_error(host, port, 0, setting=_SETTING) from bound
         self.port: int | None = bound
         self.address = join_host_port(shown_host(host), bound)
 
     # -- in the event loop's thread ---------------------------------------------------------------------------
 
-    def _run(self, started: queue.SimpleQueue[int | None]) -> None:
+    def _run(self, started: queue.SimpleQueue[int | BaseException | None]) -> None:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._serve(started))
+        except Exception as error:
+            started.put(error)  # whoever waits for the port must not wait for ever
+            raise
         finally:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 
-    async def _serve(self, started: queue.SimpleQueue[int | None]) -> None:
+    async def _serve(self, started: queue.SimpleQueue[int | BaseException | None]) -> None:
         # Not at the top: only a learner needs it, and it brings protobuf along.
         from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
@@ -184,7 +189,7 @@ class GrpcServer:
                     message = connection.outbox.popleft()
                     if message is None:
                         if connection.error is not None:
-                            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, connection.error)
+                            await context.abort(connection.code, connection.error)
                         return
                     await context.write(message)
                 if reader.done():
@@ -257,6 +262,8 @@ class GrpcServer:
             try:
                 self._take(connection, message, handler)
             except ProtocolError as error:
+                if isinstance(error, VersionError):
+                    connection.code = OTHER_VERSION
                 self._abort(connection, str(error))
                 handler.lost(connection.peer, str(error), malformed=True)
         return count

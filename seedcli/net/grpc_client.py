@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from seedcli.errors import ConnectionLost, DistrustedError, ProtocolError, SeedError, UnreachableError
+from seedcli.net.addresses import check_known
 from seedcli.net.base import Frame, Payload
 from seedcli.net.frames import ANSWER_LIMIT, HEADER_BYTES, unpack_header
 from seedcli.net.security import Security, TlsIdentity, refusal, tls_identity
@@ -22,6 +23,7 @@ from seedcli.specs import aligned_empty
 
 SERVICE = "seed.Actor"
 METHOD = "Connect"
+OTHER_VERSION = grpc.StatusCode.FAILED_PRECONDITION  # what the learner ends the stream of such an actor with
 KEEPALIVE = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 20_000)]
 
 
@@ -61,6 +63,7 @@ class GrpcClient:
 
     def connect(self, timeout: float) -> None:
         """See `net.base.ClientTransport.connect`."""
+        check_known(self.address, self.address)
         self._wait_until_ready(timeout)
         self._call = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(self._outbox.get, None))
         self._reader = threading.Thread(target=self._read, name="grpc-reader", daemon=True)
@@ -100,7 +103,9 @@ class GrpcClient:
             end = error
             self._call.cancel()
         except grpc.RpcError as error:
-            if self._call.code() != grpc.StatusCode.CANCELLED:
+            if self._call.code() == OTHER_VERSION:
+                end = ProtocolError(f"the learner at {self.address} does not understand this actor: {error.details()}")
+            elif self._call.code() != grpc.StatusCode.CANCELLED:
                 end = ConnectionLost(f"the connection to the learner at {self.address} broke: {error.details()}")
         self._lost = end
         self._inbox.put(end)

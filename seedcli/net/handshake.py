@@ -215,16 +215,14 @@ class ClientHandshake:
     def _expect(self, kind: Kind, deadline: float) -> Payload:
         while True:
             frame = self._transport.receive(max(0.0, deadline - time.monotonic()))
-            if frame is None:
+            if frame is None or frame.header.kind == Kind.HEARTBEAT_ACK:
                 if time.monotonic() < deadline:
-                    continue  # a transport may wake up early
+                    continue  # a transport may wake up early, and a learner ask whether a connection still stands
                 raise UnreachableError(
                     f"no learner answered at {self._transport.address} within {self._timeout:g} s "
                     f"({kind.name.capitalize()} is missing): check the address, and that the learner runs"
                 )
             received = frame.header.kind
-            if received == Kind.HEARTBEAT_ACK:
-                continue
             if received == Kind.REFUSED:
                 reason = decode_control(frame.payload).get("reason")
                 # Printable: it is shown on a terminal, and comes from a peer that has proved nothing yet.

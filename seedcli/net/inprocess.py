@@ -18,6 +18,7 @@ class InProcessServer:
     """A server transport whose clients live in the same thread; see `net.base.ServerTransport`."""
 
     name = "inprocess"
+    turned_away = 0
     port: int | None = None
     token: Token | None = None
 

@@ -33,6 +33,9 @@ _SUSPICION_SECONDS = 1.0
 _NOWAIT = zmq.NOBLOCK
 _MORE = zmq.SNDMORE | zmq.NOBLOCK
 _NOTHING = bytearray()
+_TURNED_AWAY = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
 _UNKNOWN = pack_header(Kind.UNKNOWN)
 _PROBE = pack_header(Kind.HEARTBEAT_ACK)
 
@@ -133,7 +136,8 @@ class RouterServer:
         if security is not None:
             Gate(self._context, security)
             protect_listener(self._socket, security)
-        self._monitor = watch(self._socket, zmq.EVENT_DISCONNECTED)
+        self.turned_away = 0
+        self._monitor = watch(self._socket, zmq.EVENT_DISCONNECTED | _TURNED_AWAY)
         try:
             self._socket.bind(url)
         except zmq.ZMQError:
@@ -295,6 +299,9 @@ class RouterServer:
                 lost += 1
         while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             event = parse_monitor_message(self._monitor.recv_multipart(_NOWAIT))
+            if event["event"] & _TURNED_AWAY:
+                self.turned_away += 1
+                continue
             suspect = self._by_descriptor.get(event["value"])
             if suspect is not None:
                 self._suspects[suspect] = now + _SUSPICION_SECONDS

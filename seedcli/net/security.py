@@ -100,7 +100,8 @@ def refusal(address: str, security: Security | None, reason: str = "") -> str:
         )
     return (
         f"the learner at {address} and this actor do not trust each other{why}: the actor's token is the one from "
-        f"{security.token.source}; give both the same token (seed token show), or --insecure to both"
+        f"{security.token.source}; give both the same token (seed token show), or --insecure to both; a learner with a "
+        "certificate of its own wants --tls-ca here"
     )
 
 

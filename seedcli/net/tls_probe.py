@@ -17,6 +17,8 @@ from seedcli.net.security import TlsIdentity
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 _SETTINGS = 4  # the type of that frame, its fourth byte
 _FRAME_HEAD = 9
+_ZMQ_SIGNATURE = b"\xff"
+_GREETING_SECONDS = 0.3
 
 
 def why_refused(address: str, identity: TlsIdentity | None, timeout: float) -> str | None:
@@ -31,6 +33,8 @@ def why_refused(address: str, identity: TlsIdentity | None, timeout: float) -> s
     assert parts is not None
     host = parts[0].strip("[]")
     try:
+        if _greets_first(host, parts[1]):
+            return f"that is a ZeroMQ port: write zmq://{address}"
         with socket.create_connection((host, parts[1]), timeout) as connection:
             if identity is None:
                 return _greet(connection)
@@ -46,6 +50,16 @@ def why_refused(address: str, identity: TlsIdentity | None, timeout: float) -> s
         return "it ended the connection"
     except OSError:
         return None
+
+
+def _greets_first(host: str, port: int) -> bool:
+    """Whether a ZeroMQ peer listens there, which says its greeting as soon as somebody connects."""
+    with socket.create_connection((host, port), _GREETING_SECONDS) as connection:
+        connection.settimeout(_GREETING_SECONDS)
+        try:
+            return connection.recv(1) == _ZMQ_SIGNATURE
+        except TimeoutError:
+            return False
 
 
 def _reason(error: ssl.SSLError) -> str:

@@ -121,6 +121,8 @@ def find_token(token_file: str | Path | None = None, *, create: bool = False) ->
     path = default_path()
     if create and not token_file and VARIABLE not in os.environ and not os.path.lexists(path):
         write_token(path)
+    if create and token_file and not os.path.lexists(Path(token_file).expanduser()):
+        raise RefusedError(f"no token file {token_file}: make it with seed token new --token-file {token_file}")
     return Token(*token_text(token_file))
 
 
@@ -137,7 +139,7 @@ def token_text(token_file: str | Path | None = None) -> tuple[str, str]:
     except FileNotFoundError as error:
         raise RefusedError(
             f"no token: {named}{path} (does not exist); copy the learner's there, which seed token show prints on its "
-            "machine"
+            "machine, or start the learner here first, which makes one"
         ) from error
 
 

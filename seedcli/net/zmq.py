@@ -20,7 +20,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from seedcli.errors import ConnectionLost, DistrustedError, ProtocolError, UnreachableError, UsageError
-from seedcli.net.addresses import bindable_ip, join_host_port, listen_error, shown_host
+from seedcli.net.addresses import bindable_ip, check_known, join_host_port, listen_error, shown_host
 from seedcli.net.base import Frame, Payload
 from seedcli.net.curve import protect_client
 from seedcli.net.frames import ANSWER_LIMIT, unpack_header
@@ -30,6 +30,8 @@ from seedcli.specs import aligned_empty
 
 MAX_PAYLOAD = 256 * 2**20  # bytes of one row; ZeroMQ fixes it when it binds, before any specification is known
 _SETTING = "net.zmq_port"
+_OTHER_PORT = "if that is its gRPC port, leave zmq:// out"
+_OTHER_WAY = f"one of the two does not encrypt; {_OTHER_PORT}"
 _REJECTIONS = 3  # connections that were accepted and ended before anything was said
 _REJECTED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _OTHER = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -108,6 +110,7 @@ class ZmqClient:
 
     def connect(self, timeout: float) -> None:
         """See `net.base.ClientTransport.connect`: waits until a ZeroMQ peer has shaken hands."""
+        check_known(self._url.removeprefix("tcp://"), self.address)
         try:
             self._socket.connect(self._url)
         except zmq.ZMQError as error:
@@ -122,14 +125,14 @@ class ZmqClient:
                 return
             if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 # Where only one side encrypts; ZeroMQ itself does not try again after this.
-                raise DistrustedError(refusal(self.address, self._security, "it protects connections in another way"))
+                raise DistrustedError(refusal(self.address, self._security, _OTHER_WAY))
             if event == zmq.EVENT_CONNECTED:
                 accepted = True
             elif accepted and event & _REJECTED:
                 # A learner that is just ending closes a connection once; one that does not want us does it each time.
                 accepted, rejections = False, rejections + 1
                 if rejections >= _REJECTIONS:
-                    raise DistrustedError(refusal(self.address, self._security))
+                    raise DistrustedError(refusal(self.address, self._security, _OTHER_PORT))
         raise UnreachableError(
             f"no learner answered at {self.address} within {timeout:g} s: check the address, and that the learner runs"
         )

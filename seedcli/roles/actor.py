@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from seedcli.errors import (
@@ -239,6 +239,20 @@ class _Actor:
         )
 
 
+@contextlib.contextmanager
+def _results_apart() -> Iterator[None]:
+    """Within it what environments print goes to stderr: stdout is for results, and whoever reads them, reads late."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 def run_actor(
     discovery: Discovery,
     *,
@@ -286,7 +300,7 @@ def run_actor(
     begun = time.perf_counter()
     status = EXIT_DONE
     try:
-        with raising_stopped():
+        with _results_apart(), raising_stopped():
             if parent is not None:
                 _die_with(parent)
             actor.run()

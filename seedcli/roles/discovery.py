@@ -72,20 +72,21 @@ class Discovery:
 
     Args:
         connect: addresses and run folders, separated by commas.
-        transport: what is used to a learner whose address is read from its run's folder.
+        transport: what is used to a learner whose address is read from its run's folder; None: gRPC.
         insecure: no token, no encryption.
         token_file: see `net.token.find_token`.
         tls: certificates of the user's own.
 
     Raises:
-        UsageError: one of them is neither an address nor a folder.
+        UsageError: one of them is neither an address nor a folder, or certificates are given for ZeroMQ, which has no
+            use for them.
     """
 
     def __init__(
         self,
         connect: str,
         *,
-        transport: ActorTransport = "grpc",
+        transport: ActorTransport | None = None,
         insecure: bool = False,
         token_file: Path | None = None,
         tls: TlsFiles | None = None,
@@ -93,11 +94,17 @@ class Discovery:
         self._places = [place.strip() for place in connect.split(",") if place.strip()]
         if not self._places:
             raise UsageError(f'--connect "{connect}" names no learner: give HOST:PORT or a run\'s folder')
+        self._transport = transport or "grpc"
+        if transport is not None and not any(map(_is_folder, self._places)):
+            raise UsageError(
+                f"--transport {transport} is for --connect RUN_FOLDER: an address says it itself, zmq://HOST:PORT or "
+                "HOST:PORT (gRPC)"
+            )
         for place in self._places:
-            if not _is_folder(place):
-                check_address(place)
+            scheme = self._transport if _is_folder(place) else check_address(place)[0]
+            if tls is not None and scheme == "zmq":
+                raise UsageError(f"--tls-cert, --tls-key and --tls-ca are for gRPC: leave them out for {place}")
         self._connect = connect
-        self._transport = transport
         self._insecure = insecure
         self._token_file = token_file
         self._tls = tls
@@ -165,12 +172,9 @@ class Discovery:
 
         Raises:
             RefusedError: there is no token, or none that may be used.
-            UsageError: certificates are given for ZeroMQ, which has no use for them.
         """
         if self._insecure or address.startswith("shm:"):
             return None
-        if self._tls is not None and address.startswith("zmq:"):
-            raise UsageError(f"--tls-cert, --tls-key and --tls-ca are for gRPC: leave them out for {address}")
         return Security(find_token(self._token_file), self._tls)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import queue
+import sys
 import threading
 import time
 from collections import deque
@@ -254,6 +255,20 @@ def check_steps(resolved: Resolved, checkpoint: Checkpoint | None) -> None:
         )
 
 
+def finished(resolved: Resolved, folder: RunFolder) -> str:
+    """What is to be said of a run that has taken its steps; "" for one that has not.
+
+    Raises:
+        UsageError: fewer steps are asked for than it has taken.
+    """
+    checkpoint = resume_point(folder)
+    check_steps(resolved, checkpoint)
+    steps = resolved.config.run.steps
+    if checkpoint is None or checkpoint.env_steps < steps:
+        return ""
+    return f"{folder.path} is finished ({checkpoint.env_steps:,} of {steps:,} steps): a larger --steps goes on with it"
+
+
 def run_until_done(learner: Learner, reporter: Reporter, signals: Signals, tick: Callable[[], None]) -> None:
     """The main thread of a run: report, look after what `tick` looks after, return when the run is over.
 
@@ -317,12 +332,12 @@ def supervise(
             exporter.start(reporter)
             _log.info("metrics and health: %s/metrics", exporter.url)
         learner.start()
-        announce(learner, view)
-        reporter.enter("serving")
-        if checkpoint is not None:
-            view.log(f"continuing from {checkpoint.path} at {checkpoint.env_steps:,} environment steps")
         training_done = False
         try:
+            announce(learner, view)
+            reporter.enter("serving")
+            if checkpoint is not None:
+                view.log(f"continuing from {checkpoint.path} at {checkpoint.env_steps:,} environment steps")
             run_until_done(learner, reporter, signals, tick)
             training_done = signals.status is None
         finally:
@@ -349,6 +364,10 @@ def supervise(
 def run_learner(resolved: Resolved, folder: RunFolder, *, live: bool) -> int:
     """`seed learner`: serve actors that connect, train, end when run.steps are taken."""
     config = resolved.config
+    folder.remove_address()  # of a learner that was killed
+    if done := finished(resolved, folder):
+        print(f"seed: {done}", file=sys.stderr)
+        return EXIT_DONE
     security = learner_security(config)
     # First of all: where a port is in use, the folder is left as it was.
     exporter = open_exporter(config.net)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import resource
+import shlex
 from collections.abc import Sequence
 
 from seedcli.config import Config
@@ -71,13 +72,27 @@ def ports(transports: Sequence[ServerTransport]) -> dict[str, int]:
 
 def how_to_join(config: Config, security: Security | None, transports: Sequence[ServerTransport]) -> list[str]:
     """Lines for whoever starts actors."""
-    insecure = " --insecure" if security is None else ""
     lines = ["waiting for actors; start one with:"]
-    lines += [f"  seed actor --connect {t.address} --envs {config.actors.envs}{insecure}" for t in transports]
+    for transport in transports:
+        flags = "".join(f" {flag}" for flag in _actor_flags(config, transport.name))
+        lines.append(f"  seed actor --connect {transport.address} --envs {config.actors.envs}{flags}")
     if security is not None:
         return [f"connections are encrypted and need the token from {security.token.source}", *lines]
     _log.warning("net.insecure: no token and no encryption, whoever reaches %s is let in", bound_host(config))
     return lines
+
+
+def _actor_flags(config: Config, transport: str) -> list[str]:
+    """What an actor needs beside the address; names of its own files are its user's to fill in."""
+    net = config.net
+    flags = ["--insecure"] if net.insecure else []
+    if net.token_file:
+        flags.append(f"--token-file {shlex.quote(net.token_file)}")
+    if transport == "grpc" and net.tls_cert:
+        flags.append("--tls-ca CA.pem")
+    if transport == "grpc" and net.tls_ca:
+        flags.append("--tls-cert ACTOR.pem --tls-key ACTOR.key")
+    return flags
 
 
 def allow_descriptors() -> None:

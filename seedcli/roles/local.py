@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,11 +18,11 @@ from typing import IO
 
 from seedcli.config import Config
 from seedcli.errors import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_USAGE, RefusedError, SeedError, UsageError
-from seedcli.layering import Resolved
+from seedcli.layering import Resolved, set_for_listeners
 from seedcli.net.base import ServerTransport
 from seedcli.net.security import Security
 from seedcli.net.token import VARIABLE, Token, new_token
-from seedcli.roles.learner import supervise
+from seedcli.roles.learner import finished, supervise
 from seedcli.roles.restarts import PEACE_SECONDS
 from seedcli.roles.runfolder import RunFolder
 from seedcli.telemetry.exporter import open_exporter
@@ -146,16 +148,24 @@ class ActorProcesses:
                 if child.process.poll() is None:
                     child.process.terminate()
         for child in self._children:
-            try:
-                out, _ = child.process.communicate(timeout=max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                child.process.kill()
-                out, _ = child.process.communicate()
-            try:
+            out = self._last_words(child.process, max(0.1, deadline - time.monotonic()))
+            with contextlib.suppress(ValueError, KeyError, TypeError):
                 profiles[f"actor {child.index}"] = json.loads(out)["profile"]
-            except (ValueError, KeyError, TypeError):
-                continue
         return profiles
+
+    @staticmethod
+    def _last_words(process: subprocess.Popen[str], seconds: float) -> str:
+        """What an actor printed; it is gone after that, and what its simulators have started too."""
+        try:
+            out, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            out = ""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+        return out
 
 
 def _local_transport(config: Config, folder: Path, token: str) -> ServerTransport:
@@ -180,6 +190,9 @@ def run_train(resolved: Resolved, folder: RunFolder, *, deterministic: bool, liv
     Returns:
         0 when they are, 143 or 130 after a signal, with a checkpoint in either case.
     """
+    if done := finished(resolved, folder):
+        print(f"seed: {done}", file=sys.stderr)
+        return EXIT_DONE
     # First of all: where its port is in use, the folder is left as it was.
     exporter = None if deterministic else open_exporter(resolved.config.net)
     view = make_view(live and not deterministic)
@@ -189,6 +202,8 @@ def run_train(resolved: Resolved, folder: RunFolder, *, deterministic: bool, liv
 
         return run_serial(resolved, folder, view)
     config = resolved.config
+    for value in set_for_listeners(resolved):
+        _log.warning("%s (from %s) has no effect: seed train listens on this machine alone", value.key, value.source)
     # Socket paths are limited to about 100 bytes, so the socket does not live in the run folder.
     sockets = Path(tempfile.mkdtemp(prefix="seed-"))
     actors: ActorProcesses | None = None

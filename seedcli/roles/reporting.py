@@ -60,6 +60,7 @@ class Reporter:
         self._view = view
         self._wall_clock = wall_clock
         self._total = config.run.steps
+        self._resumed_at = resumed_at or 0
         self._writer = MetricsWriter(
             folder.metrics_path, folder.tensorboard if config.telemetry.tensorboard else None, folder.resume
         )
@@ -156,6 +157,7 @@ class Reporter:
             **{f"actors_{state}": number for state, number in states.items()},
             "sessions_lost": self._learner.service.sessions_lost,
             "protocol_errors": self._learner.service.protocol_errors,
+            "turned_away": self._learner.service.turned_away,
             "environment_failures": self._learner.service.environment_failures,
             "wire_mb_per_second": grown["wire"] / elapsed / 1e6,
             "wire_ratio": grown["raw"] / grown["wire"] if grown["wire"] else None,
@@ -254,6 +256,7 @@ class Reporter:
             episode_return_100=_mean(list(self._last_100)),
             dropped_unrolls=max(core.engine.stats.dropped_unrolls, core.source.dropped) if core is not None else 0,
             folder=self._folder.path,
+            resumed_at=self._resumed_at,
             playable=bool(list_checkpoints(self._folder.checkpoints)),
         )
         print_summary(console, summary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -147,23 +148,23 @@ class RunFolder:
             address: JSON-serialisable.
 
         Raises:
-            OSError: it cannot be written; the one before it stands.
+            UsageError: it cannot be written; the one before it stands.
         """
         temporary = self.path / f".{ADDRESS}.tmp"
         try:
             temporary.write_text(json.dumps(address, indent=1) + "\n", encoding="utf-8")
             os.replace(temporary, self.path / ADDRESS)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise UsageError(
+                f"{self.path / ADDRESS} cannot be written ({error.strerror}): make room or mend that, actors look there"
+            ) from error
 
     def remove_address(self) -> None:
-        """Nobody serves here any more; safe to call twice.
-
-        Raises:
-            OSError: it cannot be removed.
-        """
-        (self.path / ADDRESS).unlink(missing_ok=True)
+        """Nobody serves here any more; safe to call twice. One that cannot be removed leads nowhere, and may stay."""
+        with contextlib.suppress(OSError):
+            (self.path / ADDRESS).unlink(missing_ok=True)
 
     @staticmethod
     def read_address(path: Path) -> dict[str, Any] | None:

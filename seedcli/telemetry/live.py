@@ -276,7 +276,8 @@ class Summary:
     Attributes:
         env_steps: environment steps the run now stands at.
         total: those it is to take.
-        seconds: how long it took (since it was last started).
+        seconds: since it was last started.
+        resumed_at: environment steps at which it was, 0 for a new run.
         episode_return_100: mean raw return of the last 100 episodes, None where none has ended.
         dropped_unrolls: unrolls that were not trained on, for rewards or priorities that are not finite.
         folder: the run folder.
@@ -290,15 +291,18 @@ class Summary:
     dropped_unrolls: int
     folder: Path
     playable: bool
+    resumed_at: int = 0
 
 
 def print_summary(console: Console, summary: Summary) -> None:
     """Print how a run ended, and the command that plays its agent."""
-    steps, folder = f"{count(summary.env_steps)} environment steps", shlex.quote(str(summary.folder))
+    folder = shlex.quote(str(summary.folder))
+    steps = f"{count(summary.env_steps - summary.resumed_at)} environment steps"
+    resumed = f", {count(summary.env_steps)} in all" if summary.resumed_at else ""
     mean = summary.episode_return_100
-    ended = tenth(mean) if mean is not None else "no episode has ended"
+    ended = tenth(mean) if mean is not None else "no episode has ended" + (" since it was resumed" if resumed else "")
     lines = [
-        Text.assemble("trained for ", (steps, "bold"), f" in {duration(summary.seconds)}"),
+        Text.assemble("trained for ", (steps, "bold"), f" in {duration(summary.seconds)}{resumed}"),
         Text.assemble("mean return of the last 100 episodes: ", (ended, "bold")),
     ]
     if summary.env_steps < summary.total:

@@ -152,6 +152,8 @@ class Snapshot:
         actors_lost: actors lost within the last minute.
         sessions_lost: sessions that ended without a goodbye, since the learner started.
         protocol_errors: connections ended for breaking the protocol, since training began.
+        turned_away: connections of peers that have not proved the token, since the learner started; of gRPC only those
+            that had to be ended.
         environment_failures: times an actor said that its environments failed, since the learner started.
         wire_mb_per_second: megabytes (10⁶ bytes) of step payloads that came in, a second, as they travelled.
         wire_ratio: bytes of these steps once decoded, for each byte that travelled; 1 where nothing is encoded.
@@ -194,6 +196,7 @@ class Snapshot:
     actors_lost: int | None = 0
     sessions_lost: int = 0
     protocol_errors: int = 0
+    turned_away: int = 0
     environment_failures: int = 0
     wire_mb_per_second: float | None = None
     wire_ratio: float | None = None
@@ -317,6 +320,7 @@ _GROUPS = {
         *_BY_STATE,
         "sessions_lost",
         "protocol_errors",
+        "turned_away",
         "environment_failures",
         "wire_mb_per_second",
         "wire_ratio",

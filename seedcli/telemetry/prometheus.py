@@ -84,6 +84,7 @@ FIGURES = (
     _gauge("envs", "environments", "Environments of the actors connected."),
     _counter("sessions_lost", "Sessions that ended without a goodbye, since the learner started."),
     _counter("protocol_errors", "Connections ended for breaking the protocol."),
+    _counter("turned_away", "Connections of peers that have not proved the token."),
     _counter("environment_failures", "Times an actor said that its environments failed."),
     _gauge("wire_mb_per_second", "wire_bytes_per_second", "Bytes of step payloads that came in, a second.", 1e6),
     _gauge("wire_ratio", "wire_ratio", "Bytes of steps once decoded, for each byte that travelled."),

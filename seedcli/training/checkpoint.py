@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import queue
 import shutil
 import threading
 import time
@@ -85,6 +86,10 @@ def restore(checkpoint: Checkpoint, groups: dict[str, Sequence[tf.Variable]]) ->
             variable.assign(reader.get_tensor(key))
 
 
+# A checkpoint's folder, its counters, and what writes the rest into it.
+_Write = tuple[Path, dict[str, Any], Callable[[Path], None] | None]
+
+
 class Attachment(Protocol):
     """What a checkpoint keeps besides variables and counters."""
 
@@ -134,7 +139,10 @@ class Checkpointer:
             }
         self._tensors = tf.train.Checkpoint(**self._copies)
         clean(folder)
-        self._thread: threading.Thread | None = None
+        self._writer: threading.Thread | None = None
+        self._work: queue.SimpleQueue[_Write] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
         self._saved = time.monotonic()
         self._said = -_SLOW_SECONDS
         self.error: Exception | None = None
@@ -142,7 +150,7 @@ class Checkpointer:
     @property
     def busy(self) -> bool:
         """Whether a write is under way, for which `save` would wait."""
-        return self._thread is not None and self._thread.is_alive()
+        return not self._idle.is_set()
 
     def due(self, seconds: float) -> bool:
         """Whether to save now: `seconds` after the last save, but never while a write is under way.
@@ -181,14 +189,13 @@ class Checkpointer:
                 copy.assign(variable)
         path = self._folder / str(counters["env_steps"])
         attach = self._attachment.capture() if self._attachment is not None else None
-        thread = threading.Thread(
-            target=self._write, args=(path, dict(counters), attach), name="checkpoint", daemon=True
-        )
         try:
-            thread.start()
-            self._thread = thread
+            self._start_writer()
         except RuntimeError as error:  # the system gives no more threads
             self._failed(path, error)
+        else:
+            self._idle.clear()
+            self._work.put((path, dict(counters), attach))
         if wait:
             self.wait()
             if self.error is not None:
@@ -200,9 +207,22 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Wait for a write under way."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._idle.wait()
+
+    def _start_writer(self) -> None:
+        """One thread for all writes: the memory a thread has had is kept for it alone, and not for the next one."""
+        if self._writer is None or not self._writer.is_alive():
+            writer = threading.Thread(target=self._write_all, name="checkpoint", daemon=True)
+            writer.start()
+            self._writer = writer
+
+    def _write_all(self) -> None:
+        while True:
+            work = self._work.get()
+            try:
+                self._write(*work)
+            finally:
+                self._idle.set()
 
     def _write(self, path: Path, counters: dict[str, Any], attach: Callable[[Path], None] | None) -> None:
         try:

@@ -172,7 +172,10 @@ def take_checkpoint(run: Path) -> Checkpoint | None:
     put_back(folder)
     checkpoint, faults = _newest(_numbered(folder))
     if checkpoint is None and faults:
-        raise _none_good(run, faults)
+        raise CheckpointError(
+            f"{run} cannot be gone on with: none of its {len(faults)} checkpoints can be read "
+            f"({next(iter(faults.values()))}); mend one of them, or start anew with --overwrite"
+        )
     for path, fault in faults.items():
         aside = path.with_name(f"damaged-{path.name}")
         try:

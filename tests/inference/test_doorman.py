@@ -11,6 +11,7 @@ import pytest
 
 from seedcli.inference import doorman
 from seedcli.inference.doorman import Doorman
+from tests.system.harness import wait_for
 
 LIMIT = 20.0
 
@@ -77,8 +78,8 @@ def test_who_does_not_prove_the_token_in_time_is_ended_and_who_has_stays(
     door: Door, guard: Doorman, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doorman, "PROOF_SECONDS", 1.0)
-    actor, stranger = door.visit(trusted=True), door.visit()
     begun = time.monotonic()
+    actor, stranger = door.visit(trusted=True), door.visit()
     assert is_ended(stranger) and time.monotonic() - begun > 0.9
     assert stands(actor) and guard.ended == 1
 
@@ -103,6 +104,19 @@ def test_who_sends_much_before_the_proof_is_ended(door: Door, guard: Doorman, mo
     quiet.sendall(bytes(1_000))
     assert is_ended(stranger)
     assert stands(actor) and stands(quiet)
+
+
+def test_a_few_may_come_in_although_actors_hold_most_descriptors(
+    door: Door, guard: Doorman, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actors = [door.visit(trusted=True) for _ in range(30)]
+    wait_for(lambda: guard.descriptors > 60, "a look at all of them", LIMIT)
+    # What is left for connections is less than nothing, which those that knock are to be told, not to be cut off for.
+    monkeypatch.setattr(doorman, "descriptor_limit", lambda: guard.descriptors)
+    strangers = [door.visit() for _ in range(doorman._AT_THE_DOOR + 4)]
+    assert all(is_ended(stranger) for stranger in strangers[:4])
+    assert all(map(stands, strangers[4:])) and all(map(stands, actors))
+    assert guard.crowded
 
 
 def test_the_oldest_strangers_go_when_there_are_too_many(

@@ -176,7 +176,7 @@ def test_nothing_weaker_takes_the_place_of_what_was_named(home: Path, monkeypatc
         with pytest.raises(RefusedError, match="the token from SEED_TOKEN"):
             find_token(create=True)
     monkeypatch.setenv("SEED_TOKEN", OTHER)
-    with pytest.raises(RefusedError, match=r"looked in --token-file .*/absent \(does not exist\)"):
+    with pytest.raises(RefusedError, match=r"no token file .*/absent: make it with seed token new"):
         find_token(home / "absent", create=True)
     assert not (home / "absent").exists(), "only this user's own file is made"
 

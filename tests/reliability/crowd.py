@@ -71,9 +71,9 @@ def main() -> None:
     parser.add_argument("--envs", type=int, default=1)
     options = parser.parse_args()
     setup_logging(None, None)
-    places: list[tuple[str, ActorTransport]] = []
+    places: list[tuple[str, ActorTransport | None]] = []
     for place in options.connect:
-        places += [(place, "grpc"), (place, "zmq")] if os.path.isdir(place) else [(place, "grpc")]
+        places += [(place, "grpc"), (place, "zmq")] if os.path.isdir(place) else [(place, None)]
     members = []
     for number in range(options.actors):
         place, transport = places[number % len(places)]

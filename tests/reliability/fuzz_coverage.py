@@ -22,9 +22,8 @@ PARSERS: dict[str, tuple[str, ...]] = {
     "seedcli.net.security": ("TokenAuthenticator.answer", "is_hex"),
     "seedcli.net.handshake": ("NoAuthenticator.answer", "ServerHandshake.receive"),
     "seedcli.net.codecs": ("check_codecs", "ArrayCodec.check_length", "ArrayCodec.decode", "RowDecoder.decode"),
-    "seedcli.inference.service": (
-        *("destination", "frame", "lost", "_step", "_heartbeat", "_handshake", "_configure", "_admit", "fault"),
-    ),
+    "seedcli.inference.service": (*("destination", "frame", "lost", "_step", "_heartbeat", "_admit", "fault"),),
+    "seedcli.inference.reception": ("Reception.take", "Reception._begin", "Reception._configure"),
 }
 # What no input reaches, and why.
 EXEMPT = {

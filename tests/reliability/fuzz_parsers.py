@@ -351,7 +351,9 @@ def _round(fleets: list[Fleet], decoders: _Decoders) -> int:
 
 def fuzz_parsers(mutations: int, seed: int) -> dict[str, Any]:
     """Send so many mutations, at any stage; gives what came of them."""
-    logging.getLogger("seedcli").setLevel(logging.CRITICAL)
+    log = logging.getLogger("seedcli")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
     fleets = [Fleet(seed, token=Token(new_token(), "a test")), Fleet(seed + 1, token=None)]
     decoders = _Decoders(seed)
     process = psutil.Process()
@@ -369,6 +371,7 @@ def fuzz_parsers(mutations: int, seed: int) -> dict[str, Any]:
         failures.append(f"mutation {count} with seed {seed} raised {type(error).__name__}: {error}")
         raise
     finally:
+        log.setLevel(level)
         for fleet in fleets:
             fleet.close()
     grown = process.memory_info().rss / 2**20 - memory

@@ -1,0 +1,126 @@
+"""Terminals that are closed, readers that leave, runs that are done: a run matters more than its words."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import seedcli
+from tests.system.harness import LIMIT, TINY, Fleet, checkpoints, counting, last, sets, wait_for
+
+
+def _train(run: Path, *more: str) -> list[str]:
+    return [
+        *("train", "--preset", "cartpole_vtrace", "--logdir", str(run), "--steps", "1e9", "--envs", "4"),
+        *sets(*TINY, *counting(pause=0.002)),
+        *more,
+    ]
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SEED_")}
+    return kept | {
+        "PYTHONPATH": str(Path(seedcli.__file__).parent.parent),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "TERM": "xterm",
+    }
+
+
+@pytest.mark.parametrize("more", [[], ["--no-live"]], ids=["live", "plain"])
+def test_a_closed_terminal_is_a_clean_stop(tmp_path: Path, environ: dict[str, str], more: list[str]) -> None:
+    run = tmp_path / "run"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [sys.executable, "-m", "seedcli", *_train(run, *more)], environ)
+    try:
+        os.set_blocking(terminal, False)
+
+        def trains() -> bool:
+            try:  # a terminal that nobody reads holds its writer up
+                while os.read(terminal, 65536):
+                    pass
+            except BlockingIOError:
+                pass
+            return bool(last(run, "learner_updates") > 5)
+
+        wait_for(trains, "training")
+        os.close(terminal)  # which sends SIGHUP, and every write fails from now on
+        wait_for(lambda: _gone(pid), "its end", 60)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 129
+    finally:
+        if not _gone(pid):
+            os.kill(pid, signal.SIGKILL)
+    assert checkpoints(run), "the checkpoint of its end"
+
+
+def _gone(pid: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+def test_training_goes_on_when_nobody_reads_what_it_says(tmp_path: Path, environ: dict[str, str]) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "seedcli", *_train(run, "--no-live")]
+    process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        assert process.stdout is not None and process.stdout.readline()
+        process.stdout.close()  # as `| head -1` does
+        updates = wait_for(lambda: last(run, "learner_updates"), "training")
+        wait_for(lambda: last(run, "learner_updates") > updates + 50, "training goes on")
+        process.terminate()
+        assert process.wait(LIMIT) == 143
+    finally:
+        process.kill()
+        process.wait()
+    assert checkpoints(run)
+
+
+def test_what_an_environment_prints_does_not_hold_up_its_actor(fleet: Fleet) -> None:
+    """More than a pipe holds, to a parent that reads it only in the end."""
+    values = ["environment.family=gymnasium", "environment.id=seedcli.envs.testing:Counter-v0", "run.steps=1e9"]
+    values.append("environment.kwargs={ chatter = 2000 }")
+    trained = fleet.start(
+        "train", "--preset", "cartpole_vtrace", "--logdir", "run", "--envs", "4", *sets(*TINY, *values)
+    )
+    wait_for(lambda: last(fleet.folder / "run", "env_steps") > 2000, "steps")
+    trained.send(signal.SIGTERM)
+    trained.ends_with(143)
+    assert "environment" in trained.stderr.partition("actor 0")[2], "the actor's profile is read all the same"
+
+
+@pytest.mark.parametrize("command", ["learner", "train"])
+def test_a_run_that_is_done_says_so(fleet: Fleet, command: str) -> None:
+    values = sets(*TINY, *counting())
+    fleet.start(
+        *("train", "--preset", "cartpole_vtrace", "--logdir", "run", "--steps", "400", "--envs", "4"), *values
+    ).ends_with(0)
+    before = checkpoints(fleet.folder / "run")
+    again = fleet.start(
+        command, "--preset", "cartpole_vtrace", "--logdir", "run", "--steps", "400", "--continue", *values
+    )
+    again.ends_with(0)
+    assert "is finished" in again.stderr and "waiting for actors" not in again.stderr
+    assert checkpoints(fleet.folder / "run") == before
+
+
+def test_a_signal_ends_an_evaluation(fleet: Fleet) -> None:
+    fleet.start(
+        *("train", "--preset", "cartpole_vtrace", "--logdir", "run", "--steps", "1e9", "--envs", "4"),
+        *sets(*TINY, *counting(pause=0.02)),
+    )
+    wait_for(lambda: checkpoints(fleet.folder / "run"), "a checkpoint")
+    for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)):
+        watching = fleet.start("eval", "run", "--watch", "--episodes", "1")  # as long as the learner runs
+        wait_for(lambda p=watching: p.stdout, "the first evaluation")  # type: ignore[misc]
+        watching.send(number)
+        watching.ends_with(status, limit=15)
+        assert "Traceback" not in watching.stderr
