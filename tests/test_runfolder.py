@@ -338,7 +338,7 @@ def test_an_address_that_finds_no_room_leaves_the_one_before_it(tmp_path: Path) 
     with tmpfs(tmp_path / "mounted", "size=64k") as mounted, RunFolder.create(mounted / "run", "x") as folder:
         folder.write_address({"grpc": 1})
         full(mounted)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(UsageError, match="No space left"):
             folder.write_address({"grpc": 2})
         assert RunFolder.read_address(folder.path) == {"grpc": 1}
         assert not list(folder.path.glob(".*"))

@@ -13,6 +13,7 @@ from seedcli.net.base import Frame, Payload
 from seedcli.net.codecs import CODECS, RAW, RowEncoder
 from seedcli.net.frames import Kind, decode_control, encode_control, pack_header, unpack_header
 from seedcli.net.messages import parse_spec
+from seedcli.net.security import new_nonce
 from seedcli.net.token import Token
 from seedcli.roles.actor_session import ActorSession, Environments
 from seedcli.roles.bench_output import machine, say, show, table
@@ -66,7 +67,7 @@ class InstantLearner:
             answer = pack_header(Kind.ACTION, len(actions), stream=stream, sequence=sequence, session=1)
             self._inbox.append(Frame(unpack_header(answer), actions))
         elif kind == Kind.HELLO:
-            self._answer(Kind.CHALLENGE, {"nonce": "", "proof_required": False})
+            self._answer(Kind.CHALLENGE, {"nonce": new_nonce(), "proof_required": False})
         elif kind == Kind.PROOF:
             environment = self._config.environment.model_dump(mode="json")
             agreed = {"compression": "auto", "codecs": list(CODECS), "machine": "another"}

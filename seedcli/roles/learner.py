@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from seedcli.config import Config
-from seedcli.errors import EXIT_DONE, RefusedError, SeedError, UsageError
+from seedcli.errors import EXIT_DONE, CheckpointError, RefusedError, SeedError, UsageError
 from seedcli.inference.engine import StepEngine
 from seedcli.inference.service import InferenceService
 from seedcli.inference.sessions import FleetSettings
@@ -33,7 +33,7 @@ from seedcli.telemetry.live import View, make_view
 from seedcli.telemetry.logs import setup_logging
 from seedcli.telemetry.metrics import Profile
 from seedcli.training.batches import PreparedBatch
-from seedcli.training.checkpoint import Checkpoint, take_checkpoint
+from seedcli.training.checkpoint_files import Checkpoint, list_checkpoints, open_checkpoint, take_checkpoint
 from seedcli.training.trainer import UpdateResult
 
 _log = logging.getLogger(__name__)
@@ -261,10 +261,16 @@ def finished(resolved: Resolved, folder: RunFolder) -> str:
     Raises:
         UsageError: fewer steps are asked for than it has taken.
     """
-    checkpoint = resume_point(folder)
+    found = list_checkpoints(folder.checkpoints) if folder.resume else []
+    if not found:
+        return ""
+    try:
+        checkpoint = open_checkpoint(found[-1])
+    except CheckpointError:
+        return ""  # which is told, and mended, as the run is gone on with
     check_steps(resolved, checkpoint)
     steps = resolved.config.run.steps
-    if checkpoint is None or checkpoint.env_steps < steps:
+    if checkpoint.env_steps < steps:
         return ""
     return f"{folder.path} is finished ({checkpoint.env_steps:,} of {steps:,} steps): a larger --steps goes on with it"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from seedcli.errors import ConnectionLost, SeedError
+from seedcli.errors import ConnectionLost, ProtocolError, SeedError
 from seedcli.net import connect
 from seedcli.net.base import ClientTransport, Frame
 from seedcli.net.codecs import RowEncoder
@@ -78,7 +78,7 @@ class _Worker:
             while self._budget.left > 0:
                 transport = reused or connect(self._address, self._security)
                 with contextlib.nullcontext() if reused else contextlib.closing(transport):
-                    with contextlib.suppress(ConnectionLost):  # what was sent last has ended it
+                    with contextlib.suppress(ConnectionLost, ProtocolError):  # what was sent last has ended it
                         transport.connect(_ANSWER_SECONDS)
                         self.connections += 1
                         self.random.choice(stages)(transport)
@@ -110,7 +110,7 @@ class _Worker:
                     self._count(stage, kind)
                     return None
                 kind = frame.header.kind
-        except ConnectionLost:
+        except (ConnectionLost, ProtocolError):  # the latter for another version
             kind = None
         self._count(stage, kind)
         return kind

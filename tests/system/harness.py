@@ -35,7 +35,8 @@ TINY = (
 )
 # The kernel kills what runs when its tests are killed (Linux): a run of 10¹² steps would go on for ever.
 _START = """
-import ctypes, os, sys
+import ctypes, os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests under nohup does not mean these
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 os.execv(sys.executable, [sys.executable, "-m", *sys.argv[1:]])

@@ -107,7 +107,7 @@ def test_a_folder_that_holds_a_run(run: Run, fleet: Fleet) -> None:
 def test_a_run_is_not_resumed_with_another_agent(run: Run, fleet: Fleet, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(run.folder, tmp_path / "run"))
     config, lines = (folder / "config.toml").read_text(), metrics(folder)
-    resumed = fleet.start("train", "--resume", "--logdir", str(folder), *sets("agent.hidden=[16]"))
+    resumed = fleet.start("train", "--resume", "--logdir", str(folder), "--steps", "1e9", *sets("agent.hidden=[16]"))
     resumed.ends_with(2)
     assert "another agent" in resumed.sentence
     assert ((folder / "config.toml").read_text(), metrics(folder)) == (config, lines), "the run was spoilt"

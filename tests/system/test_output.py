@@ -14,6 +14,14 @@ import pytest
 import seedcli
 from tests.system.harness import LIMIT, TINY, Fleet, checkpoints, counting, last, sets, wait_for
 
+# Its standard input becomes the terminal that it is controlled by.
+_AT_A_TERMINAL = """
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-m", "seedcli", *sys.argv[1:]])
+"""
+
 
 def _train(run: Path, *more: str) -> list[str]:
     return [
@@ -36,9 +44,12 @@ def environ(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.parametrize("more", [[], ["--no-live"]], ids=["live", "plain"])
 def test_a_closed_terminal_is_a_clean_stop(tmp_path: Path, environ: dict[str, str], more: list[str]) -> None:
     run = tmp_path / "run"
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execve(sys.executable, [sys.executable, "-m", "seedcli", *_train(run, *more)], environ)
+    terminal, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", _AT_A_TERMINAL, *_train(run, *more)],
+        stdin=theirs, stdout=theirs, stderr=theirs, env=environ, start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
     try:
         os.set_blocking(terminal, False)
 
@@ -52,19 +63,11 @@ def test_a_closed_terminal_is_a_clean_stop(tmp_path: Path, environ: dict[str, st
 
         wait_for(trains, "training")
         os.close(terminal)  # which sends SIGHUP, and every write fails from now on
-        wait_for(lambda: _gone(pid), "its end", 60)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 129
+        assert process.wait(60) == 129
     finally:
-        if not _gone(pid):
-            os.kill(pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
     assert checkpoints(run), "the checkpoint of its end"
-
-
-def _gone(pid: int) -> bool:
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return True
 
 
 def test_training_goes_on_when_nobody_reads_what_it_says(tmp_path: Path, environ: dict[str, str]) -> None:

@@ -15,7 +15,8 @@ from seedcli.errors import RefusedError
 from seedcli.inference.arena import Arena, UnrollBuffer
 from seedcli.inference.policy import AgentPolicy
 from seedcli.layering import load_config
-from seedcli.roles.learner import Learner, open_transports
+from seedcli.roles.learner import Learner
+from seedcli.roles.listeners import open_transports
 from seedcli.roles.runfolder import RunFolder
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from seedcli.training import sources
@@ -30,11 +31,11 @@ class Training:
     """A learner in this process, with every unroll and batch in a book."""
 
     def __init__(self, fleet: Fleet, folder: RunFolder, book: Book, *values: str) -> None:
-        sets = (*TINY, *REMEMBERING, "net.grpc_port=0", "net.zmq_port=0", "run.steps=1e9", *values)
+        sets = (*TINY, *REMEMBERING, "net.grpc_port=0", "net.zmq_port=0", "net.insecure=true", "run.steps=1e9", *values)
         resolved = load_config(None, environ={}, sets=sets)
         self.book = book
         self._fleet = fleet
-        transports = open_transports(resolved.config)
+        transports = open_transports(resolved.config, None)
         self.addresses = {transport.name: transport.address for transport in transports}
         self.learner = Learner(resolved, folder, transports, None)
         self.learner.start()
@@ -99,16 +100,16 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fleet: Fleet) -> Iter
 def test_an_actor_is_killed_and_another_takes_its_place(train: Callable[..., Training], fleet: Fleet) -> None:
     # Room for 11 environments: the newcomer fits only where the dead one's slots were freed.
     training = train(*counting(), "inference.max_envs=11", "actors.envs=4")
-    doomed = fleet.actor(training.addresses["zmq"], "--envs", "6", "--streams", "2")
-    lasting = fleet.actor(training.addresses["grpc"], "--envs", "5", "--streams", "3")
+    doomed = fleet.actor(training.addresses["zmq"], "--insecure", "--envs", "6", "--streams", "2")
+    lasting = fleet.actor(training.addresses["grpc"], "--insecure", "--envs", "5", "--streams", "3")
     training.wait_for_envs(11)
     doomed.kill()
     training.wait_for_envs(5)
-    newcomer = fleet.actor(training.addresses["grpc"], "--envs", "6", "--streams", "2")
+    newcomer = fleet.actor(training.addresses["grpc"], "--insecure", "--envs", "6", "--streams", "2")
     training.wait_for_envs(11)
     newcomer.kill()
     training.wait_for_envs(5)
-    last = fleet.actor(training.addresses["zmq"], "--envs", "6", "--streams", "1")
+    last = fleet.actor(training.addresses["zmq"], "--insecure", "--envs", "6", "--streams", "1")
     training.wait_for_envs(11)
 
     training.learner.stop(training_done=True)
@@ -122,7 +123,7 @@ def test_an_actor_is_killed_and_another_takes_its_place(train: Callable[..., Tra
 
 def test_an_actor_that_stands_still_for_too_long_begins_anew(train: Callable[..., Training], fleet: Fleet) -> None:
     training = train(*counting(), "net.timeout_seconds=4", "net.heartbeat_seconds=0.2")
-    actors = {name: fleet.actor(address, "--envs", "4") for name, address in training.addresses.items()}
+    actors = {name: fleet.actor(address, "--insecure", "--envs", "4") for name, address in training.addresses.items()}
     training.wait_for_envs(8)
     for actor in actors.values():
         actor.send(signal.SIGSTOP)
@@ -143,7 +144,7 @@ def test_actors_that_come_while_training_ends_are_told(train: Callable[..., Trai
     """The end must reach an actor whatever it is doing: stepping, sending, or waiting."""
     training = train(*counting(pause=0.01))
     actors = [
-        fleet.actor(address, "--envs", "2", "--reconnect-timeout", "30")
+        fleet.actor(address, "--insecure", "--envs", "2", "--reconnect-timeout", "30")
         for address in training.addresses.values()
         for _ in range(3)
     ]
@@ -225,7 +226,7 @@ FAULTS = [
 
 def test_the_check_sees_every_kind_of_wrong_record(train: Callable[..., Training], fleet: Fleet) -> None:
     training = train(*counting())
-    actor = fleet.actor(training.addresses["zmq"], "--envs", "4")
+    actor = fleet.actor(training.addresses["zmq"], "--insecure", "--envs", "4")
     training.wait_for_envs(4)
     training.learner.stop(training_done=True)
     actor.ends_with(0)

@@ -134,6 +134,7 @@ COUNTERS = {
     "dropped_unrolls",
     "sessions_lost",
     "protocol_errors",
+    "turned_away",
     "environment_failures",
 }
 
