@@ -26,8 +26,8 @@ import sys, time
 from seedcli.roles.stopping import Stopped, raising_stopped
 try:
     with raising_stopped():
-        print("ready", flush=True)
         try:
+            print("ready", flush=True)
             time.sleep(60)
         finally:
             print("noted", flush=True)

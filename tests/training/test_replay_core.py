@@ -145,7 +145,10 @@ def test_rewards_that_are_not_finite_are_counted_once_and_never_trained_on(tmp_p
     assert dropped > 10 and core.source.dropped == dropped and core.trainer.dropped == 0
     assert all(np.isfinite(variable.numpy()).all() for variable in core.agent.variables())
     names = ("protocol_errors", "environment_failures", "sessions_lost", "row_bytes_received", "row_bytes_raw")
-    service = SimpleNamespace(sessions=list, admissions=dict, departed=deque(), **dict.fromkeys(names, 0))
+    reception = SimpleNamespace(handshakes=dict)
+    service = SimpleNamespace(
+        sessions=list, reception=reception, departed=deque(), turned_away=0, **dict.fromkeys(names, 0)
+    )
     learner: Any = SimpleNamespace(config=core.config, core=core, service=service, results=deque())
     with RunFolder.create(tmp_path / "run", "test") as folder:
         reporter = Reporter(learner, folder, PlainView(Console(file=io.StringIO())), resumed_at=None)
