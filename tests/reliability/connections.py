@@ -50,8 +50,9 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def _hold(fleet: Fleet, transports: Sequence[str], count: int, seconds: float) -> dict[str, Any]:
     subject = Subject(fleet)
-    alone = _step_milliseconds(subject)
+    # First of all: the actors that measure steps leave sockets behind that close a little later.
     before = subject.read()
+    alone = _step_milliseconds(subject)
     begun = time.monotonic()
     crowds = [
         _start(fleet, subject.addresses[transport], size, f"{transport}-{number}")

@@ -14,7 +14,7 @@ _START_AT_ONCE = 20  # processes
 _PAUSE = 0.2  # seconds of an environment's step: many actors, few steps
 
 
-def run_restart(actors: int, fleet: Fleet, *, processes: bool = False, within: float = _PROMISE) -> dict[str, Any]:
+def run_restart(actors: int, fleet: Fleet, *, processes: bool = False) -> dict[str, Any]:
     """Kill the learner of so many connected actors and start it again.
 
     Args:
@@ -55,8 +55,8 @@ def run_restart(actors: int, fleet: Fleet, *, processes: bool = False, within: f
         result["seconds_by_tenth_of_the_actors"] = _tenths(moments(crowd.stdout), actors, served)
     result["sessions_lost_by_the_new_learner"] = last(run, "sessions_lost")
     fleet.check()
-    late = settled - served > within
-    return {**result, "failures": [f"it took more than {within:.0f} s until all step again"] if late else []}
+    late = settled - served > _PROMISE
+    return {**result, "failures": [f"it took more than {_PROMISE:.0f} s until all step again"] if late else []}
 
 
 def _start(actors: int, fleet: Fleet, processes: bool) -> Process | None:

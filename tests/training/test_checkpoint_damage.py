@@ -7,49 +7,20 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import tensorflow as tf
 
 from seedcli.errors import EXIT_USAGE, CheckpointError
 from seedcli.layering import load_config
 from seedcli.roles.learner import resume_point
 from seedcli.roles.runfolder import RunFolder
-from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from seedcli.training import checkpoint as module
 from seedcli.training.checkpoint import (
-    Checkpointer,
     find_checkpoint,
     open_checkpoint,
-    restore,
     take_checkpoint,
 )
-
-SPEC = EnvSpec("test/env", ArraySpec((2,), "uint8"), ActionSpec((3,)))
-
-
-def _writer(folder: Path, size: int = 6, **options: Any) -> tuple[Checkpointer, tf.Variable]:
-    variable = tf.Variable(np.zeros(size, np.float32))
-    return Checkpointer(
-        folder, "[run]\n", SPEC, {"agent": [variable]}, **{"keep": 3, "keep_every_hours": 0.0} | options
-    ), variable
-
-
-def _save(writer: Checkpointer, variable: tf.Variable, env_steps: int) -> Path:
-    variable.assign(tf.fill(variable.shape, float(env_steps)))
-    return writer.save({"env_steps": env_steps}, wait=True)
-
-
-def _holds(path: Path, size: int, value: float) -> None:
-    variable = tf.Variable(np.zeros(size, np.float32))
-    restore(open_checkpoint(path), {"agent": [variable]})
-    np.testing.assert_array_equal(variable, np.float32(value))
-
-
-def _names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+from tests.training.tiny_writer import holds, make_writer, names, save
 
 
 def _rewrite(path: Path, change: Callable[[dict[str, str]], None]) -> None:
@@ -96,8 +67,8 @@ def test_damage_is_found_and_said_and_the_one_before_it_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     harm, what = DAMAGE[damage]
-    writer, variable = _writer(tmp_path / "checkpoints")
-    older, newer = _save(writer, variable, 1), _save(writer, variable, 2)
+    writer, variable = make_writer(tmp_path / "checkpoints")
+    older, newer = save(writer, variable, 1), save(writer, variable, 2)
     harm(newer)
     with pytest.raises(CheckpointError, match=what if newer.is_dir() else "not a checkpoint folder"):
         open_checkpoint(newer)
@@ -111,8 +82,8 @@ def test_damage_is_found_and_said_and_the_one_before_it_used(
 
 @pytest.mark.parametrize("content", ['{"format": 1}', "[]", "null", '{"format": 1, "counters": {"env_steps": "many"}}'])
 def test_garbage_in_state_is_refused_even_where_its_checksum_is_right(tmp_path: Path, content: str) -> None:
-    writer, variable = _writer(tmp_path)
-    path = _save(writer, variable, 1)
+    writer, variable = make_writer(tmp_path)
+    path = save(writer, variable, 1)
     (path / "state.json").write_text(content)
     _rewrite(path, lambda sums: sums.update({"state.json": module.digest(path / "state.json")}))
     with pytest.raises(CheckpointError, match="cannot be read"):
@@ -120,15 +91,15 @@ def test_garbage_in_state_is_refused_even_where_its_checksum_is_right(tmp_path: 
 
 
 def test_a_newer_version_is_not_passed_over(tmp_path: Path) -> None:
-    writer, variable = _writer(tmp_path / "checkpoints")
-    _save(writer, variable, 1)
-    path = _save(writer, variable, 2)
+    writer, variable = make_writer(tmp_path / "checkpoints")
+    save(writer, variable, 1)
+    path = save(writer, variable, 2)
     (path / "state.json").write_text((path / "state.json").read_text().replace('"format": 1', '"format": 2'))
     _rewrite(path, lambda sums: sums.update({"state.json": module.digest(path / "state.json")}))
     for find in (find_checkpoint, take_checkpoint):
         with pytest.raises(CheckpointError, match="has format 2, this version reads 1"):
             find(tmp_path)
-    assert _names(tmp_path / "checkpoints") == ["1", "2"]
+    assert names(tmp_path / "checkpoints") == ["1", "2"]
 
 
 def test_a_run_that_goes_on_from_before_the_damage_keeps_what_it_makes(
@@ -136,9 +107,9 @@ def test_a_run_that_goes_on_from_before_the_damage_keeps_what_it_makes(
 ) -> None:
     """Its numbers are smaller than the damaged ones': those must not be kept in place of them."""
     folder = tmp_path / "checkpoints"
-    writer, variable = _writer(folder, keep=2)
+    writer, variable = make_writer(folder, keep=2)
     for env_steps in (100, 200, 300):
-        _save(writer, variable, env_steps)
+        save(writer, variable, env_steps)
     shutil.copytree(folder / "300", folder / "400")
     for env_steps in (300, 400):
         os.truncate(folder / str(env_steps) / "state.json", 3)
@@ -147,19 +118,19 @@ def test_a_run_that_goes_on_from_before_the_damage_keeps_what_it_makes(
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2 and all(line.endswith(f"and {folder / '200'} is gone on from") for line in said)
     assert "it is set aside as damaged-400" in said[0]
-    writer, variable = _writer(folder, keep=2)
+    writer, variable = make_writer(folder, keep=2)
     for env_steps in (210, 220, 300):
-        _holds(_save(writer, variable, env_steps), 6, env_steps)
+        holds(save(writer, variable, env_steps), 6, env_steps)
         assert find_checkpoint(tmp_path).env_steps == env_steps
-    assert _names(folder) == ["220", "300", "damaged-300", "damaged-400"]
+    assert names(folder) == ["220", "300", "damaged-300", "damaged-400"]
 
 
 def test_where_all_are_damaged_nothing_is_touched(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", "x") as folder:
         folder.write_config(load_config("cartpole_vtrace", environ={}))
-        writer, variable = _writer(folder.checkpoints)
+        writer, variable = make_writer(folder.checkpoints)
         for env_steps in (1, 2):
-            os.truncate(_save(writer, variable, env_steps) / "COMPLETE", 0)
+            os.truncate(save(writer, variable, env_steps) / "COMPLETE", 0)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "checkpoints").rglob("*")}
     with RunFolder.create(tmp_path / "run", "x", resume=None) as folder:
         assert folder.resume

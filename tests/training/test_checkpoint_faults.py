@@ -11,9 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -22,42 +20,15 @@ from seedcli.layering import load_config
 from seedcli.net.inprocess import InProcessServer
 from seedcli.roles.learner import Learner
 from seedcli.roles.runfolder import RunFolder
-from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from seedcli.training import checkpoint as module
 from seedcli.training.checkpoint import (
     Checkpointer,
     find_checkpoint,
     list_checkpoints,
-    open_checkpoint,
-    restore,
 )
 from tests.mounts import fill, tmpfs
 from tests.training.helpers import LIMIT
-
-SPEC = EnvSpec("test/env", ArraySpec((2,), "uint8"), ActionSpec((3,)))
-
-
-def _writer(folder: Path, size: int = 6, **options: Any) -> tuple[Checkpointer, tf.Variable]:
-    variable = tf.Variable(np.zeros(size, np.float32))
-    return Checkpointer(
-        folder, "[run]\n", SPEC, {"agent": [variable]}, **{"keep": 3, "keep_every_hours": 0.0} | options
-    ), variable
-
-
-def _save(writer: Checkpointer, variable: tf.Variable, env_steps: int) -> Path:
-    variable.assign(tf.fill(variable.shape, float(env_steps)))
-    return writer.save({"env_steps": env_steps}, wait=True)
-
-
-def _holds(path: Path, size: int, value: float) -> None:
-    variable = tf.Variable(np.zeros(size, np.float32))
-    restore(open_checkpoint(path), {"agent": [variable]})
-    np.testing.assert_array_equal(variable, np.float32(value))
-
-
-def _names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
+from tests.training.tiny_writer import holds, make_writer, names, save
 
 # ------------------------------------------------------------------------------------- disks that refuse
 
@@ -73,43 +44,43 @@ def test_a_full_disk_costs_the_checkpoints_that_do_not_fit(tmp_path: Path, caplo
     size = 50_000
     with tmpfs(tmp_path / "disk", "size=2m") as disk:
         folder = disk / "checkpoints"
-        writer, variable = _writer(folder, size)
-        first = _save(writer, variable, 1)
+        writer, variable = make_writer(folder, size)
+        first = save(writer, variable, 1)
         ballast = fill(disk, spare=100_000)
         for env_steps in (2, 3):
             writer.save({"env_steps": env_steps})
             writer.wait()
-            assert writer.error is not None and _names(folder) == ["1"], "nothing half-written takes the room"
+            assert writer.error is not None and names(folder) == ["1"], "nothing half-written takes the room"
         lines = [record.getMessage() for record in caplog.records]
         assert len(lines) == 2 and f"{folder / '2'} could not be written: " in lines[0] and "\n" not in lines[0]
         with pytest.raises(SeedError, match=r"checkpoints/3 could not be written \(.*make room"):
-            _save(writer, variable, 3)
-        _holds(first, size, 1)
+            save(writer, variable, 3)
+        holds(first, size, 1)
         # The same number again: what stands is not touched before its successor is whole.
         with pytest.raises(SeedError, match="could not be written"):
-            _save(writer, variable, 1)
-        _holds(find_checkpoint(folder).path, size, 1)
+            save(writer, variable, 1)
+        holds(find_checkpoint(folder).path, size, 1)
         ballast.unlink()
-        _holds(_save(writer, variable, 4), size, 4)
-        assert writer.error is None and _names(folder) == ["1", "4"]
+        holds(save(writer, variable, 4), size, 4)
+        assert writer.error is None and names(folder) == ["1", "4"]
 
 
 def test_a_disk_with_errors_costs_one_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer, variable = _writer(tmp_path)
-    _save(writer, variable, 1)
+    writer, variable = make_writer(tmp_path)
+    save(writer, variable, 1)
     for name in ("fsync", "open"):
         with monkeypatch.context() as patch:
             patch.setattr(os, name, _refuse_with(errno.EIO))
             with pytest.raises(SeedError, match="Input/output error"):
-                _save(writer, variable, 2)
+                save(writer, variable, 2)
         assert [p.name for p in list_checkpoints(tmp_path)] == ["1"]
-    _holds(_save(writer, variable, 2), 6, 2)
-    assert _names(tmp_path) == ["1", "2"], "what could not even be removed then is removed now"
+    holds(save(writer, variable, 2), 6, 2)
+    assert names(tmp_path) == ["1", "2"], "what could not even be removed then is removed now"
 
 
 def test_a_rename_that_fails_puts_the_old_one_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer, variable = _writer(tmp_path)
-    _save(writer, variable, 1)
+    writer, variable = make_writer(tmp_path)
+    save(writer, variable, 1)
     rename = Path.rename
 
     def fail(self: Path, target: Path) -> Path:
@@ -122,13 +93,13 @@ def test_a_rename_that_fails_puts_the_old_one_back(tmp_path: Path, monkeypatch: 
         variable.assign(tf.fill(variable.shape, 9.0))
         writer.save({"env_steps": 1})
         writer.wait()
-    assert writer.error is not None and _names(tmp_path) == ["1"]
-    _holds(tmp_path / "1", 6, 1)
+    assert writer.error is not None and names(tmp_path) == ["1"]
+    holds(tmp_path / "1", 6, 1)
 
 
 def test_too_few_file_descriptors_cost_one_checkpoint(tmp_path: Path) -> None:
-    writer, variable = _writer(tmp_path)
-    _save(writer, variable, 1)
+    writer, variable = make_writer(tmp_path)
+    save(writer, variable, 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
@@ -138,12 +109,12 @@ def test_too_few_file_descriptors_cost_one_checkpoint(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert isinstance(writer.error, OSError) and writer.error.errno == errno.EMFILE
     assert [p.name for p in list_checkpoints(tmp_path)] == ["1"]
-    _holds(_save(writer, variable, 3), 6, 3)
-    assert _names(tmp_path) == ["1", "3"], "what could not even be removed then is removed now"
+    holds(save(writer, variable, 3), 6, 3)
+    assert names(tmp_path) == ["1", "3"], "what could not even be removed then is removed now"
 
 
 def test_a_system_without_threads_costs_one_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer, variable = _writer(tmp_path)
+    writer, variable = make_writer(tmp_path)
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -152,16 +123,16 @@ def test_a_system_without_threads_costs_one_checkpoint(tmp_path: Path, monkeypat
         patch.setattr(threading.Thread, "start", refuse)
         writer.save({"env_steps": 1})
     assert isinstance(writer.error, RuntimeError) and not writer.busy
-    _holds(_save(writer, variable, 2), 6, 2)
+    holds(save(writer, variable, 2), 6, 2)
 
 
 def test_older_checkpoints_that_cannot_be_removed_do_not_count_against_a_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    writer, variable = _writer(tmp_path, keep=1)
-    _save(writer, variable, 1)
+    writer, variable = make_writer(tmp_path, keep=1)
+    save(writer, variable, 1)
     monkeypatch.setattr(writer, "_prune", _refuse_with(errno.EIO))
-    _holds(_save(writer, variable, 2), 6, 2)
+    holds(save(writer, variable, 2), 6, 2)
     assert "older checkpoints" in caplog.text and "Input/output error" in caplog.text
 
 
@@ -186,7 +157,7 @@ class _Held:
 def test_a_slow_write_postpones_the_next_one_and_is_told_of_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    writer, _ = _writer(tmp_path)
+    writer, _ = make_writer(tmp_path)
     disk = _Held(writer, monkeypatch)
     now = time.monotonic()
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
@@ -236,7 +207,7 @@ def learner(tmp_path: Path) -> Iterator[Learner]:
 def test_training_goes_on_while_a_checkpoint_takes_its_time(
     learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    writer, variable = _writer(tmp_path / "checkpoints")
+    writer, variable = make_writer(tmp_path / "checkpoints")
     disk = _Held(writer, monkeypatch)
     core = _Core(writer, variable)
     learner.core = core  # type: ignore[assignment]
@@ -279,7 +250,7 @@ def test_training_goes_on_while_a_checkpoint_takes_its_time(
     assert not failed and not thread.is_alive()
     assert len([r for r in caplog.records if "longer than training.checkpoint_seconds = 0.05" in r.getMessage()]) == 1
     one, two = list_checkpoints(tmp_path / "checkpoints")
-    _holds(one, 6, int(one.name))  # variables and counters of one moment, although training went on
-    _holds(two, 6, int(two.name))
+    holds(one, 6, int(one.name))  # variables and counters of one moment, although training went on
+    holds(two, 6, int(two.name))
     stalled = learner.training_profile.seconds()["checkpoint"]
     assert stalled < 0.25, f"two copies of 6 numbers stalled training for {stalled:.2f} s"
