@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,9 @@ from seedcli.cli_run import register
 from seedcli.cli_slurm import register_slurm
 from seedcli.errors import EXIT_DONE, EXIT_FAILED, EXIT_SIGINT, EXIT_USAGE, SeedError, UsageError
 from seedcli.roles.stopping import Stopped, raising_stopped
+
+if TYPE_CHECKING:
+    from seedcli.preset_files import PresetInfo
 
 # Plain help: drawing boxes with rich takes longer than everything else `seed --help` does.
 app = typer.Typer(name="seed", rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -129,6 +132,7 @@ def evaluate(
     epilog=examples(
         "seed doctor",
         "seed doctor --json",
+        "seed doctor --preset football_vtrace_8gpu",
         "seed doctor --env my_package:MyEnv-v0",
         "seed doctor --env pong --preset pong_vtrace --set environment.max_frames=2000",
     )
@@ -142,13 +146,21 @@ def doctor(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Say what this machine can run (devices, environments, ports), or whether an environment keeps the rules."""
+    """Say what this machine can run (devices, environments, ports), or whether an environment keeps the rules.
+
+    With --preset or --set alone, also what that would do with the devices; with --env they describe the environment.
+    """
     if env is None and preset is None and not sets:
         from seedcli.roles.doctor import run_doctor
 
         return run_doctor(json_output)
-    from seedcli.envs import check_environment_name
     from seedcli.layering import load_config
+
+    if env is None:
+        from seedcli.roles.doctor import run_doctor
+
+        return run_doctor(json_output, load_config(preset, sets=sets or ()).config)
+    from seedcli.envs import check_environment_name
     from seedcli.roles.doctor_env import run_doctor_env
 
     environment = load_config(preset, sets=sets or (), flags={"--env": env}).config.environment
@@ -158,15 +170,24 @@ def doctor(
 
 @presets_app.command("list")
 def presets_list(json_output: Json = False, debug: Debug = False) -> int:
-    """List the presets."""
-    from seedcli.layering import presets
+    """List the presets, variants for other devices below what they vary."""
+    from seedcli.preset_files import presets
 
     found = presets()
     if json_output:
-        typer.echo(json.dumps([{"name": name, "description": text} for name, text in found.items()], indent=2))
-    else:
-        _print_table(("preset", "description"), list(found.items()))
+        rows = [{"name": name, "description": info.description, "base": info.base} for name, info in found.items()]
+        typer.echo(json.dumps(rows, indent=2))
+        return EXIT_DONE
+    _print_table(("preset", "description"), list(_variants_of("", found, "")))
     return EXIT_DONE
+
+
+def _variants_of(base: str, found: Mapping[str, PresetInfo], indent: str) -> Iterator[tuple[str, str]]:
+    """Name and description of the presets laid over `base`, below each its own variants."""
+    for name, info in found.items():
+        if info.base == base:
+            yield indent + name, info.description
+            yield from _variants_of(name, found, f"{indent}  ")
 
 
 @presets_app.command("show", epilog=examples("seed presets show cartpole_vtrace --set training.batch_size=64 --json"))

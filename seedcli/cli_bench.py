@@ -80,6 +80,36 @@ def bench_training(
     return run_bench_training(load_config(preset, sets=sets or ()), seconds=seconds, json_output=json_output)
 
 
+@bench_app.command(
+    "topology",
+    epilog=examples(
+        "seed bench topology --preset football_vtrace --set actors.count=25",
+        "seed bench topology --preset cartpole_vtrace --virtual 4 --json",
+    ),
+)
+def bench_topology(
+    preset: Annotated[
+        str, typer.Option("--preset", metavar="NAME", help="What to train.", autocompletion=complete_preset)
+    ] = "pong_vtrace",
+    sets: Sets = None,
+    virtual: Annotated[
+        int, typer.Option("--virtual", metavar="N", min=0, max=64, help="Split the processor into N devices.")
+    ] = 0,
+    seconds: Seconds = 5.0,
+    json_output: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Every ratio of inference to training devices, tried; recommends one."""
+    from seedcli.layering import load_config
+
+    split = ["topology.platform=cpu", f"topology.virtual_devices={virtual}"] if virtual else []
+    config = load_config(preset, sets=[*(sets or ()), *split]).config
+    quiet_tensorflow()
+    from seedcli.roles.bench_topology import run_bench_topology
+
+    return run_bench_topology(config, seconds=seconds, json_output=json_output)
+
+
 @bench_app.command("replay", epilog=examples("seed bench replay --game pong --game breakout --json"))
 def bench_replay(
     games: Annotated[

@@ -22,7 +22,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and Tensor
 
 def complete_preset(incomplete: str) -> list[str]:
     """Names of presets that begin with what was typed."""
-    from seedcli.layering import preset_names
+    from seedcli.preset_files import preset_names
 
     return [name for name in preset_names() if name.startswith(incomplete)]
 

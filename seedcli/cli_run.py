@@ -14,6 +14,7 @@ from seedcli.cli_options import Debug, Json, Preset, Sets, TokenFile, Transport,
 from seedcli.errors import UsageError
 
 if TYPE_CHECKING:
+    from seedcli.config import Config
     from seedcli.layering import Resolved
     from seedcli.roles.runfolder import RunFolder
 
@@ -75,7 +76,12 @@ def train(
     flags = {"--steps": steps, "--seed": seed, "--env": env, "--envs": envs, "--actors": actors}
     flags |= {"--transport": transport, "--metrics-port": metrics_port}
     kept = _kept(resume=resume, continue_=continue_, overwrite=overwrite)
-    resolved, folder = _start_run(preset, config, logdir, sets, flags, kept)
+    found = _configure(preset, config, logdir, sets, flags, kept)
+    assert found is not None
+    if found.config.topology.hosts:
+        raise UsageError("topology.hosts is for seed learner: seed train is one learner and its actors on this machine")
+    _check_topology(found.config)
+    resolved, folder = _open(found, logdir, sets, flags, kept)
     with folder:
         _prepare()
         from seedcli.roles.local import run_train
@@ -102,6 +108,20 @@ def learner(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            "--hosts",
+            metavar="HOST:PORT,…",
+            help="Learner hosts that train one model, the chief first.  [default: those of TF_CONFIG or a SLURM step]",
+        ),
+    ] = None,
+    host_index: Annotated[
+        str | None, typer.Option("--host-index", metavar="N", help="Which of --hosts this is, from 0.")
+    ] = None,
+    trust_network: Annotated[
+        bool, typer.Option("--trust-network", help="Several hosts: nothing protects TensorFlow's connections.")
+    ] = False,
     sets: Sets = None,
     resume: Resume = False,
     continue_: Continue = False,
@@ -117,8 +137,12 @@ def learner(
     flags |= {"--host": host, "--grpc-port": grpc_port, "--zmq-port": zmq_port, "--insecure": insecure or None}
     flags |= {"--token-file": str(token_file) if token_file else None}
     flags |= {"--tls-cert": tls_cert, "--tls-key": tls_key, "--tls-ca": tls_ca}
+    flags |= {"--hosts": None if hosts is None else [host.strip() for host in hosts.split(",")]}
+    flags |= {"--host-index": host_index, "--trust-network": trust_network or None}
     kept = _kept(resume=resume, continue_=continue_, standby=standby, overwrite=overwrite)
     waited: list[str] = []
+    from seedcli.roles.hosts import resolve_hosts
+
     if standby:
         _prepare()  # now: whoever takes over is to be quick
 
@@ -126,14 +150,26 @@ def learner(
         waited.append(holder)
         typer.echo(f"seed: standing by: {holder}", err=True)
 
-    resolved, folder = _start_run(preset, config, logdir, sets, flags, kept, say_that_it_waits if standby else None)
+    wait = say_that_it_waits if standby else None
+    found = _configure(preset, config, logdir, sets, flags, kept, wait)
+    servers, index = resolve_hosts(found.config, os.environ) if found is not None else ((), 0)
+    if servers and standby:
+        raise UsageError("--standby is for one learner host: several are started again together, with --continue")
+    if found is not None:
+        _check_topology(found.config, servers, index)
+    if found is not None and index:
+        _prepare()
+        from seedcli.roles.several import run_member
+
+        return run_member(found, logdir, servers, index, fresh=kept in ("refuse", "overwrite"), live=_live(no_live))
+    resolved, folder = _open(found, logdir, sets, flags, kept, wait)
     with folder:
         if waited:
             typer.echo("seed: that learner is gone: taking over", err=True)
         _prepare()
         from seedcli.roles.learner import run_learner
 
-        return run_learner(resolved, folder, live=_live(no_live))
+        return run_learner(resolved, folder, live=_live(no_live), hosts=servers)
 
 
 def actor(
@@ -259,19 +295,21 @@ def _prepare() -> None:
     quiet_tensorflow()
 
 
-def _start_run(
+_Kept = Literal["refuse", "resume", "continue", "overwrite"]
+
+
+def _configure(
     preset: str | None,
     config: Path | None,
     logdir: Path | None,
     sets: Sequence[str] | None,
     flags: dict[str, Any],
-    kept: Literal["refuse", "resume", "continue", "overwrite"],
+    kept: _Kept,
     wait: Callable[[str], None] | None = None,
-) -> tuple[Resolved, RunFolder]:
-    """The configuration and the locked folder of a run; nothing is touched before the configuration is good."""
+) -> Resolved | None:
+    """The configuration of a run; None where it stands in a folder that another learner may hold still."""
     from seedcli.envs import check_environment_name
     from seedcli.layering import load_config
-    from seedcli.roles.runfolder import RunFolder
 
     if kept == "continue" and logdir is None:
         raise UsageError("--continue and --standby need --logdir DIR, the folder of the run")
@@ -281,11 +319,25 @@ def _start_run(
             "nothing says what to train: give --preset NAME (see seed presets list), --config FILE, "
             "or --resume with --logdir DIR"
         )
-    # What a run holds is not read while another learner may write it.
-    resolved = None
-    if there is None or wait is None:
-        resolved = load_config(preset, config_file=config, run_folder=there, sets=sets or (), flags=flags)
-        check_environment_name(resolved.config.environment)
+    if there is not None and wait is not None:
+        return None
+    resolved = load_config(preset, config_file=config, run_folder=there, sets=sets or (), flags=flags)
+    check_environment_name(resolved.config.environment)
+    return resolved
+
+
+def _open(
+    resolved: Resolved | None,
+    logdir: Path | None,
+    sets: Sequence[str] | None,
+    flags: dict[str, Any],
+    kept: _Kept,
+    wait: Callable[[str], None] | None = None,
+) -> tuple[Resolved, RunFolder]:
+    """The configuration and the locked folder of a run; nothing is touched before the configuration is good."""
+    from seedcli.layering import load_config
+    from seedcli.roles.runfolder import RunFolder
+
     folder = RunFolder.create(
         logdir,
         resolved.config.run.preset if resolved is not None else "",
@@ -297,11 +349,28 @@ def _start_run(
         try:
             if not folder.resume:
                 raise UsageError(f"{logdir} holds no run yet: give --preset NAME too, to start one")
-            resolved = load_config(None, run_folder=there, sets=sets or (), flags=flags)
+            resolved = load_config(None, run_folder=logdir, sets=sets or (), flags=flags)
         except BaseException:
             folder.close()
             raise
     return resolved, folder
+
+
+def _check_topology(config: Config, hosts: Sequence[str] = (), index: int = 0) -> None:
+    """Refuse devices that are not there before anything is touched.
+
+    Where "auto" decides all, it fits: then TensorFlow, which knows the devices, need not be loaded for it yet.
+    """
+    topology, batch = config.topology, config.training.batch_size
+    chosen = topology.platform, topology.inference_devices, topology.training_devices, topology.precision
+    if chosen == ("auto", "auto", "auto", "float32") and batch % max(1, len(hosts)) == 0:
+        return
+    _prepare()
+    from seedcli.topology import make_plan
+    from seedcli.training.devices import find_inventory
+
+    placed = topology.model_copy(update={"hosts": tuple(hosts), "host_index": index})
+    make_plan(config.model_copy(update={"topology": placed}), find_inventory())
 
 
 def _live(no_live: bool) -> bool:

@@ -17,6 +17,7 @@ def register_slurm(app: typer.Typer) -> None:
             "seed slurm --preset cartpole_vtrace --actors 2 --time 1:00:00 | sbatch",
             "seed slurm --preset football_vtrace --actors 64 --nodes 8 --time 2-00:00:00 > football.sbatch",
             "seed slurm --preset atari_vtrace --env breakout --array --gpus 1 --actor-partition cpu --time 1-0",
+            "seed slurm --preset football_vtrace --learner-hosts 2 --gpus 1 --actors 32 --time 1-0 > two_hosts.sbatch",
         )
     )(slurm)
 
@@ -44,15 +45,26 @@ def slurm(
         str | None,
         typer.Option("--logdir", metavar="DIR", help="The run's folder.  [default: runs/<preset>/job-<number>]"),
     ] = None,
-    nodes: Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="Nodes of the one job.")] = 1,
+    learner_hosts: Annotated[
+        int,
+        typer.Option(
+            "--learner-hosts", metavar="N", min=1, help="Learners that train one model together, each on its own node."
+        ),
+    ] = 1,
+    nodes: Annotated[
+        int | None,
+        typer.Option("--nodes", metavar="N", min=1, help="Nodes of the one job.  [default: one a learner host]"),
+    ] = None,
     array: Annotated[
         bool, typer.Option("--array", help="A job for the learner, and an array of one job an actor.")
     ] = False,
-    learner_cpus: Annotated[int, typer.Option("--learner-cpus", metavar="N", min=1, help="CPUs of the learner.")] = 4,
+    learner_cpus: Annotated[
+        int, typer.Option("--learner-cpus", metavar="N", min=1, help="CPUs of each learner host.")
+    ] = 4,
     cpus_per_actor: Annotated[
         int, typer.Option("--cpus-per-actor", metavar="N", min=1, help="CPUs of each actor.")
     ] = 2,
-    gpus: Annotated[int, typer.Option("--gpus", metavar="N", min=0, help="GPUs of the learner.")] = 0,
+    gpus: Annotated[int, typer.Option("--gpus", metavar="N", min=0, help="GPUs of each learner host.")] = 0,
     mem: Annotated[
         str | None, typer.Option("--mem", metavar="SIZE", help="Memory on each node; with --array, of the learner.")
     ] = None,
@@ -98,6 +110,7 @@ def slurm(
         seed=seed,
         sets=tuple(sets or ()),
         logdir=logdir,
+        learner_hosts=learner_hosts,
         nodes=nodes,
         array=array,
         learner_cpus=learner_cpus,

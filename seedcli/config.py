@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from seedcli.conflicts import conflicts
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -14,6 +14,7 @@ Positive = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Name = Annotated[str, Field(min_length=1)]
+Devices = Literal["auto"] | PositiveInt
 
 
 class Section(BaseModel):
@@ -202,6 +203,44 @@ class NetConfig(Section):
     metrics_host: Name = Field("127.0.0.1", description="address of that; 0.0.0.0: every interface, readable by all")
 
 
+class TopologyConfig(Section):
+    """Which devices infer, which train, on how many hosts."""
+
+    platform: Literal["auto", "cpu", "gpu", "tpu"] = Field(
+        "auto", description="devices used; auto: TPU where there is one, else GPUs, else the CPU"
+    )
+    inference_devices: Devices = Field(
+        "auto", description='devices of a host that answer actors: a number, or "auto": one in four; the last ones'
+    )
+    training_devices: Devices = Field(
+        "auto", description='devices of a host that train: a number, or "auto": the others; the first ones'
+    )
+    virtual_devices: Annotated[int, Field(ge=0, le=64)] = Field(
+        0, description="cpu: devices the processor is split into, to try a topology without accelerators; 0: one"
+    )
+    precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = Field(
+        "float32", description="of what networks compute; heads, losses, targets and weights stay in float32"
+    )
+    xla: Literal["off", "training", "all"] = Field(
+        "off", description="what XLA compiles: nothing, the loss and its gradients, or inference too"
+    )
+    publish_every: PositiveInt = Field(1, description="updates between refreshes of the weights that inference reads")
+    device_trajectories: Literal["auto", "off", "on"] = Field(
+        "auto", description="observations stay on the device from inference to training; auto: on GPUs with the memory"
+    )
+    hosts: tuple[Name, ...] = Field(
+        (), description="learner hosts that train one model, host:port each, the chief first; empty: this one alone"
+    )
+    host_index: Annotated[int, Field(ge=0)] = Field(0, description="which of topology.hosts this process is")
+    host_timeout: Positive = Field(
+        600.0, description="seconds that hosts wait for one that does not come, or is short of data, before all stop"
+    )
+    trust_network: bool = Field(
+        False,
+        description="several hosts: TensorFlow's connections between them, which nothing protects, may be used",
+    )
+
+
 class TelemetryConfig(Section):
     """What is written down."""
 
@@ -220,124 +259,11 @@ class Config(Section):
     inference: InferenceConfig = InferenceConfig()
     actors: ActorsConfig = ActorsConfig()
     net: NetConfig = NetConfig()
+    topology: TopologyConfig = TopologyConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 
     @model_validator(mode="after")
     def _check_that_values_agree(self) -> Self:
-        for conflict in _conflicts(self):
+        for conflict in conflicts(self):
             raise ValueError(conflict)
         return self
-
-
-_SNAKE_CASE = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
-
-
-def _snake_case(game: str) -> str:
-    """The snake_case name of a game given as a Gymnasium id: "ALE/SpaceInvaders-v5" → "space_invaders"."""
-    name = re.sub(r"(NoFrameskip|Deterministic)?-v\d+$", "", game.rsplit("/", 1)[-1])
-    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
-    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or "pong"
-
-
-def _conflicts(config: Config) -> Iterator[str]:
-    """Values that are each in range but cannot stand together, one sentence each, naming the full keys."""
-    environment, training, inference = config.environment, config.training, config.inference
-    actors, net = config.actors, config.net
-    if environment.family == "atari" and not _SNAKE_CASE.fullmatch(environment.id):
-        yield (
-            f'environment.id = "{environment.id}" must be a game in snake_case: write "{_snake_case(environment.id)}"'
-        )
-    if training.learning_rate_schedule == "linear" and training.learning_rate_end > training.learning_rate:
-        yield (
-            f"training.learning_rate_end = {training.learning_rate_end} must be at most "
-            f"training.learning_rate = {training.learning_rate}: the rate only falls"
-        )
-    yield from _replay_conflicts(config)
-    if actors.streams > actors.envs:
-        yield (
-            f"actors.streams = {actors.streams} must be at most actors.envs = {actors.envs}: "
-            "a stream needs an environment, so lower the one or raise the other"
-        )
-    if actors.count * actors.envs > inference.max_envs:
-        yield (
-            f"actors.count = {actors.count} times actors.envs = {actors.envs} must be at most "
-            f"inference.max_envs = {inference.max_envs}, the environments the learner accepts"
-        )
-    if inference.batch_size > inference.max_envs:
-        yield (
-            f"inference.batch_size = {inference.batch_size} must be at most "
-            f"inference.max_envs = {inference.max_envs}: a larger batch can never fill"
-        )
-    if any(small >= large for small, large in zip(inference.pad_to, inference.pad_to[1:], strict=False)):
-        yield f"inference.pad_to = {list(inference.pad_to)} must rise from each size to the next"
-    if net.heartbeat_seconds >= net.timeout_seconds:
-        yield (
-            f"net.heartbeat_seconds = {net.heartbeat_seconds} must be below "
-            f"net.timeout_seconds = {net.timeout_seconds}, or a living actor is taken for dead"
-        )
-    if net.grpc_port == net.zmq_port and net.grpc_port > 0:
-        yield f"net.grpc_port = {net.grpc_port} must differ from net.zmq_port = {net.zmq_port}: each listens on its own"
-    if bool(net.tls_cert) != bool(net.tls_key):
-        given, missing = ("tls_cert", "tls_key") if net.tls_cert else ("tls_key", "tls_cert")
-        yield (
-            f'net.{given} = "{getattr(net, given)}" needs net.{missing}: a certificate and its private key belong '
-            "together"
-        )
-    if net.tls_ca and not net.tls_cert:
-        yield (
-            f'net.tls_ca = "{net.tls_ca}" needs net.tls_cert and net.tls_key: a learner that checks certificates shows '
-            "one of its own"
-        )
-    if net.insecure and (net.token_file or net.tls_cert):
-        yield ("net.insecure = true turns token and encryption off: leave out net.token_file and net.tls_cert, or this")
-
-
-def _replay_conflicts(config: Config) -> Iterator[str]:
-    """Conflicts of lengths, exploration and replay, one sentence each."""
-    agent, training, replay, actors = config.agent, config.training, config.replay, config.actors
-    if actors.evaluation_envs > actors.count * (actors.envs - 1):
-        yield (
-            f"actors.evaluation_envs = {actors.evaluation_envs} must be at most "
-            f"{actors.count * (actors.envs - 1)} with actors.count = {actors.count} and actors.envs = {actors.envs}: "
-            "each actor needs an environment to train with"
-        )
-    if agent.algorithm != "r2d2":
-        if training.burn_in:
-            yield (
-                f"training.burn_in = {training.burn_in} must be 0 with agent.algorithm {agent.algorithm}: "
-                "only unrolls of a replay are stale enough to need it"
-            )
-        if actors.evaluation_envs:
-            yield (
-                f"actors.evaluation_envs = {actors.evaluation_envs} must be 0 with agent.algorithm {agent.algorithm}, "
-                "which explores with its policy alone: use seed eval --watch"
-            )
-        return
-    if agent.n_step > training.unroll_length:
-        yield (
-            f"agent.n_step = {agent.n_step} must be at most training.unroll_length = {training.unroll_length}: "
-            "a target cannot reach beyond its unroll"
-        )
-    if training.burn_in and not agent.lstm and agent.frame_stack == 1:
-        yield (
-            f"training.burn_in = {training.burn_in} must be 0 where agent.lstm = 0 and agent.frame_stack = 1: "
-            "there is no state to bring up to date"
-        )
-    if replay.capacity < replay.min_size:
-        yield (
-            f"replay.capacity = {replay.capacity} must be at least replay.min_size = {replay.min_size}, "
-            "or training never starts"
-        )
-    filled = replay.min_size * training.unroll_length
-    if config.run.steps <= filled:
-        yield (
-            f"run.steps = {config.run.steps} must be above {filled}, replay.min_size = {replay.min_size} unrolls of "
-            f"training.unroll_length = {training.unroll_length} steps: it would end before training starts"
-        )
-    needed = (training.batch_size + replay.ratio) / 2
-    if 0 < replay.window < needed:
-        yield (
-            f"replay.window = {replay.window:g} must be 0 (automatic) or at least {needed:g}, half of "
-            f"training.batch_size = {training.batch_size} plus replay.ratio = {replay.ratio:g}: "
-            "in a smaller one neither training nor insertion could go on"
-        )

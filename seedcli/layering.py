@@ -20,8 +20,9 @@ from typing import Any, NamedTuple, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from seedcli.config import Config
+from seedcli.config import Config, Devices
 from seedcli.errors import UsageError
+from seedcli.preset_files import base_of, preset_layers, read_toml
 
 # Flags that stand for one key each.
 FLAG_KEYS = {
@@ -40,6 +41,9 @@ FLAG_KEYS = {
     "--tls-key": "net.tls_key",
     "--tls-ca": "net.tls_ca",
     "--metrics-port": "net.metrics_port",
+    "--hosts": "topology.hosts",
+    "--host-index": "topology.host_index",
+    "--trust-network": "topology.trust_network",
 }
 
 DEFAULT = "default"
@@ -95,8 +99,9 @@ def load_config(
     """Merge the layers and validate the result.
 
     Args:
-        preset: name of a preset, or None.
-        config_file: a TOML file laid over the preset.
+        preset: name of a preset, or None; a variant is laid over its base, and each value's source names the one of
+            the two that holds it.
+        config_file: a TOML file laid over the preset, or over its own `[preset] base`.
         run_folder: a run whose config.toml is the lowest layer (resuming).
         environ: environment variables; SEED_SECTION__KEY is a value, anything else is left alone.
         sets: "section.key=value" each; the value is TOML where it can be, else text.
@@ -111,12 +116,12 @@ def load_config(
         path = run_folder / "config.toml"
         if not path.is_file():
             raise UsageError(f"{run_folder} holds no run to resume: it has no config.toml")
-        entries += _flatten(_read_toml(path), f"run {run_folder}")
+        entries += _flatten(read_toml(path), f"run {run_folder}")
     if preset is not None:
-        source = f"preset {preset}"
-        entries += _flatten(_read_toml(_preset_path(preset)), source)
+        for name, values in preset_layers(preset):
+            entries += _flatten(values, f"preset {name}")
     if config_file is not None:
-        entries += _flatten(_read_toml(config_file), f"file {config_file}")
+        entries += _from_file(config_file, preset)
     if preset is not None:
         # After the file, so that a saved config.toml given with --config cannot rename the preset.
         entries.append(_Entry("run.preset", preset, f"preset {preset}"))
@@ -136,7 +141,7 @@ def from_toml_file(path: Path) -> Config:
     Raises:
         UsageError: the file is missing, is no TOML, or holds an unknown key or an unusable value.
     """
-    return _resolve(_flatten(_read_toml(path), f"file {path}")).config
+    return _resolve(_flatten(read_toml(path), f"file {path}")).config
 
 
 def to_toml(resolved: Resolved) -> str:
@@ -215,50 +220,19 @@ def known_keys() -> Mapping[str, FieldInfo]:
     return keys
 
 
-# Presets ------------------------------------------------------------------------------------------------------
-
-
-def presets() -> dict[str, str]:
-    """Name → one-line description of every preset, sorted by name."""
-    return {
-        path.stem: str(_read_toml(path).get("preset", {}).get("description", ""))
-        for path in sorted(_preset_folder().glob("*.toml"))
-    }
-
-
-def preset_names() -> list[str]:
-    """Names of all presets, sorted; reads no file."""
-    return sorted(path.stem for path in _preset_folder().glob("*.toml"))
-
-
-def _preset_folder() -> Path:
-    """`seedcli/presets` in an installed package, `presets` beside the package in a checkout."""
-    package = Path(__file__).resolve().parent
-    installed = package / "presets"
-    return installed if installed.is_dir() else package.parent / "presets"
-
-
-def _preset_path(name: str) -> Path:
-    names = preset_names()
-    if name not in names:
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}" if near else f"there are {', '.join(names)}"
-        raise UsageError(f"{name!r} is no preset: {hint} (seed presets list shows them all)")
-    return _preset_folder() / f"{name}.toml"
-
-
 # Layers -------------------------------------------------------------------------------------------------------
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text, so it cannot be TOML") from error
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is not valid TOML: {error}") from error
+def _from_file(path: Path, preset: str | None) -> Iterator[_Entry]:
+    """A file's values, in front of them those of its base, as a copy of a variant's file has one."""
+    data = read_toml(path)
+    base = base_of(data)
+    if base and preset not in (None, base):
+        raise UsageError(f'{path} has base = "{base}" and is laid over --preset {preset}: leave out one of the two')
+    if base and preset is None:
+        for name, values in preset_layers(base, above=f"file {path}"):
+            yield from _flatten(values, f"preset {name}")
+    yield from _flatten(data, f"file {path}")
 
 
 def _flatten(data: Mapping[str, Any], source: str) -> Iterator[_Entry]:
@@ -367,6 +341,10 @@ def _sentence(error: ValidationError, sources: Mapping[str, str]) -> str:
         return f"{message} ({', '.join(f'{key} from {sources[key]}' for key in named)})"
     location = [str(part) for part in fault["loc"]]
     key = ".".join(location[:2])
+    field = known_keys().get(key)
+    if field is not None and field.annotation == Devices:  # a union: pydantic names each member's rule in turn
+        rule = 'must be "auto" or a whole number of at least 1'
+        return f"{key} = {format_value(fault['input'])} (from {sources.get(key, DEFAULT)}) {rule}"
     element = "".join(f"[{part}]" for part in location[2:])
     rule = _RULES.get(fault["type"], fault["msg"][:1].lower() + fault["msg"][1:]).format(**fault.get("ctx", {}))
     return f"{key}{element} = {format_value(fault['input'])} (from {sources.get(key, DEFAULT)}) {rule}"

@@ -107,7 +107,7 @@ def test_resume_needs_no_preset(role: Role, tmp_path: Path, capsys: pytest.Captu
     assert main("learner --preset pong_vtrace --logdir D --set training.batch_size=4".split()) == 0
     (resolved, folder), options = role.calls[0]
     folder.write_config(resolved)
-    assert options == {"live": False}
+    assert options == {"live": False, "hosts": ()}
     assert main("learner --resume --logdir D --steps 99 --zmq-port 0 --grpc-port -1".split()) == 0
     (resumed, folder), _ = role.calls[1]
     assert folder.resume
@@ -301,11 +301,18 @@ def test_debug_shows_the_traceback(role: Role, arguments: list[str]) -> None:
 
 def test_presets_list(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["presets", "list", "--json"]) == 0
-    listed = {preset["name"]: preset["description"] for preset in json.loads(capsys.readouterr().out)}
+    rows = json.loads(capsys.readouterr().out)
+    listed = {preset["name"]: preset["description"] for preset in rows}
+    bases = {preset["name"]: preset["base"] for preset in rows}
     assert main(["presets", "list"]) == 0
     table = capsys.readouterr().out
     assert "pong_vtrace" in listed
     assert all(name in table and description in table for name, description in listed.items())
+    assert (bases["football_vtrace_8gpu"], bases["football_vtrace"]) == ("football_vtrace", "")
+    names = [words[0] for words in map(str.split, table.splitlines()) if words and words[0] in listed]
+    assert sorted(names) == sorted(listed), "each stands there once"
+    at = names.index("atari_r2d2")
+    assert names[at : at + 4] == ["atari_r2d2", "atari_r2d2_1gpu", "atari_r2d2_8gpu", "atari_r2d2_tpu8"]
 
 
 def test_presets_show(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
@@ -381,3 +388,18 @@ def test_a_saved_configuration_is_a_configuration_file(role: Role, tmp_path: Pat
     assert main("train --config D/config.toml --logdir E".split()) == 0
     (again, _), _ = role.calls[1]
     assert again.config == resolved.config == from_toml_file(Path("D/config.toml"))
+
+
+def test_what_several_hosts_need_is_asked_for_before_anything_starts(
+    role: Role, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = ("learner", "--preset", "pong_vtrace", "--logdir", "D", "--hosts", "a:1,b:1")
+    status, sentence = failure(capsys, *hosts)
+    assert status == 2 and "--trust-network" in sentence
+    status, sentence = failure(capsys, *hosts, "--trust-network", "--set", "training.batch_size=7")
+    assert status == 2 and "training.batch_size = 7 must be a multiple of 2" in sentence
+    status, sentence = failure(capsys, *hosts, "--trust-network", "--standby")
+    assert status == 2 and "--standby" in sentence
+    status, sentence = failure(capsys, "train", "--preset", "pong_vtrace", "--set", 'topology.hosts=["a:1"]')
+    assert status == 2 and "seed train is one learner" in sentence
+    assert not role.calls and not Path("D").exists()

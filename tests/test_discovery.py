@@ -42,22 +42,14 @@ def test_what_an_actor_was_told_comes_first() -> None:
         default_connect({})
 
 
-@pytest.mark.parametrize("nodes", ["gpu[03-05,11],cpu2", "gpu03,gpu04"])
-def test_the_first_node_of_a_job(nodes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text(f'#!/bin/sh\n[ "$*" = "show hostnames {nodes}" ] && printf "gpu03\\ngpu04\\n"\n')
-    scontrol.chmod(0o700)
-    monkeypatch.setenv("PATH", str(tmp_path))
+@pytest.mark.parametrize("nodes", ["gpu[03-05,11],cpu2", "gpu03,gpu04", "gpu03"])
+def test_the_first_node_of_a_job(nodes: str) -> None:
     assert default_connect({"SLURM_JOB_NODELIST": nodes}) == "gpu03:8686"
-    scontrol.write_text("#!/bin/sh\nexit 1\n")
+
+
+def test_nodes_that_cannot_be_told() -> None:
     with pytest.raises(UsageError, match="first node cannot be told .*: give --connect"):
-        default_connect({"SLURM_JOB_NODELIST": nodes})
-    scontrol.write_text("#!/bin/sh\n")
-    with pytest.raises(UsageError, match="first node cannot be told"):
-        default_connect({"SLURM_JOB_NODELIST": nodes})
-    scontrol.unlink()
-    with pytest.raises(UsageError, match="No such file"):
-        default_connect({"SLURM_JOB_NODELIST": nodes})
+        default_connect({"SLURM_JOB_NODELIST": "gpu[03-"})
 
 
 @pytest.mark.parametrize("connect", ["", ",", " , "])

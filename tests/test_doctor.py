@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,15 @@ from seedcli.envs import conformance
 from seedcli.layering import load_config
 from seedcli.roles import doctor, doctor_env, doctor_net
 from seedcli.roles.doctor import print_findings, run_doctor
+from seedcli.roles.doctor_devices import describe_devices, describe_topology, look_at_devices
 from seedcli.roles.findings import Finding
+from seedcli.topology import Inventory
 
 
 def _without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one slow check replaced by what it finds on any machine; it has a test of its own."""
     found = [Finding("tensorflow", "ok", "2.x, imported in 0.0 s", required=True)]
-    monkeypatch.setattr(doctor, "_tensorflow", lambda: found)
+    monkeypatch.setattr(doctor, "look_at_devices", lambda config: found)
 
 
 def _report(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -112,9 +115,105 @@ def test_a_tensorflow_that_breaks_is_explained(
     monkeypatch.setattr(
         subprocess, "run", lambda command, **kwargs: subprocess.CompletedProcess(command, code, "", stderr)
     )
-    (finding,) = doctor._tensorflow()
+    (finding,) = look_at_devices()
     assert finding.status == "missing" and finding.required
     assert words in f"{finding.detail} {finding.advice}"
+
+
+# Devices ----------------------------------------------------------------------------------------------------------
+
+GPU = {"type": "GPU", "name": "NVIDIA H200"}
+CPU = {"type": "CPU", "name": None}
+
+
+def _tensorflow_sees(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, devices: list[dict[str, Any]], inventory: Inventory
+) -> None:
+    """Where TensorFlow's own view of another machine is printed by the probe, and that machine has a driver."""
+    seen = {"version": "2.x", "seconds": 1.0, "devices": devices, "inventory": asdict(inventory), "cuda": None}
+    smi = folder / "nvidia-smi"
+    smi.write_text("#!/bin/sh\nfor i in 1 2; do echo 'NVIDIA H200, 143771'; done\n", encoding="utf-8")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    real = subprocess.run
+
+    def run(command: list[str], **kwargs: Any) -> Any:
+        if command[0] == sys.executable:
+            return subprocess.CompletedProcess(command, 0, f"noise\n\n{json.dumps(seen)}\n", "")
+        return real(command, **kwargs)
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+
+def test_gpus_with_their_memory_and_what_a_preset_does_with_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    models = ("NVIDIA H200",) * 8
+    _tensorflow_sees(monkeypatch, tmp_path, [CPU, *[GPU] * 8], Inventory(gpus=8, cores=64, models=models))
+    config = load_config("football_vtrace_8gpu", environ={}).config
+    tensorflow, devices, topology = look_at_devices(config)
+    assert (tensorflow.name, tensorflow.detail) == ("tensorflow", "2.x, imported in 1.0 s")
+    assert devices.status == "ok" and devices.detail.startswith("8 × NVIDIA H200 (140 GiB); ")
+    assert devices.value[0] == CPU and devices.value[8] == {**GPU, "memory_bytes": 143771 * 2**20}
+    assert (topology.name, topology.status, topology.required) == ("topology", "ok", True)
+    assert topology.detail.splitlines() == [
+        "8 GPUs",
+        "training on GPU:0 to GPU:3: 8 unrolls of a batch each",
+        "inference on GPU:4 to GPU:7",
+        "precision float32; XLA off",
+    ]
+    assert topology.value["training"] == (0, 1, 2, 3) and topology.value["columns"] == 8
+    assert [finding.name for finding in look_at_devices()] == ["tensorflow", "devices"], "no one asked"
+
+
+def test_a_preset_that_does_not_fit_is_a_finding() -> None:
+    config = load_config("football_vtrace_8gpu", environ={}).config
+    finding = describe_topology(config, Inventory(gpus=2, cores=4, models=("a", "b")))
+    assert (finding.status, finding.required, finding.value) == ("missing", True, None)
+    assert finding.detail == "topology.inference_devices = 4 is more than the 2 GPUs of this machine"
+    assert finding.advice == "lower it"
+
+
+def test_hosts_that_the_environment_names_are_described() -> None:
+    config = load_config("football_vtrace", environ={}, sets=["topology.trust_network=true"]).config
+    cluster = {"cluster": {"worker": ["one:8690", "two:8690"]}, "task": {"type": "worker", "index": 1}}
+    environ = {"TF_CONFIG": json.dumps(cluster)}
+    finding = describe_topology(config, Inventory(gpus=4), environ)
+    assert finding.detail.splitlines()[:3] == [
+        "4 GPUs on each of 2 hosts",
+        "this is host 1 of one:8690, two:8690; the chief is one:8690",
+        "training on GPU:0, GPU:1: 8 unrolls of a batch each",
+    ]
+    config = load_config("football_vtrace", environ={}).config
+    refused = describe_topology(config, Inventory(gpus=4), environ)
+    assert refused.status == "missing" and "need --trust-network" in refused.detail and refused.advice
+
+
+def test_devices_of_every_kind() -> None:
+    tpus = [CPU, *[{"type": "TPU", "name": None}] * 8]
+    assert describe_devices(tpus, {}).detail.startswith("8 × TPU core; ")
+    mixed = describe_devices([GPU, {"type": "GPU", "name": "other"}, GPU], {"NVIDIA H200": 2**34})
+    assert mixed.detail.startswith("2 × NVIDIA H200 (16 GiB), 1 × other; ")
+    assert mixed.value[1] == {"type": "GPU", "name": "other", "memory_bytes": None}
+
+
+def test_the_command_says_what_a_preset_does_here(capsys: pytest.CaptureFixture[str]) -> None:
+    sets = ["--set", "topology.platform=cpu", "--set", "topology.virtual_devices=4"]
+    hosts = ["--set", "topology.hosts=['a:1', 'b:2']", "--set", "topology.trust_network=true"]
+    assert main(["doctor", "--preset", "football_vtrace", *sets, *hosts, "--json"]) == 0
+    report = _report(capsys)
+    (topology,) = (finding for finding in report["findings"] if finding["name"] == "topology")
+    assert topology["value"]["inference"] == [1, 2, 3] and topology["value"]["columns"] == 16
+    assert "this is host 0 of a:1, b:2, the chief" in topology["detail"]
+
+
+def test_the_command_says_why_a_preset_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--preset", "football_vtrace_tpu8"]) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert "topology topology.platform = tpu where TensorFlow finds no TPU on this machine" in text
+    assert text.endswith("not ready: topology must be put right first")
+    assert main(["doctor", "--preset", "football_vtrace_9gpu"]) == 2
+    assert "did you mean football_vtrace_8gpu" in capsys.readouterr().err
 
 
 def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from seedcli.layering import (
     to_toml,
     without_effect,
 )
+from seedcli.preset_files import preset_names, presets
 
 
 def load(preset: str | None = "cartpole_vtrace", **layers: object) -> Resolved:
@@ -34,18 +35,19 @@ def refusal(preset: str | None = "cartpole_vtrace", **layers: object) -> str:
     return message
 
 
-@pytest.mark.parametrize("name", layering.preset_names())
+@pytest.mark.parametrize("name", preset_names())
 def test_every_preset_is_valid_and_described(name: str) -> None:
     resolved = load(name)
+    about = presets()[name]
     assert resolved.config.run.preset == name
-    assert layering.presets()[name]
-    assert resolved.sources["run.steps"] == f"preset {name}"
+    assert about.description
+    assert resolved.sources["run.steps"] == f"preset {about.base or name}"
     assert resolved.sources["net.host"] == "default"
 
 
 def test_the_expected_presets_are_there() -> None:
-    assert {"cartpole_vtrace", "pong_vtrace", "atari_vtrace"} <= set(layering.preset_names())
-    assert {"cartpole_memory_r2d2", "recall_r2d2", "pong_r2d2", "atari_r2d2"} <= set(layering.preset_names())
+    assert {"cartpole_vtrace", "pong_vtrace", "atari_vtrace"} <= set(preset_names())
+    assert {"cartpole_memory_r2d2", "recall_r2d2", "pong_r2d2", "atari_r2d2"} <= set(preset_names())
     atari = load("atari_vtrace", flags={"--env": "breakout"}).config
     assert (atari.environment.id, atari.environment.full_action_set, atari.agent.network) == (
         "breakout",
@@ -265,6 +267,14 @@ def test_unknown_keys_are_named_with_their_layer(tmp_path: Path) -> None:
         ("telemetry.tensorboard=1", "telemetry.tensorboard = 1 (from --set) must be true or false"),
         ("environment.kwargs=3", "environment.kwargs = 3 (from --set) must be a table, such as { name = 1 }"),
         ("environment.id=", 'environment.id = "" (from --set) must not be empty'),
+        *(
+            (
+                f"topology.{key}={text}",
+                f'topology.{key} = {shown} (from --set) must be "auto" or a whole number of at least 1',
+            )
+            for key in ("training_devices", "inference_devices")
+            for text, shown in (("0", "0"), ("2.5", "2.5"), ("all", '"all"'), ("true", "true"), ("[1]", "[1]"))
+        ),
     ],
 )
 def test_a_wrong_value_is_one_sentence(text: str, sentence: str) -> None:
@@ -405,7 +415,7 @@ def test_an_unreadable_file_is_one_sentence(tmp_path: Path, content: bytes) -> N
     assert "cannot be read" in refusal(config_file=tmp_path)
 
 
-@pytest.mark.parametrize("name", layering.preset_names())
+@pytest.mark.parametrize("name", preset_names())
 def test_toml_round_trip(name: str, tmp_path: Path) -> None:
     resolved = load(
         name, sets=['environment.kwargs={a = [1, 2.5], "b c" = {d = "x\\ny"}}'], flags={"--steps": 12_345_678}

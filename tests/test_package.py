@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import seedcli
-from seedcli.layering import preset_names
+from seedcli.preset_files import preset_names
 
 ROOT = Path(__file__).resolve().parent.parent
-LISTING = "import seedcli.layering as l; print(l.__file__); print(*l.preset_names())"
+LISTING = "import seedcli.preset_files as l; print(l.__file__); print(*l.preset_names())"
 
 
 def build(kind: str, folder: Path) -> Path:
@@ -43,7 +43,7 @@ def listing(*path: Path) -> tuple[Path, list[str]]:
 def test_a_wheel_holds_the_presets_the_licence_and_the_command(tmp_path: Path) -> None:
     site = build("build_wheel", tmp_path)
     module, names = listing(site)
-    assert module == site / "seedcli" / "layering.py"
+    assert module == site / "seedcli" / "preset_files.py"
     assert names == preset_names()
     (info,) = site.glob("seedcli-*.dist-info")
     assert info.name == f"seedcli-{seedcli.__version__}.dist-info"
@@ -56,7 +56,7 @@ def test_an_editable_install_finds_the_presets(tmp_path: Path) -> None:
     site = build("build_editable", tmp_path)
     (pth,) = site.glob("*.pth")
     module, names = listing(site, Path(pth.read_text().strip()))
-    assert module == ROOT / "seedcli" / "layering.py"
+    assert module == ROOT / "seedcli" / "preset_files.py"
     assert names == preset_names()
 
 

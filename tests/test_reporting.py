@@ -50,7 +50,14 @@ def learner(clock: Clock) -> Any:
         protocol_errors=0,
         environment_failures=0,
     )
-    return SimpleNamespace(config=Config(), service=service, core=None, failure=None)
+    return SimpleNamespace(
+        config=Config(),
+        service=service,
+        core=None,
+        team=None,
+        failure=None,
+        began={"env_steps": 0, "learner_updates": 0},
+    )
 
 
 @pytest.fixture
@@ -113,3 +120,40 @@ def test_a_report_replaces_the_status_as_a_whole(reporter: Reporter, learner: An
     assert (line["actors"], line["actors_stepping"], line["actors_lost"], line["sessions_lost"]) == (1, 1, 1, 1)
     assert line["envs"] == 3, "those of a lost actor are not counted"
     assert "gone" not in json.dumps(line), "metrics.jsonl has counts, not rows"
+
+
+def test_devices_are_reported_by_what_their_threads_have_noted() -> None:
+    import numpy as np
+    import tensorflow as tf
+
+    from seedcli.agents.base import AlgorithmSpec
+    from seedcli.roles.device_report import DeviceReport
+    from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
+    from seedcli.telemetry.devices import DeviceFigures, DeviceMeter
+    from seedcli.telemetry.metrics import Profile
+
+    prefetch, meter = Profile(), DeviceMeter("GPU:3", "inference", busy=1.0, batches=8, rows=80)
+    core: Any = SimpleNamespace(
+        agent=SimpleNamespace(
+            network=SimpleNamespace(variables=[tf.Variable(0.0)]),
+            algorithm=AlgorithmSpec("test", 0, 4, "queue", {"logits": ArraySpec((3,), "float32")}),
+            initial_state=lambda batch: {"core": np.zeros((batch, 10), np.float32)},
+        ),
+        spec=EnvSpec("test/env", ArraySpec((7,), "uint8"), ActionSpec((3,))),
+        source=SimpleNamespace(profiles={"prefetch thread": prefetch}),
+        policy=SimpleNamespace(devices=[SimpleNamespace(meter=meter)], version=6, publish_every=4),
+        trainer=SimpleNamespace(updates=1009),
+        local_batch_size=1000,
+    )
+    report = DeviceReport(core)
+    prefetch.add("transfer", 0.5)
+    # 5 records of 7 bytes, reward, two flags, action and logits; the state and a weight.
+    unroll = 5 * (7 + 4 + 2 + 4 + 12) + 40 + 4
+    training, inference = report.look(10, {"training": 1.5, "waiting": 9.0}, 2.0)
+    assert training == DeviceFigures(training.device, "training", 0.75, 5.0, 1000.0, 0.25, unroll * 10_000 / 2 / 1e6)
+    assert inference == DeviceFigures("GPU:3", "inference", 0.5, 4.0, 10.0, 0.0, 0.0)
+    training, inference = report.look(0, {"training": 1.5}, 2.0)
+    assert training.utilisation == 0.0 and training.batch_rows is None, "a resumed run's updates were never counted"
+    assert report.weights_age == 1003
+    core.policy.publish_every = 1
+    assert report.weights_age is None

@@ -20,7 +20,9 @@ __all__ = ["Agent", "ReplayAgent", "create_agent"]
 _log = logging.getLogger(__name__)
 
 
-def create_agent(agent: AgentConfig, training: TrainingConfig, spec: EnvSpec, seed: int) -> Agent:
+def create_agent(
+    agent: AgentConfig, training: TrainingConfig, spec: EnvSpec, seed: int, *, precision: str = "float32"
+) -> Agent:
     """Build the agent a configuration names, for an environment; the same seed gives the same initial variables.
 
     Logs a warning where `agent.normalize_observations` is on and finds nothing to scale.
@@ -30,6 +32,7 @@ def create_agent(agent: AgentConfig, training: TrainingConfig, spec: EnvSpec, se
         training: K, T and B; losses are divided by T·B.
         spec: the environment.
         seed: of the initial variables, at least 0.
+        precision: of what torso and LSTM compute, as `topology.precision` has it; variables are float32 in any.
 
     Raises:
         UsageError: the network cannot take the environment's observations, or the algorithm its actions.
@@ -40,5 +43,5 @@ def create_agent(agent: AgentConfig, training: TrainingConfig, spec: EnvSpec, se
             spec.name,
         )
     if agent.algorithm == "r2d2":
-        return R2D2Agent(agent, training, spec, seed)
-    return VTraceAgent(agent, training, spec, seed)
+        return R2D2Agent(agent, training, spec, seed, precision)
+    return VTraceAgent(agent, training, spec, seed, precision)

@@ -165,11 +165,16 @@ class Agent(Protocol):
     def observe(self, unrolls: UnrollBatch) -> None:
         """Take statistics of a training batch into variables that are not trained; called once before its `loss`.
 
-        Every record must count once where unrolls overlap, and columns of weight 0 not at all.
+        Every record must count once where unrolls overlap, and columns of weight 0 not at all. Each training device
+        calls it with its own columns: `agents.replicas` sums over them and assigns on all of them.
         """
 
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
-        """The loss of a batch under `self.network`, differentiable."""
+        """The loss of a batch under `self.network`, differentiable.
+
+        Each training device calls it with its own columns, and what they give is added up: sums are divided by the
+        configuration's T·B, never by the columns given.
+        """
 
     def after_update(self, update: int) -> None:
         """Called after every applied update with its number, from 1 (e.g. to copy a target network)."""

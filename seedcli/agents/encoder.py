@@ -5,6 +5,8 @@ Axis conventions: N rows of an inference batch; L records of an unroll, B column
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -18,10 +20,25 @@ from seedcli.config import AgentConfig
 from seedcli.specs import ActionSpec, EnvSpec
 
 
+@contextlib.contextmanager
+def layers_computing_in(precision: str) -> Iterator[None]:
+    """Keras layers that this thread makes meanwhile compute in a precision, such as "mixed_bfloat16".
+
+    Their variables are float32 in any; they cast what they are given, and give what they compute as it is.
+    """
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(precision)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
 class Lstm(keras.layers.Layer):
     """An LSTM (Hochreiter & Schmidhuber, 1997; forget gate of Gers et al., 2000, with bias 1) in two parts.
 
-    What depends on the input alone is computed for a whole sequence at once by `project`; `step` is the rest.
+    What depends on the input alone is computed for a whole sequence at once by `call`; `step` is the rest. Products of
+    matrices are computed in the layer's compute type, sums and the cell in float32.
     """
 
     def __init__(self, units: int, rng: np.random.Generator) -> None:
@@ -48,8 +65,11 @@ class Lstm(keras.layers.Layer):
         return tf.matmul(x, self.kernel) + self.bias
 
     def step(self, projected: tf.Tensor, hidden: tf.Tensor, cell: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """One time step: hidden and cell [N, units] after it, given `call`'s gates [N, 4·units]."""
-        gates = projected + tf.matmul(hidden, self.recurrent_kernel)
+        """One time step: hidden and cell [N, units] float32 after it, given `call`'s gates [N, 4·units]."""
+        recurrent = tf.matmul(
+            tf.cast(hidden, self.compute_dtype), tf.cast(self.recurrent_kernel.value, self.compute_dtype)
+        )
+        gates = tf.cast(projected, tf.float32) + tf.cast(recurrent, tf.float32)
         input_gate, forget_gate, candidate, output_gate = tf.split(gates, 4, axis=-1)
         cell = tf.sigmoid(forget_gate) * cell + tf.sigmoid(input_gate) * tf.tanh(candidate)
         return tf.sigmoid(output_gate) * tf.tanh(cell), cell
@@ -96,15 +116,25 @@ class Encoder(keras.layers.Layer):
     "previous_action" as `PreviousAction` has it.
     """
 
-    def __init__(self, config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> None:
-        """Make the layers; raises UsageError where the network cannot take the environment's observations."""
+    def __init__(
+        self, config: AgentConfig, spec: EnvSpec, rng: np.random.Generator, precision: str = "float32"
+    ) -> None:
+        """Make the layers; raises UsageError where the network cannot take the environment's observations.
+
+        Args:
+            config: the network.
+            spec: the environment.
+            rng: of the initial variables.
+            precision: of what torso and LSTM compute; variables, states and features are float32 in any.
+        """
         super().__init__(name="encoder")
         self._reward_clip = config.reward_input_clip
         self._previous = PreviousAction(spec.action) if config.previous_action_reward else None
-        self._stack = ObservationStack(config, spec)
+        self._stack = ObservationStack(config, spec, keras.DTypePolicy(precision).compute_dtype)
         self.normalizers = list(self._stack.normalizers.values())
-        self.torso = make_torso(config, spec, rng)
-        self.lstm = Lstm(config.lstm, rng) if config.lstm else None
+        with layers_computing_in(precision):
+            self.torso = make_torso(config, spec, rng)
+            self.lstm = Lstm(config.lstm, rng) if config.lstm else None
 
     def initial_state(self, batch_size: int | tf.Tensor) -> dict[str, Any]:
         """The state at the start of an episode."""
@@ -125,7 +155,7 @@ class Encoder(keras.layers.Layer):
             state: [N, ...], reset where the record is the first of an episode.
 
         Returns:
-            Features [N, F], and the next state but for the action, which `remember` adds.
+            Features [N, F] float32, and the next state but for the action, which `remember` adds.
         """
         stacked, after = self._stack.step(observation, state)
         x = self._with_previous(self.torso(stacked), state.get("previous_action"), reward)
@@ -151,7 +181,7 @@ class Encoder(keras.layers.Layer):
             state: [B, ...], before record 0.
 
         Returns:
-            Features [L·B, F], and the state after the last record.
+            Features [L·B, F] float32, and the state after the last record.
         """
         stacked, after = self._stack.unroll(observation, first, state)
         previous = None
@@ -176,10 +206,11 @@ class Encoder(keras.layers.Layer):
         self._stack.observe(observation, keep)
 
     def _with_previous(self, x: tf.Tensor, previous_action: tf.Tensor | None, reward: tf.Tensor) -> tf.Tensor:
-        """Features [M, F] with the previous action and the reward, if asked for.
+        """Features [M, F] as float32, with the previous action and the reward, if asked for.
 
         The reward is clipped to ± `agent.reward_input_clip`; 0 leaves it as it is.
         """
+        x = tf.cast(x, tf.float32)
         if self._previous is None:
             return x
         if self._reward_clip:

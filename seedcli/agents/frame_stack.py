@@ -47,10 +47,19 @@ class FrameStack:
         shape: one frame as the torso takes it.
         size: S.
         normalizer: of float frames; None: uint8 is scaled by 1/255, or a binary array by its larger value.
+        compute: type of the torso's input where there is no normalizer, whose output is float32.
     """
 
-    def __init__(self, array: ArraySpec, shape: tuple[int, ...], size: int, normalizer: Normalizer | None) -> None:
+    def __init__(
+        self,
+        array: ArraySpec,
+        shape: tuple[int, ...],
+        size: int,
+        normalizer: Normalizer | None,
+        compute: str = "float32",
+    ) -> None:
         self.shape = shape
+        self._compute = compute
         self.normalizer = normalizer
         self._array = array
         self._size = size
@@ -81,7 +90,7 @@ class FrameStack:
             seen: [N, S] bool, which frames of a stack are of the episode; only a normalizer needs it.
 
         Returns:
-            The torso's input [N, ...] float32, and the next state.
+            The torso's input [N, ...], and the next state.
         """
         frames = self.frames(observation, 1)
         if state is None:
@@ -100,7 +109,7 @@ class FrameStack:
             seen: S masks [L, B] bool, one for each frame of a stack: whether it is of the record's episode.
 
         Returns:
-            The torso's input [L·B, ...] float32, and the state after the last record.
+            The torso's input [L·B, ...], and the state after the last record.
         """
         frames = self.frames(observation, 2)
         if state is None:
@@ -121,7 +130,7 @@ class FrameStack:
         return frames * tf.cast(keep, frames.dtype)[(..., *[tf.newaxis] * len(self.shape))]
 
     def _stacked(self, window: tf.Tensor, seen: tf.Tensor | None) -> tf.Tensor:
-        """Frames [M, S, ..., C] as the torso's input [M, ..., S·C] float32."""
+        """Frames [M, S, ..., C] as the torso's input [M, ..., S·C]."""
         if self.normalizer is not None:
             # What a frame of zeros is normalized to is not nothing: a place without a frame is made zero afterwards.
             return self._interleaved(self._masked(self.normalizer(window), seen))
@@ -136,7 +145,7 @@ class FrameStack:
     def _scaled(self, frames: tf.Tensor) -> tf.Tensor:
         if self.normalizer is not None:
             return self.normalizer(frames)
-        x = tf.cast(frames, tf.float32)
+        x = tf.cast(frames, self._compute)  # 8 bits are exact in any float type
         return x if self._scale == 1.0 else x * self._scale
 
 
@@ -160,13 +169,19 @@ class ObservationStack:
         normalizers: those of `normalized_arrays`, by name.
     """
 
-    def __init__(self, config: AgentConfig, spec: EnvSpec) -> None:
-        """Make the stacks; raises UsageError where the network cannot take the environment's observations."""
+    def __init__(self, config: AgentConfig, spec: EnvSpec, compute: str = "float32") -> None:
+        """Make the stacks; raises UsageError where the network cannot take the environment's observations.
+
+        Args:
+            config: the network.
+            spec: the environment.
+            compute: type of the torso's inputs.
+        """
         self._size = config.frame_stack
         shapes = input_shapes(config, spec)
         self.normalizers = {name: Normalizer(shapes[name]) for name in normalized_arrays(config, spec)}
         stacks = {
-            name: FrameStack(array, shapes[name], self._size, self.normalizers.get(name))
+            name: FrameStack(array, shapes[name], self._size, self.normalizers.get(name), compute)
             for name, array in spec.arrays.items()
         }
         self._stacks: Any = stacks if isinstance(spec.observation, Mapping) else stacks["observation"]
@@ -181,7 +196,7 @@ class ObservationStack:
         return state
 
     def step(self, observation: Any, state: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The torso's inputs, arrays [N, ...] float32, of one record [N, ...], and the state after it."""
+        """The torso's inputs, arrays [N, ...], of one record [N, ...], and the state after it."""
         if self._size == 1:
             return map_arrays(lambda stack, x: stack.step(x, None, None)[0], self._stacks, observation), {}
         before = self._size - 1
@@ -194,7 +209,7 @@ class ObservationStack:
         return map_arrays(lambda pair: pair[0], both), {"frames": map_arrays(lambda pair: pair[1], both), **after}
 
     def unroll(self, observation: Any, first: tf.Tensor, state: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The torso's inputs, arrays [L·B, ...] float32, of an unroll, and the state after it.
+        """The torso's inputs, arrays [L·B, ...], of an unroll, and the state after it.
 
         Args:
             observation: [L, B, ...].

@@ -27,11 +27,17 @@ class RecurrentNetwork(keras.layers.Layer):
     The same seed gives the same variables. A subclass makes its layers in `make_heads` and applies them in `heads`.
     """
 
-    def __init__(self, config: AgentConfig, spec: EnvSpec, seed: int) -> None:
-        """Build the network; raises UsageError where its torso cannot take the observations."""
+    def __init__(self, config: AgentConfig, spec: EnvSpec, seed: int, precision: str = "float32") -> None:
+        """Build the network; raises UsageError where its torso cannot take the observations.
+
+        Args:
+            config, spec: see `Encoder`.
+            seed: of the variables.
+            precision: of what the encoder computes; the heads compute in float32.
+        """
         super().__init__(name="network")
         rng = np.random.default_rng(seed)
-        self.encoder = Encoder(config, spec, rng)
+        self.encoder = Encoder(config, spec, rng, precision)
         self.make_heads(config, spec, rng)
         observation = map_arrays(lambda array: tf.zeros([1, *array.shape], array.dtype), spec.observation)
         self.step(observation, tf.zeros([1]), self.initial_state(1))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
+from seedcli.agents.replicas import assign, total
+
 _EPSILON = 1e-8
 _LIMIT = 10.0
 
@@ -42,20 +44,24 @@ class Normalizer(keras.layers.Layer):
         """Add frames [T, B, *shape] of the columns of `keep` [B] bool to the statistics.
 
         Both are merged as Chan, Golub & LeVeque, "Algorithms for Computing the Sample Variance" (1983), section 2,
-        merge two samples. Frames that are not all finite are left out together.
+        merge two samples. Frames that are not all finite are left out together. Where a batch is spread over devices
+        each calls this with its own columns, and all get the statistics of the whole.
         """
         x = tf.cast(frames, tf.float64)
         mask = tf.reshape(keep, [1, -1] + [1] * (len(x.shape) - 2))
         added = tf.cast(tf.shape(x)[0] * tf.math.count_nonzero(keep, dtype=tf.int32), tf.float64)
-        count, mean, squares = (tf.convert_to_tensor(v.value) for v in (self.count, self.mean, self.squares))
-        total = tf.maximum(count + added, 1.0)
         # What is not kept may be anything, also not a number: it is replaced, not multiplied by 0.
-        added_mean = tf.reduce_sum(tf.where(mask, x, 0.0), axis=[0, 1]) / tf.maximum(added, 1.0)
-        added_squares = tf.reduce_sum(tf.square(tf.where(mask, x - added_mean, 0.0)), axis=[0, 1])
+        added, added_sum = total([added, tf.reduce_sum(tf.where(mask, x, 0.0), axis=[0, 1])])
+        added_mean = added_sum / tf.maximum(added, 1.0)
+        (added_squares,) = total([tf.reduce_sum(tf.square(tf.where(mask, x - added_mean, 0.0)), axis=[0, 1])])
+        count, mean, squares = (tf.convert_to_tensor(v.value) for v in (self.count, self.mean, self.squares))
+        both = tf.maximum(count + added, 1.0)
         delta = added_mean - mean
-        new_mean = mean + delta * (added / total)
-        new_squares = squares + added_squares + tf.square(delta) * (count * added / total)
+        new_mean = mean + delta * (added / both)
+        new_squares = squares + added_squares + tf.square(delta) * (count * added / both)
         finite = tf.reduce_all(tf.math.is_finite(new_mean) & tf.math.is_finite(new_squares))
-        self.count.assign(tf.where(finite, count + added, count))
-        self.mean.assign(tf.where(finite, new_mean, mean))
-        self.squares.assign(tf.where(finite, new_squares, squares))
+        pairs = ((count + added, count), (new_mean, mean), (new_squares, squares))
+        assign(
+            [self.count.value, self.mean.value, self.squares.value],
+            [tf.where(finite, new, old) for new, old in pairs],
+        )

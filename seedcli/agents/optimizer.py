@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -39,39 +40,49 @@ def learning_rate(training: TrainingConfig, steps_done: int, total_steps: int) -
     return training.learning_rate + done * (training.learning_rate_end - training.learning_rate)
 
 
-def apply_gradients(
-    optimizer: keras.optimizers.Optimizer,
-    gradients: Sequence[tf.Tensor],
-    variables: Sequence[keras.Variable],
-    clip_norm: float,
-    loss: tf.Tensor | float = 0.0,
-) -> tf.Tensor:
-    """Clip aggregated gradients by their global norm (Pascanu et al., 2013) and apply them.
-
-    Works inside a tf.function and outside. Where the norm or the loss is not finite nothing is changed, neither the
-    variables nor the optimizer's state: the caller sees it in what is returned.
+def clip_gradients(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Clip aggregated gradients by their global norm (Pascanu et al., 2013).
 
     Args:
-        optimizer: made by `make_optimizer`.
-        gradients: one for each variable, added up over devices.
-        variables: what is trained, always in the same order.
-        clip_norm: the largest norm applied; 0: any.
-        loss: what the gradients are of.
+        gradients: added up over devices.
+        clip_norm: the largest norm let through; 0: any.
 
     Returns:
-        The global norm before clipping, scalar float32.
+        The gradients, and their global norm before clipping, scalar float32: finite exactly where every element is.
     """
-    if not optimizer.built:
-        with tf.init_scope():  # variables cannot be made inside the condition below
-            optimizer.build(list(variables))
-    gradients = list(gradients)
     norm = tf.linalg.global_norm(gradients)
     if clip_norm:
-        gradients, _ = tf.clip_by_global_norm(gradients, clip_norm, use_norm=norm)
+        return tf.clip_by_global_norm(gradients, clip_norm, use_norm=norm)
+    return list(gradients), norm
+
+
+def apply_where(
+    condition: tf.Tensor,
+    optimizer: keras.optimizers.Optimizer,
+    gradients: Sequence[Any],
+    variables: Sequence[keras.Variable],
+) -> None:
+    """Apply gradients where a condition holds; else neither the variables nor the optimizer's state change.
+
+    Args:
+        condition: scalar bool.
+        optimizer: made by `make_optimizer`, built.
+        gradients: one for each variable; under a `tf.distribute` strategy, outside of its replicas, what each of them
+            has: every device steps its own copies.
+        variables: what is trained, always in the same order.
+    """
 
     def apply() -> tf.Tensor:
-        optimizer.apply(gradients, list(variables))
+        if not tf.distribute.has_strategy():
+            optimizer.apply(list(gradients), list(variables))
+            return tf.constant(True)
+        # The optimizer's own way to all copies leads through its replicas, which cannot be entered in a condition.
+        rate = tf.convert_to_tensor(optimizer.learning_rate)
+        for variable, gradient in zip(variables, gradients, strict=True):
+            tf.distribute.get_strategy().extended.update(
+                variable.value, lambda copy, g: optimizer.update_step(g, copy, rate), args=(gradient,), group=False
+            )
+        optimizer.iterations.assign_add(1)
         return tf.constant(True)
 
-    tf.cond(tf.math.is_finite(norm) & tf.math.is_finite(loss), apply, lambda: tf.constant(False))
-    return norm
+    tf.cond(condition, apply, lambda: tf.constant(False))

@@ -12,6 +12,7 @@ import tensorflow as tf
 from seedcli.agents import q_targets, targets
 from seedcli.agents.base import ActInputs, ActOutputs, AlgorithmSpec, LossOutputs, Role, State, UnrollBatch
 from seedcli.agents.networks import DuelingQNetwork, evaluate, observe
+from seedcli.agents.replicas import assign
 from seedcli.config import AgentConfig, TrainingConfig
 from seedcli.errors import UsageError
 from seedcli.specs import ArraySpec, EnvSpec
@@ -38,7 +39,9 @@ class R2D2Agent:
         target_network: what targets are bootstrapped from: the trained network as it was at the last copy.
     """
 
-    def __init__(self, config: AgentConfig, training: TrainingConfig, spec: EnvSpec, seed: int) -> None:
+    def __init__(
+        self, config: AgentConfig, training: TrainingConfig, spec: EnvSpec, seed: int, precision: str = "float32"
+    ) -> None:
         """Build the agent; raises UsageError where it cannot take the environment's observations or actions."""
         if spec.action.size or spec.action.array.shape:
             found = f"{spec.action.size} numbers" if spec.action.size else f"{len(spec.action.categories)} categories"
@@ -50,6 +53,7 @@ class R2D2Agent:
         self._num_actions = spec.action.categories[0]
         self._spec = spec
         self._seed = seed
+        self._precision = precision
         self._batch_size = training.batch_size
         self.algorithm = AlgorithmSpec(
             name="r2d2",
@@ -78,7 +82,7 @@ class R2D2Agent:
 
     def make_network(self) -> DuelingQNetwork:
         """Another network of the same architecture with the initial variables, built."""
-        return DuelingQNetwork(self._config, self._spec, self._seed)
+        return DuelingQNetwork(self._config, self._spec, self._seed, self._precision)
 
     def initial_state(self, batch_size: int) -> State:
         """The state at the start of an episode, [batch_size, ...]; an empty dict for a network without memory."""
@@ -112,10 +116,11 @@ class R2D2Agent:
     def observe(self, unrolls: UnrollBatch) -> None:
         """See `agents.base.Agent.observe`; both networks scale observations by the same statistics at any time."""
         observe(self.network, unrolls, self.algorithm.burn_in)
-        normalizers = self.target_network.encoder.normalizers, self.network.encoder.normalizers
-        for target, trained in zip(*normalizers, strict=True):
-            for target_variable, variable in zip(target.variables, trained.variables, strict=True):
-                target_variable.assign(variable)
+        targets, trained = (
+            [variable.value for normalizer in network.encoder.normalizers for variable in normalizer.variables]
+            for network in (self.target_network, self.network)
+        )
+        assign(targets, [tf.convert_to_tensor(variable) for variable in trained])
 
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
         """weight·½(h(G) − Q(s, a))² with G of `q_targets.n_step_returns`, summed and divided by T·B.
@@ -175,8 +180,8 @@ class R2D2Agent:
         return [variable.value for variable in (*self.network.variables, *self.target_network.variables)]
 
     def _copy_to_target_impl(self) -> None:
-        for target, trained in zip(self.target_network.variables, self.network.variables, strict=True):
-            target.assign(trained)
+        networks = self.target_network, self.network
+        assign(*([variable.value for variable in network.variables] for network in networks))
 
     def _initial_priorities_impl(
         self, reward: tf.Tensor, terminated: tf.Tensor, truncated: tf.Tensor, q_taken: tf.Tensor, q_max: tf.Tensor

@@ -27,11 +27,14 @@ class VTraceAgent:
         network: the trained network; `network.trainable_variables` are what is learned.
     """
 
-    def __init__(self, config: AgentConfig, training: TrainingConfig, spec: EnvSpec, seed: int) -> None:
+    def __init__(
+        self, config: AgentConfig, training: TrainingConfig, spec: EnvSpec, seed: int, precision: str = "float32"
+    ) -> None:
         """Build the agent; raises UsageError where the network cannot take the environment's observations."""
         self._config = config
         self._spec = spec
         self._seed = seed
+        self._precision = precision
         self._distribution = make_distribution(spec.action)
         self._batch_size = training.batch_size
         self.algorithm = AlgorithmSpec(
@@ -45,7 +48,7 @@ class VTraceAgent:
 
     def make_network(self) -> PolicyValueNetwork:
         """Another network of the same architecture with the initial variables, built."""
-        return PolicyValueNetwork(self._config, self._spec, self._seed)
+        return PolicyValueNetwork(self._config, self._spec, self._seed, self._precision)
 
     def initial_state(self, batch_size: int) -> State:
         """The state at the start of an episode, [batch_size, ...]; an empty dict for a network without memory."""

@@ -15,12 +15,15 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from seedcli.specs import ArraySpec, EnvSpec, RowLayout, StepBatch, aligned_empty
+
+if TYPE_CHECKING:
+    from seedcli.inference.trajectories import ObservationStore
 
 
 class UnrollBuffer:
@@ -37,6 +40,8 @@ class UnrollBuffer:
         version: int64 [R], the policy version that chose the record's action.
         state: the agent state before record 0, nested arrays [E, ...]; set when it is handed on.
         keep: bool [E], columns that may be trained on; None: all of them. Set when it is handed on.
+        store: where the observations lie on a device too; None: nowhere.
+        positions: int32 [R, E], the records' places there; None where no device keeps any.
     """
 
     def __init__(self, layout: RowLayout, records: int, recorded: Mapping[str, ArraySpec]) -> None:
@@ -54,6 +59,8 @@ class UnrollBuffer:
         self.version: npt.NDArray[np.int64] = np.zeros(records, np.int64)
         self.state: Any = None
         self.keep: npt.NDArray[np.bool_] | None = None
+        self.store: ObservationStore | None = None
+        self.positions: npt.NDArray[np.int32] | None = None
 
     @property
     def num_envs(self) -> int:
@@ -149,6 +156,10 @@ class Arena:
     def release(self, buffer: UnrollBuffer) -> None:
         """Give a buffer back, once nothing reads it any more."""
         buffer.state = buffer.keep = None
+        if buffer.store is not None:
+            assert buffer.positions is not None, "a buffer in a store has positions"
+            buffer.store.give(buffer.positions)
+            buffer.store = None
         with self._lock:
             self._free[buffer.num_envs].append(buffer)
             self._shrink(buffer.num_envs)
@@ -161,5 +172,11 @@ class Arena:
 
     def bound_bytes(self, max_envs: int, num_envs: int) -> int:
         """Most bytes the rows can take with `max_envs` environments in streams of `num_envs`."""
-        buffers = math.ceil(max_envs / num_envs) + self._slack(num_envs)
-        return buffers * self._records * self.layout(num_envs).nbytes
+        return self._bound(max_envs, num_envs) * self._records * self.layout(num_envs).nbytes
+
+    def bound_records(self, max_envs: int, num_envs: int) -> int:
+        """The same in records of one environment."""
+        return self._bound(max_envs, num_envs) * self._records * num_envs
+
+    def _bound(self, max_envs: int, num_envs: int) -> int:
+        return math.ceil(max_envs / num_envs) + self._slack(num_envs)

@@ -1,14 +1,13 @@
 """The step engine: rows in, actions out, unrolls on. All bookkeeping is per stream and per batch.
 
-It knows nothing of connections. One thread owns it (`release` of the arena's buffers apart).
+It knows nothing of connections. One thread owns it (`release` of the arena's buffers apart). Streams are spread over
+lanes, one for each inference device; each lane has its own batches, and all that are due are under way at once.
 """
 
 from __future__ import annotations
 
-import logging
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,24 +15,13 @@ import numpy.typing as npt
 
 from seedcli.agents.base import AlgorithmSpec, Role
 from seedcli.inference.arena import Arena, UnrollBuffer
-from seedcli.inference.policy import Policy
+from seedcli.inference.episodes import Episodes
+from seedcli.inference.inspection import Inspector
+from seedcli.inference.lane import Batch, Lane, share
+from seedcli.inference.policy import Policy, PolicyGroup, WholePolicy
 from seedcli.inference.streams import Answer, EngineStats, SlotAllocator, Stream
-from seedcli.specs import EnvSpec, map_arrays
-from seedcli.telemetry.logs import log_once_per
+from seedcli.specs import EnvSpec
 from seedcli.telemetry.metrics import Profile
-
-_log = logging.getLogger(__name__)
-
-
-def _episodes(
-    returns: npt.NDArray[np.float64], lengths: npt.NDArray[np.int64], ended: npt.NDArray[np.bool_]
-) -> Iterator[tuple[float, int]]:
-    return zip(returns[ended].tolist(), lengths[ended].tolist(), strict=True)
-
-
-def _named(observation: Any, name: str | None) -> Any:
-    """An array of an observation by name; None: the only one."""
-    return observation if name is None else observation[name]
 
 
 class StepEngine:
@@ -42,10 +30,10 @@ class StepEngine:
     Args:
         algorithm: burn-in, length and recorded fields.
         spec: the environment.
-        policy: what answers.
+        policy: what answers: one device, or a group with a lane for each.
         arena: where records lie.
-        max_envs: slots.
-        batch_size: environments a batch waits for; 0: half of those connected.
+        max_envs: slots, of all lanes together.
+        batch_size: environments that batches wait for, all lanes together; 0: half of those connected.
         deadline: seconds a row waits at most for others.
         on_unroll: takes a completed buffer (owner of it until `arena.release`).
         on_fault: called with (stream, sentence) when a stream's data is unusable; must close the stream.
@@ -55,7 +43,7 @@ class StepEngine:
         self,
         algorithm: AlgorithmSpec,
         spec: EnvSpec,
-        policy: Policy,
+        policy: Policy | PolicyGroup,
         arena: Arena,
         *,
         max_envs: int,
@@ -65,62 +53,53 @@ class StepEngine:
         on_fault: Callable[[Stream, str], None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._policy = policy
+        policies = policy.lanes if isinstance(policy, PolicyGroup) else (WholePolicy(policy),)
+        target = share(batch_size, len(policies))
+        self._lanes = [Lane(each, spec, max_envs, target) for each in policies]
         self._arena = arena
         self._records = algorithm.records
         # Unrolls begin with every T-th record of a stream.
         self._stride = algorithm.unroll_length
-        self._batch_size = batch_size
         self._deadline = deadline
         self._on_unroll = on_unroll
         self._on_fault = on_fault
         self._clock = clock
         self._allocator = SlotAllocator(max_envs)
         self._ranks = SlotAllocator(max_envs)
-        # Names of the arrays that could hold something that is not finite; None stands for an only array.
-        floats = [name for name, array in spec.arrays.items() if np.dtype(array.dtype).kind == "f"]
-        single = not isinstance(spec.observation, Mapping)
-        self._floats: list[str | None] = [None if single else name for name in floats]
-        self._pending: list[Stream] = []
-        self._pending_envs = 0
-        # How many of the pending rows stand in `_gathered` already, in order; see `arrived`.
-        self._gathered_streams = 0
+        self._inspector = Inspector(spec)
         self._blocked: list[tuple[Stream, npt.NDArray[Any]]] = []
         self.connected_envs = 0
-        self._gathered = map_arrays(lambda a: np.empty((max_envs, *a.shape), a.dtype), spec.observation)
-        # By slot: whether the previous record was final (a new slot starts an episode), and the episode so far.
-        self._final: npt.NDArray[np.bool_] = np.ones(max_envs, np.bool_)
-        self._return: npt.NDArray[np.float64] = np.zeros(max_envs, np.float64)
-        self._length: npt.NDArray[np.int64] = np.zeros(max_envs, np.int64)
-        self._evaluates: npt.NDArray[np.bool_] = np.zeros(max_envs, np.bool_)
-        self._trains: npt.NDArray[np.bool_] = np.zeros(max_envs, np.bool_)
-        self._evaluation_envs = 0
         # Records the average training environment has played: what evaluation keeps pace with.
         self._rounds = 0.0
         self.stats = EngineStats()
+        self._episodes = Episodes(max_envs, self.stats)
         self.profile = Profile()
 
     def open_stream(self, owner: Any, index: int, num_envs: int, role: Role = "training") -> Stream | None:
-        """A new stream with fresh slots, or None where no room is left."""
+        """A new stream with fresh slots in the lane with the fewest environments; None where no room is left."""
         slots = self._allocator.take(num_envs)
         if slots is None:
             return None
+        lane = min(self._lanes, key=lambda lane: lane.envs)
         if role == "training":
             self._arena.admit(num_envs)
             buffer = self._arena.acquire(num_envs)
             assert buffer is not None, "admit makes a buffer for every stream"
+            if lane.store is not None:
+                lane.store.open(buffer)
             ranks = self._ranks.take(num_envs)
             assert ranks is not None, "there are as many ranks as slots"
-            stream = Stream(owner, index, role, slots, ranks, buffer)
-            self._policy.assign(slots, role, ranks.astype(np.int64))
+            stream = Stream(owner, index, role, slots, ranks, buffer, lane)
+            lane.policy.assign(slots, role, ranks.astype(np.int64))
         else:
-            stream = Stream(owner, index, role, slots, None, self._arena.unpooled(num_envs))
-            self._policy.assign(slots, role, np.arange(num_envs))
-            self._evaluation_envs += num_envs
+            buffer = self._arena.unpooled(num_envs)
+            if lane.store is not None:
+                lane.store.open(buffer, kept=False)
+            stream = Stream(owner, index, role, slots, None, buffer, lane)
+            lane.policy.assign(slots, role, np.arange(num_envs))
         stream.begun = self._rounds
-        self._trains[slots] = role == "training"
-        self._evaluates[slots] = role == "evaluation"
-        self._final[slots] = True
+        self._episodes.open(slots, role)
+        lane.connect(num_envs)
         self.connected_envs += num_envs
         return stream
 
@@ -129,12 +108,10 @@ class StepEngine:
         if stream.closed:
             return
         stream.closed = True
+        lane: Lane = stream.lane
         if stream.pending:
             stream.pending = False
-            if stream in self._pending:
-                self._pending.remove(stream)
-                self._pending_envs -= stream.num_envs
-                self._gathered_streams = -1  # what was gathered has a hole: the batch is gathered anew
+            lane.forget(stream)
         # A full buffer that waits for its successor is given back too: handed on, it would stand against the bound
         # that keeps a buffer free for the next stream.
         self._blocked = [item for item in self._blocked if item[0] is not stream]
@@ -142,10 +119,9 @@ class StepEngine:
             self._arena.release(stream.buffer)
             self._arena.retire(stream.num_envs)
             self._ranks.give(stream.ranks)
-        else:
-            self._evaluation_envs -= stream.num_envs
-        self._trains[stream.slots] = self._evaluates[stream.slots] = False
+        self._episodes.close(stream.slots, stream.role)
         self._allocator.give(stream.slots)
+        lane.connect(-stream.num_envs)
         self.connected_envs -= stream.num_envs
 
     def destination(self, stream: Stream) -> memoryview:
@@ -157,165 +133,123 @@ class StepEngine:
         stream.pending = True
         stream.sequence = (stream.sequence + 1) & 0xFFFFFFFF
         stream.arrived = self._clock()
-        start, self._pending_envs = self._pending_envs, self._pending_envs + stream.num_envs
-        self._pending.append(stream)
-        # A batch of several rows is gathered as they come, while each is in the processor's cache; a batch of one
-        # is read where it lies.
-        count = len(self._pending)
-        if count > 1 or self._pending_envs < self._target():
-            if self._gathered_streams == count - 1:
-                stop, record = self._pending_envs, stream.buffer.records[stream.cursor]
-                map_arrays(lambda to, rows: np.copyto(to[start:stop], rows), self._gathered, record.observation)
-                self._gathered_streams = count
-
-    def _target(self) -> int:
-        # No more than there are can come.
-        return min(self._batch_size, self.connected_envs) if self._batch_size else (self.connected_envs + 1) // 2
+        stream.lane.arrived(stream)
 
     @property
     def training_slots(self) -> npt.NDArray[np.bool_]:
         """[max_envs] bool, the slots of environments that train now; a copy, safe to read from another thread."""
-        return self._trains.copy()
+        return self._episodes.trains.copy()
+
+    @property
+    def lane_envs(self) -> list[int]:
+        """Environments of each lane."""
+        return [lane.envs for lane in self._lanes]
 
     @property
     def full(self) -> bool:
-        """Whether the pending rows make up a batch."""
-        return self._pending_envs >= self._target() > 0
+        """Whether the pending rows of every lane that has environments make up a batch: no more need be read first.
+
+        While a lane could still fill, reading goes on, so that its device has work at the same time as the others.
+        """
+        full = False
+        for lane in self._lanes:
+            if lane.target:
+                if lane.pending_envs < lane.target:
+                    return False
+                full = True
+        return full
 
     def wait(self) -> float | None:
         """Seconds until a batch is due: 0 now, None when nothing is pending."""
-        if not self._pending:
-            return None
-        if self._pending_envs >= self._target():
-            return 0.0
-        return max(0.0, self._pending[0].arrived + self._deadline - self._clock())
+        oldest: float | None = None
+        for lane in self._lanes:
+            if lane.pending:
+                if lane.pending_envs >= lane.target:
+                    return 0.0
+                arrived = lane.pending[0].arrived
+                oldest = arrived if oldest is None else min(oldest, arrived)
+        return None if oldest is None else max(0.0, oldest + self._deadline - self._clock())
 
     def answer(self) -> list[Answer]:
-        """Close the batch, act on it, and give the answers that may go out."""
-        streams, self._pending, self._pending_envs = self._pending, [], 0
-        gathered, self._gathered_streams = self._gathered_streams == len(streams), 0
+        """Close the batches that are due, act on them, and give the answers that may go out.
+
+        Where none is due, all that hold anything are closed.
+        """
         begun = self._clock()
-        batch = self._batch(streams, gathered)
-        if self._suspicious(batch):
-            # Only here the streams are looked at one by one: the batch as a whole shows a fault.
-            for stream in streams:
-                sentence = self._inspect(stream)
-                if sentence is not None:
-                    self._on_fault(stream, sentence)
-            streams = [stream for stream in streams if not stream.closed]
-            if not streams:
-                return []
-            batch = self._batch(streams, gathered=False)
-        observation, reward, final, slots = batch
-        rows = streams[0].rows if len(streams) == 1 else slots
-        first = self._final[rows]
-        self._capture_states(streams, slots, first)
-        batched = self._clock()
-        decision = self._policy.act(observation, reward, first, slots)
-        acted = self._clock()
-        self._count(rows, reward, first, final)
-        answers = self._record(streams, decision.action, decision.recorded, decision.version)
-        done = self._clock()
-        self.stats.batches += 1
-        self.stats.batch_rows += len(slots)
-        if len(streams) == 1:
-            self.stats.latency.add(done - streams[0].arrived)
-        else:
-            self.stats.latency.add_many(done - np.array([stream.arrived for stream in streams]))
-        self.profile.add("inference", acted - batched)
-        self.profile.add("batching", (batched - begun) + (done - acted))
+        batches = self._batches(self._due(begun))
+        under_way = []
+        acting, done = 0.0, begun
+        # Every device has its batch before the result of any is waited for.
+        for batch in batches:
+            first = self._episodes.final[batch.rows]
+            self._capture_states(batch, first)
+            started = self._clock()
+            promise = batch.lane.policy.begin(batch.observation, batch.reward, first, batch.slots, batch.positions)
+            done = self._clock()
+            acting += done - started
+            under_way.append((batch, first, promise))
+        answers: list[Answer] = []
+        for batch, first, promise in under_way:
+            decision = batch.lane.policy.finish(promise)
+            acted = self._clock()
+            acting += acted - done
+            self._episodes.count(batch.rows, batch.reward, first, batch.final)
+            answers += self._record(batch.streams, decision.action, decision.recorded, decision.version)
+            done = self._clock()
+            self._measure(batch, done)
+        self.profile.add("inference", acting)
+        self.profile.add("batching", done - begun - acting)
         return answers
 
-    def _batch(self, streams: list[Stream], gathered: bool) -> tuple[Any, Any, Any, Any]:
-        """Observation, reward, final and slots of the streams' rows, [N, ...]."""
-        records = [stream.buffer.records[stream.cursor] for stream in streams]
-        if len(records) == 1:
-            record = records[0]
-            return record.observation, record.reward, record.terminated | record.truncated, streams[0].slots
-        rows = sum(stream.num_envs for stream in streams)
-        observation = map_arrays(lambda array: array[:rows], self._gathered)
-        if not gathered:
-            map_arrays(lambda to, *parts: np.concatenate(parts, out=to), observation, *[r.observation for r in records])
-        reward = np.concatenate([r.reward for r in records])
-        final = np.concatenate([r.terminated for r in records]) | np.concatenate([r.truncated for r in records])
-        return observation, reward, final, np.concatenate([stream.slots for stream in streams])
+    def _due(self, now: float) -> list[Lane]:
+        if len(self._lanes) == 1:
+            return self._lanes if self._lanes[0].pending else []
+        pending = [lane for lane in self._lanes if lane.pending]
+        overdue = now - self._deadline
+        due = [lane for lane in pending if lane.pending_envs >= lane.target or lane.pending[0].arrived <= overdue]
+        return due or pending
 
-    def _suspicious(self, batch: tuple[Any, Any, Any, Any]) -> bool:
-        """Whether something in the batch may be unusable."""
-        observation, reward, final, _ = batch
-        # A sum is finite only where every part of it is.
-        if final.max() > 1 or not math.isfinite(reward.sum()):
-            return True
-        return any(not math.isfinite(_named(observation, name).sum()) for name in self._floats)
+    def _batches(self, lanes: list[Lane]) -> list[Batch]:
+        """The lanes' batches, closed and without streams whose data is unusable."""
+        batches, suspicious = [], []
+        for lane in lanes:
+            batches.append(batch := lane.close())
+            if self._inspector.suspicious(batch):
+                suspicious.append(batch)
+        if not suspicious:
+            return batches
+        # Only here the streams are looked at one by one: a batch as a whole shows a fault.
+        for batch in suspicious:
+            for stream in batch.streams:
+                sentence = self._inspector.inspect(stream) if not stream.closed else None
+                if sentence is not None:
+                    self._on_fault(stream, sentence)
+        # A stream's fault may have ended others of its owner, in any lane.
+        remaining = [(batch.lane, [stream for stream in batch.streams if not stream.closed]) for batch in batches]
+        return [lane.batch(streams) for lane, streams in remaining if streams]
 
-    def _inspect(self, stream: Stream) -> str | None:
-        """What makes a stream's row unusable, if anything does.
+    def _measure(self, batch: Batch, done: float) -> None:
+        stats, streams = self.stats, batch.streams
+        stats.batches += 1
+        stats.batch_rows += len(batch.slots)
+        if len(streams) == 1:
+            stats.latency.add(done - streams[0].arrived)
+        else:
+            stats.latency.add_many(done - np.array([stream.arrived for stream in streams]))
 
-        A reward that is not finite does not: it becomes 0, and no unroll that holds it is trained on.
-        """
-        record = stream.buffer.records[stream.cursor]
-        if max(record.terminated.max(), record.truncated.max()) > 1:
-            return "an end-of-episode flag that is neither 0 nor 1"
-        for name in self._floats:
-            if not np.isfinite(_named(record.observation, name)).all():
-                return "an observation that is not finite" + (f" ({name})" if name else "")
-        bad = ~np.isfinite(record.reward)
-        if bad.any():
-            record.reward[bad] = 0.0
-            if stream.mended is None:
-                stream.mended = np.full(stream.num_envs, -1, np.int64)
-            stream.mended[bad] = stream.records
-            log_once_per(
-                "rewards", 30.0, _log, logging.WARNING,
-                "environment %d in stream %d of %s gave a reward that is not finite: it counts as 0, and unrolls with "
-                "it are dropped; repair the environment", int(np.flatnonzero(bad)[0]), stream.index, stream.owner,
-            )  # fmt: skip
-        return None
-
-    def _capture_states(
-        self, streams: list[Stream], slots: npt.NDArray[np.int32], first: npt.NDArray[np.bool_]
-    ) -> None:
+    def _capture_states(self, batch: Batch, first: npt.NDArray[np.bool_]) -> None:
         """Keep the agent states before this record for streams where an unroll begins with it."""
         start = 0
-        for stream in streams:
+        for stream in batch.streams:
             stop = start + stream.num_envs
             if stream.ranks is not None and stream.records % self._stride == 0:
-                stream.states.append(self._policy.snapshot(slots[start:stop], first[start:stop]))
+                stream.states.append(batch.lane.policy.snapshot(batch.slots[start:stop], first[start:stop]))
             start = stop
-
-    def _count(self, rows: slice | npt.NDArray[np.int32], reward: Any, first: Any, final: Any) -> None:
-        """Environment steps and episodes of the slots `rows`, by raw rewards."""
-        ongoing = ~first
-        returns = self._return[rows] * ongoing
-        returns += reward
-        lengths = self._length[rows] * ongoing
-        lengths += ongoing
-        self._return[rows] = returns
-        self._length[rows] = lengths
-        self._final[rows] = final
-        stats = self.stats
-        steps = int(np.count_nonzero(ongoing))
-        if self._evaluation_envs:
-            evaluates = self._evaluates[rows]
-            watched = int(np.count_nonzero(ongoing & evaluates))
-            stats.evaluation_steps += watched
-            steps -= watched
-        stats.env_steps += steps
-        if not np.count_nonzero(final):
-            return
-        ended = final != 0
-        if self._evaluation_envs:
-            watched = int(np.count_nonzero(ended & evaluates))
-            if watched:
-                stats.evaluation_episodes += watched
-                stats.finished_evaluation.extend(_episodes(returns, lengths, ended & evaluates))
-            ended &= ~evaluates
-        stats.episodes += int(np.count_nonzero(ended))
-        stats.finished.extend(_episodes(returns, lengths, ended))
 
     def _record(self, streams: list[Stream], action: Any, recorded: Any, version: int) -> list[Answer]:
         answers = []
         start = 0
+        training_envs = self.connected_envs - self._episodes.evaluation_envs
         for stream in streams:
             stop = start + stream.num_envs
             buffer, t = stream.buffer, stream.cursor
@@ -327,7 +261,7 @@ class StepEngine:
             stream.cursor = t + 1
             stream.records += 1
             if stream.ranks is not None:
-                self._rounds += stream.num_envs / (self.connected_envs - self._evaluation_envs)
+                self._rounds += stream.num_envs / training_envs
             if stream.cursor < len(buffer.records) or self._turn_over(stream):
                 stream.pending = False
                 answers.append(Answer(stream, stream.sequence - 1 & 0xFFFFFFFF, actions))
@@ -340,7 +274,7 @@ class StepEngine:
         """Hand on the full buffer and open the next; False where the arena has none."""
         if stream.ranks is None:
             # Where training streams wait for training, those that only evaluate must not take its cores.
-            training = self.connected_envs > self._evaluation_envs
+            training = self.connected_envs > self._episodes.evaluation_envs
             if training and stream.records - (self._rounds - stream.begun) > self._stride:
                 return False
             stream.cursor = 0  # nobody reads it
@@ -349,6 +283,8 @@ class StepEngine:
         if following is None:
             return False
         following.carry_over(stream.buffer, self._stride)
+        if stream.lane.store is not None:
+            stream.lane.store.follow(following, stream.buffer, self._stride)
         stream.buffer.state = stream.states.popleft()
         if stream.mended is not None:
             # `records` counts those of this unroll too.

@@ -28,6 +28,7 @@ from seedcli.telemetry.logs import log_once_per
 
 _log = logging.getLogger(__name__)
 
+Place = Callable[[Hello, str], str | None]
 Admit = Callable[[Peer, Hello, EnvSpec, dict[str, str], int], dict[str, Any]]
 
 
@@ -46,6 +47,8 @@ class Reception:
 
     Attributes:
         seeds_given: environments that have got a seed so far; no two get the same.
+        place: gives the address of the learner host that is to serve an actor, from its introduction and transport,
+            None for this one; None: every actor stays. Set it before actors come.
     """
 
     def __init__(
@@ -68,6 +71,19 @@ class Reception:
         self._lost = lost
         self._handshakes: dict[Peer, Admission] = {}
         self.seeds_given = 0
+        self.place: Place | None = None
+
+    def envs(self) -> int:
+        """Environments of the actors that are in, and of those on their way in that have shown that they may be.
+
+        Safe to call from another thread.
+        """
+        there = {session.actor_id: session.envs for session in list(self._sessions())}
+        for entry in self.handshakes().values():
+            hello = entry.handshake.hello
+            if hello is not None and entry.handshake.proved:
+                there[hello.actor_id] = hello.envs
+        return sum(there.values())
 
     def take(self, peer: Peer, header: Header, payload: Payload) -> None:
         """Take a frame of a handshake and answer it.
@@ -98,6 +114,9 @@ class Reception:
             transport.trust(peer)
         if entry.handshake.complete:
             self.forget(peer)
+        if kind == Kind.REDIRECT:
+            transport.drop(peer)
+            _log.debug("actor at %s sent to %s", peer.address, message["address"])
 
     def _begin(self, peer: Peer) -> Admission:
         oldest = oldest_stranger(self._handshakes)
@@ -108,6 +127,7 @@ class Reception:
             lambda hello: self._configure(peer, hello),
             lambda hello, spec, codecs: self._admit(peer, hello, spec, codecs, self._handshakes[peer].evaluation_envs),
             NoAuthenticator() if token is None else TokenAuthenticator(token),
+            lambda hello: None if self.place is None else self.place(hello, peer.transport),
         )
         entry = self._handshakes[peer] = Admission(handshake, time.monotonic() + PROOF_SECONDS)
         return entry

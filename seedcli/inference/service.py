@@ -20,11 +20,7 @@ from seedcli.errors import ProtocolError, RefusedError, SeedError
 from seedcli.inference.doorman import Doorman
 from seedcli.inference.engine import StepEngine
 from seedcli.inference.reception import Reception
-from seedcli.inference.sessions import (
-    Departed,
-    FleetSettings,
-    Session,
-)
+from seedcli.inference.sessions import Departed, FleetSettings, Session
 from seedcli.inference.streams import Answer, Stream
 from seedcli.net.base import Payload, Peer, ServerTransport
 from seedcli.net.codecs import check_codecs

@@ -25,10 +25,11 @@ class Stream:
         sequence: sequence number of the step that is expected next.
         pending: a row has arrived and is not answered yet.
         ranks: [E] int32, which of the training environments these are; None for evaluation.
+        lane: where it is answered; the engine's.
     """
 
-    __slots__ = ("arrived", "begun", "buffer", "closed", "cursor", "index", "mended", "num_envs", "owner", "pending",
-                 "ranks", "records", "role", "rows", "sequence", "slots", "states")  # fmt: skip
+    __slots__ = ("arrived", "begun", "buffer", "closed", "cursor", "index", "lane", "mended", "num_envs", "owner",
+                 "pending", "ranks", "records", "role", "rows", "sequence", "slots", "states")  # fmt: skip
 
     def __init__(
         self,
@@ -38,8 +39,10 @@ class Stream:
         slots: npt.NDArray[np.int32],
         ranks: npt.NDArray[np.int32] | None,
         buffer: UnrollBuffer,
+        lane: Any,
     ) -> None:
         self.owner = owner
+        self.lane = lane
         self.role = role
         self.ranks = ranks
         self.index = index

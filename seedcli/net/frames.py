@@ -51,6 +51,7 @@ class Kind(enum.IntEnum):
     DONE = 12  # learner: training is over, leave with status 0
     UNKNOWN = 13  # learner: no such session here (it restarted): connect anew
     GOODBYE = 14  # actor: leaving; its slots can be freed at once
+    REDIRECT = 15  # learner, instead of CONFIGURE: the address of the host that is to serve this actor
 
 
 class Header(NamedTuple):

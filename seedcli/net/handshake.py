@@ -1,5 +1,7 @@
 """How an actor is let in: Hello → Challenge → Proof → Configure → Spec → Ready, or Refused with a reason.
 
+Where several learner hosts train together, Redirect may stand for Configure: it names the host that serves the actor.
+
 The protocol version travels in every frame's header (`net.frames`). The learner's side does no I/O: frames go in,
 answers come out. Challenge and Proof are where authentication stands (`net.security`).
 """
@@ -10,16 +12,39 @@ import hmac
 import json
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import seedcli
 from seedcli.errors import ConnectionLost, ProtocolError, RefusedError, TrainingDone, UnreachableError, UsageError
+from seedcli.net import check_address
 from seedcli.net.base import ClientTransport, Payload
 from seedcli.net.codecs import RAW
 from seedcli.net.frames import Header, Kind, decode_control, encode_control, pack_header
-from seedcli.net.messages import Hello, Ready, only, parse_hello, parse_ready, parse_spec, printable
+from seedcli.net.messages import (
+    Hello,
+    Ready,
+    only,
+    parse_hello,
+    parse_ready,
+    parse_redirect,
+    parse_spec,
+    printable,
+)
 from seedcli.net.security import is_hex, new_nonce, prove
 from seedcli.specs import EnvSpec
+
+
+class Redirected(Exception):
+    """A learner that holds the token sends this actor to another host.
+
+    Attributes:
+        address: of that host, as a user would type it.
+    """
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"sent to {address}")
+        self.address = address
 
 
 class Authenticator(Protocol):
@@ -63,9 +88,11 @@ class ServerHandshake:
         admit: gives what READY says (the fields of `Ready`, and what the transport adds) to an actor with this
             specification and these codecs; may raise RefusedError.
         authenticator: makes the challenge and checks the proof.
+        place: gives the address of the host that is to serve an actor, None for this one; is not asked of an actor that
+            has been placed. None: every actor stays.
 
     Attributes:
-        complete: READY was given out.
+        complete: READY was given out, or REDIRECT: nothing more is expected.
         hello: the actor's introduction, once it came.
     """
 
@@ -74,7 +101,9 @@ class ServerHandshake:
         configure: Callable[[Hello], dict[str, Any]],
         admit: Callable[[Hello, EnvSpec, dict[str, str]], dict[str, Any]],
         authenticator: Authenticator,
+        place: Callable[[Hello], str | None] | None = None,
     ) -> None:
+        self._place = place
         self._configure = configure
         self._admit = admit
         self._authenticator = authenticator
@@ -105,6 +134,10 @@ class ServerHandshake:
             answer = self._authenticator.answer(self._transcript, message)
             if answer is None:
                 raise RefusedError("the token is not this learner's: give the actor the learner's token")
+            elsewhere = None if self._place is None or self.hello.placed else self._place(self.hello)
+            if elsewhere is not None:
+                self.complete = True
+                return Kind.REDIRECT, {"address": elsewhere} | answer
             self._expected = Kind.SPEC
             return Kind.CONFIGURE, self._configure(self.hello) | answer
         ready = self._admit(self.hello, *parse_spec(message, self.hello.envs))
@@ -122,7 +155,7 @@ class ClientHandshake:
 
     Args:
         transport: connected.
-        actor_id, envs, streams, failure: see `Hello`.
+        actor_id, envs, streams, failure, placed: see `Hello`.
         timeout: seconds each of `configure` and `announce` may take.
     """
 
@@ -135,10 +168,11 @@ class ClientHandshake:
         streams: int,
         timeout: float,
         failure: str = "",
+        placed: bool = False,
     ) -> None:
         self._transport = transport
         self._token = transport.token
-        self._hello = Hello(actor_id, envs, streams, seedcli.__version__, printable(failure))
+        self._hello = Hello(actor_id, envs, streams, seedcli.__version__, printable(failure), placed)
         self._timeout = timeout
 
     def configure(self) -> dict[str, Any]:
@@ -149,18 +183,24 @@ class ClientHandshake:
             RefusedError: the learner said no, or does not hold the token, or only one side wants a token.
             ProtocolError: the peer is no learner, or of another version.
             ConnectionLost: the connection ended.
+            Redirected: another host is to serve this actor.
         """
         deadline = time.monotonic() + self._timeout
-        hello = self._hello
-        message = {"actor_id": hello.actor_id, "envs": hello.envs, "streams": hello.streams, "version": hello.version}
-        introduction = self._send(Kind.HELLO, {**message, "failure": hello.failure} if hello.failure else message)
+        # Fields that say nothing are left out: the learner need not know them.
+        introduction = self._send(Kind.HELLO, {key: value for key, value in asdict(self._hello).items() if value})
         challenge = self._expect(Kind.CHALLENGE, deadline)
         said = transcript(introduction, challenge)
         nonce = self._prove(decode_control(challenge), said)
-        configuration = decode_control(self._expect(Kind.CONFIGURE, deadline))
+        kind, payload = self._receive(deadline, Kind.CONFIGURE, Kind.REDIRECT)
+        message = decode_control(payload)
         if self._token is not None:
-            self._check_learner(configuration.pop("proof", None), said, nonce)
-        return configuration
+            self._check_learner(message.pop("proof", None), said, nonce)
+        if kind == Kind.CONFIGURE:
+            return message
+        address = parse_redirect(message, check_address(self._transport.address)[0])
+        if self._hello.placed:
+            raise ProtocolError(f"{self._transport.address} sends this actor on, though another host has sent it there")
+        raise Redirected(address)
 
     def _prove(self, challenge: Mapping[str, Any], said: bytes) -> str:
         """Send PROOF; returns the nonce in it, "" where no proof is asked for."""
@@ -213,6 +253,11 @@ class ClientHandshake:
         return payload
 
     def _expect(self, kind: Kind, deadline: float) -> Payload:
+        return self._receive(deadline, kind)[1]
+
+    def _receive(self, deadline: float, *kinds: Kind) -> tuple[int, Payload]:
+        """The next frame that is to be of one of `kinds`, the likeliest first: its kind and payload."""
+        kind = kinds[0]
         while True:
             frame = self._transport.receive(max(0.0, deadline - time.monotonic()))
             if frame is None or frame.header.kind == Kind.HEARTBEAT_ACK:
@@ -232,9 +277,9 @@ class ClientHandshake:
                 raise TrainingDone(f"training at {self._transport.address} is over")
             if received == Kind.UNKNOWN:
                 raise ConnectionLost(f"the learner at {self._transport.address} ended the handshake")
-            if received != kind:
+            if received not in kinds:
                 raise ProtocolError(
                     f"{self._transport.address} answered with a frame of kind {received} where {kind.name} is "
                     "expected: is it a seed learner of this version?"
                 )
-            return frame.payload
+            return received, frame.payload

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from seedcli.errors import ProtocolError
+from seedcli.errors import ProtocolError, UsageError
+from seedcli.net import check_address
 from seedcli.net.base import Payload
 from seedcli.net.frames import ANSWER_LIMIT, decode_control, encode_control
 from seedcli.specs import ArraySpec, EnvSpec
@@ -15,6 +16,7 @@ MAX_ENVS = 65_536  # environments of one actor
 _MAX_ID = 64  # characters
 _MAX_VERSION = 32
 _MAX_FAILURE = 500
+_MAX_ADDRESS = 300
 _MAX_NAME = 256
 _MAX_RANK = 8
 _MAX_OBSERVATIONS = 2**31  # bytes of all observations of one actor
@@ -39,6 +41,7 @@ class Hello:
         streams: groups they are split into, 1 to `envs`.
         version: version of seedcli, for people.
         failure: what made its environments fail, where that is why it comes anew; at most 500 characters.
+        placed: it is not to be sent on: a learner host has sent it here, or to where it has found nobody.
     """
 
     actor_id: str
@@ -46,6 +49,7 @@ class Hello:
     streams: int
     version: str
     failure: str = ""
+    placed: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,9 @@ def only(message: Mapping[str, Any], keys: frozenset[str]) -> None:
 
 def parse_hello(message: Mapping[str, Any]) -> Hello:
     """Check every field of a HELLO; raises ProtocolError."""
-    only(message, frozenset(("actor_id", "envs", "streams", "version", "failure")))
+    only(message, frozenset(("actor_id", "envs", "streams", "version", "failure", "placed")))
+    if not isinstance(message.get("placed", False), bool):
+        raise ProtocolError("placed must be true or false")
     envs = _integer(message, "envs", 1, MAX_ENVS)
     return Hello(
         actor_id=_text(message, "actor_id", _MAX_ID),
@@ -118,7 +124,29 @@ def parse_hello(message: Mapping[str, Any]) -> Hello:
         streams=_integer(message, "streams", 1, envs),
         version=_text(message, "version", _MAX_VERSION),
         failure=_text(message, "failure", _MAX_FAILURE) if "failure" in message else "",
+        placed=message.get("placed", False),
     )
+
+
+def parse_redirect(message: Mapping[str, Any], scheme: str) -> str:
+    """The address that a REDIRECT names, as a user would type it.
+
+    Args:
+        message: the learner's, without its proof.
+        scheme: "grpc" or "zmq": how the actor has reached this learner, and is to reach the other.
+
+    Raises:
+        ProtocolError: it is no address, or one of another transport.
+    """
+    only(message, frozenset(("address",)))
+    address = _text(message, "address", _MAX_ADDRESS)
+    try:
+        found, _ = check_address(address)
+    except UsageError as error:
+        raise ProtocolError(f"the learner sends this actor to {address!r}, which is no address") from error
+    if found != scheme:
+        raise ProtocolError(f"the learner sends this actor to {address}, which is not of its transport, {scheme}")
+    return address
 
 
 def goodbye(failure: str = "") -> bytes:

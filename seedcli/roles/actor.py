@@ -29,7 +29,7 @@ from seedcli.errors import (
     UsageError,
 )
 from seedcli.net import connect
-from seedcli.net.handshake import ClientHandshake
+from seedcli.net.handshake import ClientHandshake, Redirected
 from seedcli.roles.actor_session import ActorSession, Environments
 from seedcli.roles.discovery import Discovery
 from seedcli.roles.restarts import Restarts
@@ -89,6 +89,8 @@ class _Actor:
         self._session: ActorSession | None = None
         self._session_was_open = False
         self._address_known = False
+        self._sent = False  # the session is with the learner host that another has sent this actor to
+        self._stay = False  # that could not be reached: whoever answers next is not to send it on again
         self.profile = Profile()
         for name, spent in self._restarts.seconds.items():
             self.profile.add(name, spent)
@@ -125,11 +127,10 @@ class _Actor:
         try:
             address = self._discovery.next()
             self._address_known = True
-            self._session = session = self._new_session(address)
-            session.open()
+            session = self._open_session(address)
             self._discovery.again()
+            self._stay = False
             assert session.ready is not None
-            _log.info("connected to %s with %d environments", address, self._envs)
             self._connected_before = self._session_was_open = True
             if self._reconnect is None:
                 self._limit = session.ready.reconnect_timeout
@@ -147,8 +148,8 @@ class _Actor:
             if self._session_was_open or not address:
                 raise
             goodbye = False
-            # It has been let in before: what answers there now may be no learner, as long as ours is away.
-            if not (self._connected_before and isinstance(error, DistrustedError)):
+            # It has been let in before, or sent there: what answers there now may be no learner, while ours is away.
+            if not ((self._connected_before or self._sent) and isinstance(error, DistrustedError)):
                 self._discovery.refused(address, error)
             self._lost(error, first=first)
         except EnvironmentFailed as error:
@@ -164,6 +165,21 @@ class _Actor:
                 session.close(goodbye=goodbye, failure=failure)
         return False
 
+    def _open_session(self, address: str) -> ActorSession:
+        """A session with the learner at `address`, or with the learner host that this one sends the actor to."""
+        self._sent = False
+        self._session = session = self._new_session(address)
+        try:
+            session.open()
+        except Redirected as sent:
+            session.close(goodbye=False)
+            self._sent = self._stay = True
+            address = sent.address
+            self._session = session = self._new_session(address)
+            session.open()
+        _log.info("connected to %s with %d environments", address, self._envs)
+        return session
+
     def _new_session(self, address: str) -> ActorSession:
         return ActorSession(
             connect(address, self._discovery.security(address)),
@@ -174,6 +190,7 @@ class _Actor:
             profile=self.profile,
             failure=self._restarts.unreported,
             told=self._told,
+            placed=self._stay,
         )
 
     def _lost(self, error: SeedError, *, first: bool) -> None:
@@ -207,6 +224,7 @@ class _Actor:
                     streams=self._streams,
                     timeout=_REPORT_SECONDS,
                     failure=self._restarts.unreported,
+                    placed=True,  # whichever host it is, it is to take the report itself
                 ).configure()
             finally:
                 transport.close()

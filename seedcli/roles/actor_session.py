@@ -176,6 +176,7 @@ class ActorSession:
         streams: groups they are split into.
         failure: why this actor comes anew, where its environments have failed; "" otherwise.
         told: called when the learner knows of that.
+        placed: see `net.messages.Hello`.
 
     Attributes:
         ready: what the learner granted; None before `open`.
@@ -195,7 +196,9 @@ class ActorSession:
         profile: Profile,
         failure: str = "",
         told: Callable[[], None] = lambda: None,
+        placed: bool = False,
     ) -> None:
+        self._placed = placed
         self._transport = transport
         self._failure = failure
         self._told = told
@@ -221,6 +224,7 @@ class ActorSession:
 
         Raises:
             UnreachableError, RefusedError, ProtocolError, ConnectionLost, EnvironmentFailed, UsageError.
+            Redirected: another learner host is to serve this actor; nothing has been built yet.
         """
         self._transport.connect(_FIRST_ANSWER_SECONDS)
         handshake = ClientHandshake(
@@ -230,6 +234,7 @@ class ActorSession:
             streams=self._streams,
             timeout=_HANDSHAKE_SECONDS,
             failure=self._failure,
+            placed=self._placed,
         )
         message = handshake.configure()
         self._told()

@@ -21,9 +21,9 @@ from seedcli.specs import EnvSpec, RowLayout, aligned_empty
 from seedcli.training.batches import PreparedBatch
 from seedcli.training.blocks import BlockCodec
 from seedcli.training.replay import Replay
-from seedcli.training.sources import to_unrolls, unroll_fields
 from seedcli.training.sum_tree import SumTree
 from seedcli.training.trainer import Trainer
+from seedcli.training.unrolls import to_unrolls, unroll_fields
 
 _ENVS = 8  # of each game
 _ROUNDS = 3  # of each measurement; the median counts

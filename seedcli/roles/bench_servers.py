@@ -161,7 +161,7 @@ class InferenceServer:
     def __init__(self, transport: str, max_envs: int) -> None:
         import_tensorflow()  # before anything else loads it, so that it says nothing
         from seedcli.inference.service import InferenceService
-        from seedcli.roles.learner import fleet_settings
+        from seedcli.roles.learner_threads import fleet_settings
         from seedcli.training.batches import UnrollQueue
 
         inference = {"max_envs": max(max_envs, Config().inference.max_envs)}

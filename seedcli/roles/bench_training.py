@@ -26,11 +26,11 @@ from seedcli.agents import create_agent
 from seedcli.agents.base import Agent, UnrollBatch
 from seedcli.agents.optimizer import make_optimizer
 from seedcli.config import Config
-from seedcli.envs import create_env
 from seedcli.errors import SeedError
 from seedcli.layering import Resolved, to_toml
 from seedcli.roles.bare_envs import Turn, environment_turn, library
-from seedcli.specs import ArraySpec, EnvSpec, map_arrays
+from seedcli.roles.generated import environment_spec, random_observation, random_unrolls
+from seedcli.specs import EnvSpec, map_arrays
 from seedcli.telemetry.metrics import read_metrics
 
 _ENDLESS = 10**12  # environment steps of the run: it is stopped, it does not end
@@ -40,21 +40,9 @@ _STOP_SECONDS = 30.0
 _CALLS_BEFORE = 3  # of a traced function, not measured
 
 
-def _random_observations(spec: EnvSpec, shape: Sequence[int]) -> Any:
-    """Numbers that are valid in every type, [*shape, *observation], by name where the specification has names."""
-    rng = np.random.default_rng(1)
-
-    def one(array: ArraySpec) -> tf.Tensor:
-        categories = np.array(array.categories).reshape(array.shape) if array.categories else None
-        high = categories if categories is not None else 2 if array.dtype == "bool" else 128
-        return tf.constant(rng.integers(0, high, (*shape, *array.shape)).astype(array.dtype))
-
-    return map_arrays(one, spec.observation)
-
-
 def _inference_turn(agent: Agent, spec: EnvSpec, batch_size: int) -> Turn:
     """What the network says of a fixed batch."""
-    observation = _random_observations(spec, [batch_size])
+    observation = map_arrays(tf.constant, random_observation(spec, [batch_size]))
     reward, state = tf.zeros(batch_size), agent.initial_state(batch_size)
 
     @tf.function
@@ -73,18 +61,7 @@ def _inference_turn(agent: Agent, spec: EnvSpec, batch_size: int) -> Turn:
 def _training_turn(agent: Agent, config: Config, spec: EnvSpec) -> Turn:
     """Loss, gradients, clipping and the optimizer's step on a fixed batch."""
     algorithm, columns = agent.algorithm, config.training.batch_size
-    shape = [algorithm.records, columns]
-    rng = np.random.default_rng(1)
-    unrolls = UnrollBatch(
-        observation=_random_observations(spec, shape),
-        reward=tf.zeros(shape),
-        terminated=tf.zeros(shape, tf.bool),
-        truncated=tf.zeros(shape, tf.bool),
-        action=tf.constant(spec.action.sample(rng, *shape)),
-        recorded={name: tf.zeros([*shape, *field.shape], field.dtype) for name, field in algorithm.recorded.items()},
-        state=agent.initial_state(columns),
-        weights=tf.ones(columns),
-    )
+    unrolls = tf.nest.map_structure(tf.constant, random_unrolls(agent, spec, columns))
     variables = agent.network.trainable_variables
     optimizer = make_optimizer(config.training)
     optimizer.build(variables)
@@ -210,9 +187,7 @@ def measure_training(resolved: Resolved, seconds: float, say: Callable[[str], No
         SeedError: the run ended, or did not begin to train.
     """
     config, cores = resolved.config, len(os.sched_getaffinity(0))
-    probe = create_env(config.environment, 1)
-    spec = probe.spec
-    probe.close()
+    spec = environment_spec(config.environment)
     agent = create_agent(config.agent, config.training, spec, config.run.seed)
     total = config.actors.count * config.actors.envs
     batch_size = config.inference.batch_size or (total + 1) // 2

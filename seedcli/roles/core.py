@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from seedcli.agents import create_agent
@@ -18,25 +19,29 @@ from seedcli.inference.engine import StepEngine
 from seedcli.inference.policy import AgentPolicy
 from seedcli.inference.streams import Stream
 from seedcli.roles.runfolder import REPLAY
+from seedcli.roles.team import Team, local_share
 from seedcli.specs import EnvSpec
 from seedcli.training.batches import PreparedBatch
 from seedcli.training.checkpoint import Checkpoint, Checkpointer, restore
+from seedcli.training.devices import Devices
 from seedcli.training.sources import create_source
 from seedcli.training.trainer import Trainer, UpdateResult
+from seedcli.training.trajectories import keep_observations
 
 _log = logging.getLogger(__name__)
 
-# Batch sizes inference is padded to on a GPU, as fractions of inference.max_envs: few traces, little waste.
-_GPU_PADDING = (16, 4, 2, 1)
+# Batch sizes inference is padded to on an accelerator, as fractions of its environments: few traces, little waste.
+_PADDING = (16, 4, 2, 1)
 
 
-def padding(config: Config) -> tuple[int, ...]:
-    """The batch sizes inference is padded to: as configured, else four on a GPU, none on a CPU."""
+def padding(config: Config, devices: Devices) -> tuple[int, ...]:
+    """The batch sizes inference is padded to: as configured, else four on an accelerator, none on a CPU."""
     if config.inference.pad_to:
         return config.inference.pad_to
-    if tf.config.list_physical_devices("GPU"):
-        return tuple(sorted({max(1, config.inference.max_envs // part) for part in _GPU_PADDING}))
-    return ()
+    if devices.plan is None or devices.plan.platform == "cpu":
+        return ()
+    envs = -(-config.inference.max_envs // len(devices.inference))
+    return tuple(sorted({max(1, envs // part) for part in _PADDING}))
 
 
 def share_cores() -> None:
@@ -64,9 +69,8 @@ class LearnerCore:
         on_release: called when an arena buffer comes back.
         on_fault: see `StepEngine`.
         deadline: seconds an inference batch waits; None: as configured.
-
-    Attributes:
-        env_steps and the other counters: through `counters()`.
+        devices: which train and infer; None: where TensorFlow puts things by itself.
+        team: the hosts that train together with this one; None: it is alone.
     """
 
     def __init__(
@@ -79,10 +83,19 @@ class LearnerCore:
         on_release: Callable[[], None],
         on_fault: Callable[[Stream, str], None],
         deadline: float | None = None,
+        devices: Devices | None = None,
+        team: Team | None = None,
     ) -> None:
         self.config = config
         self.spec = spec
-        self.agent = create_agent(config.agent, config.training, spec, config.run.seed)
+        self.devices = devices = devices or Devices.default()
+        self.team = team
+        host = (0, 1) if team is None else (team.index, team.size)
+        local = local_share(config, *host)
+        with devices.scope():
+            self.agent = create_agent(
+                config.agent, config.training, spec, config.run.seed, precision=config.topology.precision
+            )
         algorithm = self.agent.algorithm
         actors = config.actors
         self.policy = AgentPolicy(
@@ -90,19 +103,26 @@ class LearnerCore:
             spec,
             max_slots=config.inference.max_envs,
             seed=config.run.seed,
-            pad_to=padding(config),
+            devices=devices.inference,
+            pad_to=padding(config, devices),
             training_envs=actors.count * actors.envs - actors.evaluation_envs,
+            publish_every=config.topology.publish_every,
+            xla=config.topology.xla,
+            host=host,
         )
         self.arena = Arena(
             spec,
             algorithm.records,
             algorithm.recorded,
             # A replay takes buffers whole, one at a time; a queue's must be able to make up a batch.
-            batch_size=config.training.batch_size if algorithm.source == "queue" else 1,
+            batch_size=local.training.batch_size if algorithm.source == "queue" else 1,
             queue_batches=config.training.queue_batches,
             on_release=on_release,
         )
-        self.source = create_source(self.agent, spec, config, self.arena, checkpoints.parent / REPLAY)
+        self.trajectories = keep_observations(local, spec, algorithm, self.arena, self.policy, devices)
+        self.source = create_source(
+            self.agent, spec, local, self.arena, checkpoints.parent / REPLAY, devices.place, self.trajectories
+        )
         self.engine = StepEngine(
             algorithm,
             spec,
@@ -114,7 +134,7 @@ class LearnerCore:
             on_unroll=self.source.put,
             on_fault=on_fault,
         )
-        self.trainer = Trainer(self.agent, config.training, config.run.steps)
+        self.trainer = Trainer(self.agent, config.training, config.run.steps, devices)
         self.checkpointer = Checkpointer(
             checkpoints,
             config_text,
@@ -130,9 +150,10 @@ class LearnerCore:
         envs = max(1, self.config.actors.envs // self.config.actors.streams)
         bound = self.arena.bound_bytes(self.config.inference.max_envs, envs)
         weights = sum(int(np.prod(variable.shape)) for variable in self.agent.network.trainable_variables)
-        batch = self.config.training.batch_size * self.agent.algorithm.records * self.spec.observation_bytes
+        batch = self.local_batch_size * self.agent.algorithm.records * self.spec.observation_bytes
         leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(self.agent.initial_state(1))]
-        states = (self.config.inference.max_envs + 1) * sum(leaf.nbytes for leaf in leaves)
+        tables = len(self.devices.inference) * (self.config.inference.max_envs + 1)  # each device has room for all
+        states = tables * sum(leaf.nbytes for leaf in leaves)
         _log.info(
             "agent for %s: %s parameters; unrolls take at most %.0f MB with all of %d environments in streams of %d, "
             "their agent states %.0f MB, a training batch %.1f MB",
@@ -145,43 +166,79 @@ class LearnerCore:
             batch / 1e6,
         )
 
+    @property
+    def local_batch_size(self) -> int:
+        """Unrolls of a training batch that this host trains on."""
+        return self.config.training.batch_size // (1 if self.team is None else self.team.size)
+
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint: weights, optimizer, counters, random state."""
         restore(checkpoint, {"agent": self.agent.variables(), "optimizer": self.trainer.variables()})
         self.source.restore(checkpoint.path)
-        counters = checkpoint.counters
-        self.engine.stats.env_steps = int(counters["env_steps"])
-        self.engine.stats.episodes = int(counters["episodes"])
-        # Checkpoints made before there was evaluation in training do not count it.
-        self.engine.stats.evaluation_steps = int(counters.get("evaluation_steps", 0))
-        self.engine.stats.evaluation_episodes = int(counters.get("evaluation_episodes", 0))
+        self._count_on(checkpoint.counters)
+
+    def _count_on(self, counters: Mapping[str, Any]) -> None:
+        if self.team is None:  # else what is counted here is this host's part of what all have counted since
+            self.engine.stats.env_steps = int(counters["env_steps"])
+            self.engine.stats.episodes = int(counters["episodes"])
+            # Checkpoints made before there was evaluation in training do not count it.
+            self.engine.stats.evaluation_steps = int(counters.get("evaluation_steps", 0))
+            self.engine.stats.evaluation_episodes = int(counters.get("evaluation_episodes", 0))
+            self.trainer.trained_steps = int(counters["trained_steps"])
         self.trainer.updates = int(counters["learner_updates"])
-        self.trainer.trained_steps = int(counters["trained_steps"])
         self.trainer.dropped = int(counters["dropped_updates"])
         self.policy.batches = int(counters["inference_batches"])
         self.policy.publish(self.trainer.updates)
 
+    def join(self) -> None:
+        """Take the chief's weights, optimizer and counters, which may be those of a checkpoint; all hosts do."""
+        assert self.team is not None
+        if self.team.began:
+            self._count_on(self.team.began)
+        self.trainer.broadcast([*self.agent.variables(), *self.trainer.variables()])
+        self.policy.publish(self.trainer.updates)
+
+    def counted(self) -> dict[str, int]:
+        """What `team.COUNTERS` names, of this host since it started."""
+        stats = self.engine.stats
+        return {
+            "env_steps": stats.env_steps,
+            "episodes": stats.episodes,
+            "evaluation_steps": stats.evaluation_steps,
+            "evaluation_episodes": stats.evaluation_episodes,
+            "trained_steps": self.trainer.trained_steps,
+        }
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """The same of the whole run: of all hosts, and before a resume too."""
+        return self.counted() if self.team is None else self.team.totals
+
     def counters(self) -> dict[str, Any]:
         """What a checkpoint keeps besides variables."""
+        totals = self.totals
         return {
-            "env_steps": self.engine.stats.env_steps,
-            "env_frames": self.engine.stats.env_steps * self.spec.frames_per_step,
-            "episodes": self.engine.stats.episodes,
-            "evaluation_steps": self.engine.stats.evaluation_steps,
-            "evaluation_episodes": self.engine.stats.evaluation_episodes,
+            **totals,
+            "env_frames": totals["env_steps"] * self.spec.frames_per_step,
             "learner_updates": self.trainer.updates,
-            "trained_steps": self.trainer.trained_steps,
             "dropped_updates": self.trainer.dropped,
             "inference_batches": self.policy.batches,
         }
 
-    def train(self, batch: PreparedBatch) -> UpdateResult:
-        """One update, published to inference."""
-        result = self.trainer.update(batch, self.engine.stats.env_steps)
+    def train(self, batch: PreparedBatch | None, control: npt.NDArray[np.float64] | None = None) -> UpdateResult:
+        """One update, published to inference.
+
+        Args:
+            batch: of this host; None: it has none, and `control` says so.
+            control: what all hosts are to add up; None: there is one host. See `team.Team.control`.
+        """
+        result = self.trainer.update(batch, self.totals["env_steps"], control)
+        if batch is None or (result.control is not None and result.control[0]):
+            return result  # a host had no batch: those of the others are trained on later
         self.source.trained(batch, result.priorities)
         if result.applied:
             self.policy.publish(self.trainer.updates)
-        else:
+        elif result.fault is not None:
             _log.error("update dropped: %s is not finite; %d dropped so far", result.fault, self.trainer.dropped)
         return result
 
@@ -196,4 +253,4 @@ class LearnerCore:
     @property
     def finished(self) -> bool:
         """Whether the steps asked for have been taken."""
-        return self.engine.stats.env_steps >= self.config.run.steps
+        return self.totals["env_steps"] >= self.config.run.steps

@@ -6,7 +6,6 @@ An actor asks anew before each attempt to connect, so that it follows a learner 
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -16,11 +15,11 @@ from seedcli.net import check_address
 from seedcli.net.addresses import join_host_port, machine_id, reachable_hosts
 from seedcli.net.security import Security, TlsFiles
 from seedcli.net.token import find_token
+from seedcli.roles.hosts import expand_nodes
 from seedcli.roles.runfolder import RunFolder
 
 VARIABLE = "SEED_CONNECT"
 _DEFAULT_PORT = 8686
-_SCONTROL_SECONDS = 10.0
 
 ActorTransport = Literal["grpc", "zmq"]
 
@@ -53,17 +52,11 @@ def default_connect(environ: Mapping[str, str]) -> str:
 
 def _first_node(nodes: str) -> str:
     """The first of a job's nodes, "gpu[03-07,11]" being SLURM's way to write them."""
-    if not set(nodes) & set("[],"):
-        return nodes
     try:
-        listed = subprocess.run(
-            ["scontrol", "show", "hostnames", nodes],
-            capture_output=True, text=True, check=True, timeout=_SCONTROL_SECONDS,
-        ).stdout.split()  # fmt: skip
-        return listed[0]
-    except (OSError, subprocess.SubprocessError, IndexError) as error:
+        return expand_nodes(nodes)[0]
+    except UsageError as error:
         raise UsageError(
-            f"the job's first node cannot be told (scontrol show hostnames {nodes}: {error}): give --connect"
+            f"the job's first node cannot be told (SLURM_JOB_NODELIST: {error}): give --connect"
         ) from error
 
 

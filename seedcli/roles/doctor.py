@@ -8,50 +8,56 @@ import json
 import os
 import platform
 import resource
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from seedcli import __version__
+from seedcli.config import Config
 from seedcli.errors import EXIT_DONE, EXIT_FAILED
+from seedcli.roles.doctor_devices import look_at_devices
 from seedcli.roles.doctor_net import ports, token, transports
 from seedcli.roles.findings import Finding, package
 
 _GIB = 2**30
-_TENSORFLOW_SECONDS = 180.0  # longest an import may take, from a cold network file system
 
 
-def run_doctor(json_output: bool) -> int:
-    """Look at everything, print it to stdout; returns 1 if something that training needs is missing, else 0."""
+def run_doctor(json_output: bool, config: Config | None = None) -> int:
+    """Look at everything and print it to stdout.
+
+    Args:
+        json_output: print JSON instead of a table.
+        config: also say what this would do with the devices; None: no one asked.
+
+    Returns:
+        1 if something that training needs is missing, or the configuration's topology does not fit, else 0.
+    """
     if not json_output:
         print("looking (TensorFlow takes some seconds to import)", file=sys.stderr)
-    findings = diagnose()
+    findings = diagnose(config)
     broken = [finding for finding in findings if finding.required and finding.status == "missing"]
     if json_output:
         print(json.dumps({"ok": not broken, "findings": [asdict(finding) for finding in findings]}, indent=2))
     else:
-        print_findings(Console(), findings)
+        print_findings(Console(), findings, config.run.preset if config else "")
     return EXIT_FAILED if broken else EXIT_DONE
 
 
-def diagnose() -> list[Finding]:
-    """Every finding; a check that fails unexpectedly becomes a finding that says so."""
+def diagnose(config: Config | None = None) -> list[Finding]:
+    """Every finding; a check that fails unexpectedly becomes a finding that says so. `config`: see `run_doctor`."""
     checks: dict[str, Callable[[], list[Finding]]] = {
         "python": _python,
         "processor": _processor,
         "memory": _memory,
         "file descriptors": _descriptors,
-        "tensorflow": _tensorflow,
+        "tensorflow": lambda: look_at_devices(config),
         "gymnasium": _gymnasium,
         "atari": _atari,
         "simulators": _simulators,
@@ -72,8 +78,8 @@ def diagnose() -> list[Finding]:
     return findings
 
 
-def print_findings(console: Console, findings: list[Finding]) -> None:
-    """Print findings as a table, what to do under each."""
+def print_findings(console: Console, findings: list[Finding], preset: str = "") -> None:
+    """Print findings as a table, what to do under each; `preset` is the one to suggest, if any."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, style="bold")
@@ -91,7 +97,7 @@ def print_findings(console: Console, findings: list[Finding]) -> None:
         console.print(Text(f"not ready: {', '.join(broken)} must be put right first", style="bold red"))
     else:
         rest = f"; {warnings} thing{'s' if warnings > 1 else ''} to look at above" if warnings else ""
-        console.print(Text(f"ready: seed train --preset cartpole_vtrace{rest}", style="bold"))
+        console.print(Text(f"ready: seed train --preset {preset or 'cartpole_vtrace'}{rest}", style="bold"))
 
 
 def _python() -> list[Finding]:
@@ -170,70 +176,6 @@ def _descriptors() -> list[Finding]:
             value=None if soft == resource.RLIM_INFINITY else soft,
         )
     ]
-
-
-# Runs in a process of its own: an import that crashes or hangs is a finding, and doctor itself stays small.
-_PROBE = """
-import json, time
-begun = time.perf_counter()
-import tensorflow as tf
-seconds = time.perf_counter() - begun
-devices = []
-for device in tf.config.list_physical_devices():
-    name = tf.config.experimental.get_device_details(device).get("device_name") if device.device_type == "GPU" else None
-    devices.append({"type": device.device_type, "name": name})
-tf.function(lambda x: tf.linalg.matmul(x, x))(tf.ones([8, 8])).numpy()
-build = tf.sysconfig.get_build_info()
-print("\\n" + json.dumps({"version": tf.__version__, "seconds": seconds, "devices": devices,
-                  "cuda": build.get("cuda_version") if build.get("is_cuda_build") else None}))
-"""
-
-
-def _tensorflow() -> list[Finding]:
-    if package("tensorflow") is None:
-        return [Finding("tensorflow", "missing", "not installed", "pip install tensorflow", required=True)]
-    try:
-        probe = subprocess.run(
-            [sys.executable, "-c", _PROBE],
-            capture_output=True,
-            text=True,
-            timeout=_TENSORFLOW_SECONDS,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1"},
-        )
-    except subprocess.TimeoutExpired:
-        detail = f"has not been imported within {_TENSORFLOW_SECONDS:.0f} s"
-        advice = "install it on a local disk, or see what keeps this machine busy"
-        return [Finding("tensorflow", "missing", detail, advice, required=True)]
-    if probe.returncode < 0:
-        name = signal.Signals(-probe.returncode).name
-        old = name == "SIGILL"
-        advice = "its processor is too old for this build (AVX is needed)" if old else "reinstall tensorflow"
-        return [Finding("tensorflow", "missing", f"dies with {name} when imported", advice, required=True)]
-    if probe.returncode > 0:
-        reason = (probe.stderr.strip().splitlines() or ["no message"])[-1]
-        advice = "pip install --force-reinstall tensorflow"
-        return [Finding("tensorflow", "missing", f"does not work: {reason}", advice, required=True)]
-    found = json.loads(probe.stdout.splitlines()[-1])
-    detail = f"{found['version']}, imported in {found['seconds']:.1f} s"
-    return [Finding("tensorflow", "ok", detail, required=True, value=found["version"]), _devices(found)]
-
-
-def _devices(found: dict[str, Any]) -> Finding:
-    accelerators = [d for d in found["devices"] if d["type"] in ("GPU", "TPU")]
-    names = [device["name"] or device["type"] for device in accelerators]
-    driver = Path("/proc/driver/nvidia/version").exists()
-    if accelerators:
-        listing = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
-        return Finding("devices", "ok", listing, value=found["devices"])
-    if driver:
-        return Finding(
-            "devices",
-            "warning",
-            "this machine has an NVIDIA driver, but TensorFlow sees no GPU",
-            "install TensorFlow's CUDA libraries: pip install 'seedcli[gpu]'; keep CUDA_VISIBLE_DEVICES unset",
-            value=found["devices"],
-        )
-    return Finding("devices", "ok", "CPU only (no accelerator on this machine)", value=found["devices"])
 
 
 def _gymnasium() -> list[Finding]:

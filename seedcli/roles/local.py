@@ -22,9 +22,11 @@ from seedcli.layering import Resolved, set_for_listeners
 from seedcli.net.base import ServerTransport
 from seedcli.net.security import Security
 from seedcli.net.token import VARIABLE, Token, new_token
-from seedcli.roles.learner import finished, supervise
+from seedcli.roles.learner import supervise
 from seedcli.roles.restarts import PEACE_SECONDS
+from seedcli.roles.resuming import finished
 from seedcli.roles.runfolder import RunFolder
+from seedcli.roles.several import use_devices
 from seedcli.telemetry.exporter import open_exporter
 from seedcli.telemetry.live import View, make_view
 from seedcli.telemetry.logs import setup_logging
@@ -226,6 +228,7 @@ def run_train(resolved: Resolved, folder: RunFolder, *, deterministic: bool, liv
             tick=actors.tick,
             closing=actors.end,
             exporter=exporter,
+            devices=use_devices(config),
         )
         return EXIT_DONE if status == EXIT_DONE else status
     finally:

@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 from rich.console import Console
 
+from seedcli.roles.device_report import DeviceReport
 from seedcli.roles.fleet import FleetWatch
 from seedcli.roles.runfolder import RunFolder
 from seedcli.telemetry.exporter import Health, Phase
@@ -26,7 +27,7 @@ from seedcli.training.checkpoint import list_checkpoints
 from seedcli.training.trainer import UpdateResult
 
 if TYPE_CHECKING:
-    from seedcli.roles.learner import Learner
+    from seedcli.roles.learner_threads import Learner
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class Reporter:
         self._begun = self._last_time = time.monotonic()
         self._last = self._counters()
         self._fleet = FleetWatch(learner.service, config.net.heartbeat_seconds)
+        self._devices: DeviceReport | None = None
         self._phase: Phase = "starting"
         self._phase_begun = self._begun
         self.status = Status(
@@ -89,12 +91,13 @@ class Reporter:
     def _counters(self) -> dict[str, int]:
         core = self._learner.core
         if core is None:
-            return dict.fromkeys(("env_steps", "learner_updates", "batches", "batch_rows", "wire", "raw"), 0)
+            nothing = dict.fromkeys(("env_steps", "learner_updates", "batches", "batch_rows", "wire", "raw"), 0)
+            return nothing | self._learner.began
         stats, service = core.engine.stats, self._learner.service
         return {
             "wire": service.row_bytes_received,
             "raw": service.row_bytes_raw,
-            "env_steps": stats.env_steps,
+            "env_steps": core.totals["env_steps"],
             "learner_updates": core.trainer.updates,
             "batches": stats.batches,
             "batch_rows": stats.batch_rows,
@@ -164,9 +167,10 @@ class Reporter:
             "learner_memory_mb": self._memory(),
         }
         core = self._learner.core
+        fields["learner_updates"] = counters["learner_updates"]
         if core is not None:
             fields |= self._engine_fields(grown)
-            fields |= self._training_fields()
+            fields |= self._training_fields(elapsed)
             fields["replay"] = core.source_stats()
             # A replay counts those of the engine too, once they reach it.
             fields["dropped_unrolls"] = max(core.engine.stats.dropped_unrolls, core.source.dropped)
@@ -192,11 +196,11 @@ class Reporter:
         percentiles = stats.latency.percentiles(50, 99)
         stats.latency.reset()
         return {
-            "episodes": stats.episodes,
+            "episodes": core.totals["episodes"],
             "episode_return": _mean(returns),
             "episode_return_100": _mean(list(self._last_100)),
             "episode_length": _mean([float(episode[1]) for episode in finished]),
-            "evaluation_episodes": stats.evaluation_episodes,
+            "evaluation_episodes": core.totals["evaluation_episodes"],
             "evaluation_return": _mean(watched),
             "evaluation_return_20": _mean(list(self._evaluation_20)),
             "inference_batch_size": grown["batch_rows"] / grown["batches"] if grown["batches"] else None,
@@ -205,13 +209,17 @@ class Reporter:
             ),
         }
 
-    def _training_fields(self) -> dict[str, Any]:
+    def _training_fields(self, elapsed: float) -> dict[str, Any]:
         core = self._learner.core
         assert core is not None
         queue = self._learner.results
         results: list[UpdateResult] = [queue.popleft() for _ in range(len(queue))]
+        if self._devices is None:
+            self._devices = DeviceReport(core)
         fields: dict[str, Any] = {
-            "trained_steps": core.trainer.trained_steps,
+            "devices": self._devices.look(len(results), self._learner.training_profile.seconds(), elapsed),
+            "weights_age": self._devices.weights_age,
+            "trained_steps": core.totals["trained_steps"],
             "learner_updates": core.trainer.updates,
             "dropped_updates": core.trainer.dropped,
         }
@@ -256,6 +264,7 @@ class Reporter:
             episode_return_100=_mean(list(self._last_100)),
             dropped_unrolls=max(core.engine.stats.dropped_unrolls, core.source.dropped) if core is not None else 0,
             folder=self._folder.path,
+            goes_on="start all learner hosts again with --continue" if learner.team is not None else "",
             resumed_at=self._resumed_at,
             playable=bool(list_checkpoints(self._folder.checkpoints)),
         )

@@ -27,10 +27,11 @@ TENSORBOARD = "tensorboard"
 ACTOR_LOGS = "logs"
 LOCK = "learner.lock"
 ADDRESS = "address.json"
+HOSTS = "hosts"  # of the other learner hosts, a folder each
 
 # All a run writes; the lock stays, because removing a lock file lets two holders lock two different files.
 REPLAY = "replay"
-_WRITTEN = (CONFIG, CHECKPOINTS, METRICS, LOG, TENSORBOARD, ACTOR_LOGS, REPLAY, ADDRESS)
+_WRITTEN = (CONFIG, CHECKPOINTS, METRICS, LOG, TENSORBOARD, ACTOR_LOGS, REPLAY, ADDRESS, HOSTS)
 
 _LOCK_SECONDS = 0.5
 _POLL_SECONDS = 0.2  # between looks at a lock that is waited for

@@ -11,10 +11,11 @@ from seedcli.errors import EXIT_DONE
 from seedcli.layering import Resolved
 from seedcli.net.inprocess import InProcessServer
 from seedcli.roles.actor_session import ActorSession, Environments
-from seedcli.roles.core import share_cores
-from seedcli.roles.learner import Learner, check_steps, resume_point
+from seedcli.roles.learner_threads import Learner
 from seedcli.roles.reporting import Reporter
+from seedcli.roles.resuming import check_steps, resume_point
 from seedcli.roles.runfolder import RunFolder
+from seedcli.roles.several import use_devices
 from seedcli.roles.stopping import Signals
 from seedcli.telemetry.live import View
 from seedcli.telemetry.metrics import Profile
@@ -51,14 +52,14 @@ def run_serial(resolved: Resolved, folder: RunFolder, view: View) -> int:
     After a resume the environments start new episodes, so that a resumed run is reproducible too, but is not the
     continuation of the uninterrupted one to the bit.
     """
-    share_cores()
+    devices = use_devices(resolved.config)
     tf.config.experimental.enable_op_determinism()
     signals = Signals()
     checkpoint = resume_point(folder)
     check_steps(resolved, checkpoint)
     server = InProcessServer()
     # A batch closes as soon as every stream that can has sent its step: the deadline's clock must not decide.
-    learner = Learner(resolved, folder, [server], checkpoint, deadline=0.0, timeout=_NEVER)
+    learner = Learner(resolved, folder, [server], checkpoint, deadline=0.0, timeout=_NEVER, devices=devices)
     folder.write_config(resolved)
     reporter = Reporter(
         learner, folder, view, resumed_at=checkpoint.env_steps if checkpoint else None, wall_clock=False

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from seedcli.config import ActorsConfig
+from seedcli.config import ActorsConfig, Config
 from seedcli.envs import check_environment_name
 from seedcli.errors import UsageError
 from seedcli.layering import load_config
@@ -29,12 +29,13 @@ class Job:
         sets: "section.key=value" each.
         time: time limit as SLURM writes it, such as "4:00:00"; None: the partition's.
         logdir: the run's folder; None: runs/<preset>/job-<id> where the job was submitted.
-        nodes: nodes of the one job.
+        learner_hosts: learners that train one model together, each on a node of its own.
+        nodes: nodes of the one job; None: one for each learner host.
         array: the actors are an array of jobs instead of a step.
         partition, account: as sbatch takes them; None: SLURM's defaults.
         actor_partition: partition of the array's jobs; None: `partition`.
         learner_cpus, cpus_per_actor: CPUs of each process.
-        gpus: GPUs of the learner.
+        gpus: GPUs of each learner host.
         mem: memory of the job on each node, such as "16G"; None: SLURM's default.
         actor_mem: memory of each of the array's jobs; None: SLURM's default.
         signal_seconds: how long before the time limit the learner is told to stop.
@@ -53,7 +54,8 @@ class Job:
     sets: Sequence[str] = ()
     time: str | None = None
     logdir: str | None = None
-    nodes: int = 1
+    learner_hosts: int = 1
+    nodes: int | None = None
     array: bool = False
     partition: str | None = None
     actor_partition: str | None = None
@@ -69,6 +71,11 @@ class Job:
     venv: str | None = None
     setup: Sequence[str] = ()
 
+    @property
+    def all_nodes(self) -> int:
+        """Nodes of the job; with `array` of the learner's."""
+        return self.learner_hosts if self.nodes is None else self.nodes
+
 
 def command(job: Job) -> str:
     """The command that prints a job's script, quoted for the shell."""
@@ -80,8 +87,8 @@ def command(job: Job) -> str:
 
 def _given(job: Job) -> Iterator[tuple[str, Any]]:
     """Flags without their dashes and values, of all that differs from the default, in a fixed order."""
-    single = "env actors envs time steps seed logdir nodes partition account learner_cpus cpus_per_actor gpus mem"
-    for name in [*single.split(), "array", "actor_partition", "actor_mem", "signal_seconds"]:
+    single = "env actors envs time steps seed logdir learner_hosts nodes partition account learner_cpus cpus_per_actor"
+    for name in [*single.split(), "gpus", "mem", "array", "actor_partition", "actor_mem", "signal_seconds"]:
         value = getattr(job, name)
         if name == "actors" or value != getattr(Job, name):
             yield name.replace("_", "-"), value
@@ -148,6 +155,7 @@ def check(job: Job) -> ActorsConfig:
     for option in job.sbatch:
         _check_text("sbatch", option, r"--?[a-zA-Z].*", "an option of sbatch, such as --qos=long")
     _check_layout(job)
+    _check_learner_hosts(job, config)
     return config.actors
 
 
@@ -157,7 +165,8 @@ def _check_text(flag: str, value: str | None, pattern: str, rule: str) -> None:
 
 
 def _check_layout(job: Job) -> None:
-    if job.array and job.nodes > 1:
+    nodes, hosts = job.all_nodes, job.learner_hosts
+    if job.array and (job.nodes or 1) > 1:
         raise UsageError(
             f"--nodes {job.nodes} is for one job, and --array makes a job of each actor, wherever there is room: "
             "give one of the two"
@@ -165,13 +174,46 @@ def _check_layout(job: Job) -> None:
     if not job.array and (job.actor_mem or job.actor_partition):
         flag = "--actor-mem" if job.actor_mem else "--actor-partition"
         raise UsageError(f"{flag} is for actors with jobs of their own: give --array too")
-    if job.gpus and job.nodes > 1:
+    if nodes < hosts:
         raise UsageError(
-            f"--gpus {job.gpus} with --nodes {job.nodes} would take GPUs on every node, and only the learner uses any: "
+            f"--nodes {nodes} must be at least {hosts}, a node for each of the --learner-hosts {hosts}: raise it or "
+            "leave it out"
+        )
+    if job.gpus and nodes > hosts:
+        users = "the learner uses" if hosts == 1 else f"the {hosts} learner hosts use"
+        raise UsageError(
+            f"--gpus {job.gpus} with --nodes {nodes} would take GPUs on every node, and only {users} any: "
             "give --array instead of --nodes"
         )
-    if job.nodes > job.actors + 1:
+    if not job.array and nodes > job.actors + hosts:
+        learners = "the learner" if hosts == 1 else f"each of the --learner-hosts {hosts}"
         raise UsageError(
-            f"--nodes {job.nodes} must be at most {job.actors + 1}, a node for the learner and each of the "
+            f"--nodes {nodes} must be at most {job.actors + hosts}, a node for {learners} and each of the "
             f"--actors {job.actors}: lower it or raise them"
+        )
+
+
+def _check_learner_hosts(job: Job, config: Config) -> None:
+    hosts = job.learner_hosts
+    if config.topology.hosts:
+        raise UsageError(
+            "topology.hosts is for learners that are started by hand: leave it out, SLURM says which nodes the "
+            "--learner-hosts are"
+        )
+    if hosts == 1:
+        return
+    if config.training.batch_size % hosts:
+        raise UsageError(
+            f"training.batch_size = {config.training.batch_size} must be a multiple of --learner-hosts {hosts}, "
+            "because each trains on as many unrolls: change one of the two"
+        )
+    if job.actors < hosts:
+        raise UsageError(
+            f"--actors {job.actors} must be at least --learner-hosts {hosts}, because the others wait for a host that "
+            "no actor feeds: raise it"
+        )
+    if config.topology.platform == "tpu":
+        raise UsageError(
+            f"topology.platform = tpu must not be used with --learner-hosts {hosts}, because the cores of a TPU belong "
+            "to one host: leave one of the two out"
         )

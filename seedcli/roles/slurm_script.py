@@ -7,6 +7,10 @@ How SLURM stops a job decides the shape of the scripts. The learner is a step of
 SIGTERM to what a step has started: at preemption (two within a moment, which the learner takes for one), at `scancel`,
 and through `--signal=TERM@SECONDS` ahead of the time limit. The script never passes the signal on, because a second one
 would end the learner without a checkpoint. Its status 143 then means "stopped in the middle", whatever the cause was.
+
+Several learner hosts are the tasks of that one step, one a node: SLURM tells them who they are and signals all of them.
+A host that dies must not have SLURM kill the others (`--kill-on-bad-exit=0`): they end by themselves, and the first one
+writes a checkpoint. Where a whole node fails, the step waits for it (`--wait=0`) until SLURM queues the job again.
 """
 
 from __future__ import annotations
@@ -75,6 +79,16 @@ _LEARNER = """
   --logdir "$SEED_RUN" --continue --grpc-port 0 --zmq-port 0 --no-live &
 learner=$!"""
 
+_LEARNER_HOSTS = """
+# {hosts} learner hosts train one model together, each on a node of its own. TensorFlow's connections between the nodes
+# are neither encrypted nor authenticated, which --trust-network accepts: their network must be private, or a firewall
+# keep others away. If a host dies, the others end by themselves within a minute, and so does the job.
+"${{step[@]}}" --job-name=learner --nodes={hosts} --ntasks={hosts} --ntasks-per-node=1 --cpus-per-task={cpus}{gpus} \\
+  --output="$logs/learner-%j-%t.log" \\
+  {command} --trust-network \\
+  --logdir "$SEED_RUN" --continue --grpc-port 0 --zmq-port 0 --no-live &
+learner=$!"""
+
 _ACTORS_STEP = """
 # The learner's step comes first: actors that were placed before it could leave no node with room for it.
 until squeue --noheader --steps --jobs="$SLURM_JOB_ID" --format=%j | grep -qx learner || ! alive "$learner"; do
@@ -97,7 +111,8 @@ sbatch --parsable --output="$logs/actor-%A-%a.log" > "$array" << 'END_OF_ACTORS'
 END_OF_ACTORS
 actors=$(cut -d ';' -f 1 "$array") # behind it there may be the cluster's name
 echo "the actors are job $actors"
-trap 'scancel --quiet "$actors"' EXIT # it ends with this job, whatever ends it"""
+# It ends with this job, whatever ends it; SLURM may be sending SIGTERM to all that runs here.
+trap 'trap "" TERM; scancel --quiet "$actors"' EXIT"""
 
 _ALIVE = """
 # SLURM itself sends SIGTERM to the learner, which then writes a checkpoint and ends with 143. This script waits for
@@ -172,10 +187,10 @@ def _steps_layout(job: Job, fleet: ActorsConfig) -> Iterator[str]:
     """One job: the learner is a step of it, and all actors are another."""
     cpus = job.cpus_per_actor
     learner_slots, slots = _slots(job)
-    size = [f"--nodes={job.nodes}", f"--ntasks-per-node={slots}", f"--cpus-per-task={cpus}"]
-    what = f"One job on {_count(job.nodes, 'node')}: the learner and {_count(job.actors, 'actor')} are steps of it."
-    gpus = " --gpus=0" if job.gpus else ""
-    nodes = f"1-{job.nodes}" if job.nodes > 1 else "1"
+    size = [f"--nodes={job.all_nodes}", f"--ntasks-per-node={slots}", f"--cpus-per-task={cpus}"]
+    what = f"One job on {_count(job.all_nodes, 'node')}: {_who(job)} and {_count(job.actors, 'actor')} are steps of it."
+    gpus = f" --{_gpu_option(job)}=0" if job.gpus else ""
+    nodes = f"1-{job.all_nodes}" if job.all_nodes > 1 else "1"
     yield from _head(job, what, size)
     yield _actor(job, fleet)
     yield from (_STEPS, _ALIVE)
@@ -187,8 +202,10 @@ def _steps_layout(job: Job, fleet: ActorsConfig) -> Iterator[str]:
 
 def _array_layout(job: Job, fleet: ActorsConfig) -> Iterator[str]:
     """A job for the learner, which submits an array of one job an actor."""
-    what = f"The learner's job; it submits {_count(job.actors, 'actor')} as an array of jobs, which ends with it."
-    yield from _head(job, what, ["--nodes=1", "--ntasks=1", f"--cpus-per-task={job.learner_cpus}"])
+    whose = "The learner's job" if job.learner_hosts == 1 else f"The job of {_who(job)}"
+    what = f"{whose}; it submits {_count(job.actors, 'actor')} as an array of jobs, which ends with it."
+    tasks = "--ntasks=1" if job.learner_hosts == 1 else "--ntasks-per-node=1"
+    yield from _head(job, what, [f"--nodes={job.learner_hosts}", tasks, f"--cpus-per-task={job.learner_cpus}"])
     yield _ACTORS_ARRAY.format(script="\n".join(_actor_job(job, fleet)))
     yield from (_STEPS, _ALIVE)
     yield _learner(job, fleet, job.learner_cpus)
@@ -210,13 +227,13 @@ def _actor_job(job: Job, fleet: ActorsConfig) -> Iterator[str]:
 
 
 def _slots(job: Job) -> tuple[int, int]:
-    """Tasks' worth of CPUs that the learner takes, and those of each node, so that the learner fits on one.
+    """Tasks' worth of CPUs that a learner takes, and those of each node, so that a learner fits on one.
 
-    The learner takes an even number of CPUs: half a core, where a core is two, would be lost to the actors.
+    A learner takes an even number of CPUs: half a core, where a core is two, would be lost to the actors.
     """
     learner = -(-job.learner_cpus // job.cpus_per_actor)
     learner += learner * job.cpus_per_actor % 2
-    return learner, max(learner, -(-(learner + job.actors) // job.nodes))
+    return learner, max(learner, -(-(learner * job.learner_hosts + job.actors) // job.all_nodes))
 
 
 def _head(job: Job, what: str, size: Sequence[str]) -> Iterator[str]:
@@ -225,8 +242,8 @@ def _head(job: Job, what: str, size: Sequence[str]) -> Iterator[str]:
     yield _HEAD.format(what=what, command=command(job))
     yield "#"
     options = [f"--job-name={job.preset}", "--output=%x-%j.log", *size]
-    options += _optional(gpus=job.gpus or None, mem=job.mem, time=job.time)
-    options += _optional(partition=job.partition, account=job.account)
+    options += [f"--{_gpu_option(job)}={job.gpus}"] if job.gpus else []
+    options += _optional(mem=job.mem, time=job.time, partition=job.partition, account=job.account)
     yield from (f"#SBATCH {option}" for option in options)
     if job.requeue:
         yield "# Preempted, or after a node failed: the job is queued again under its number, and its logs go on."
@@ -263,8 +280,18 @@ def _learner(job: Job, fleet: ActorsConfig, cpus: int) -> str:
     # How large the fleet is: the learner shares exploration and evaluation out among its environments.
     for value in (*job.sets, f"actors.count={fleet.count}", f"actors.envs={fleet.envs}"):
         words += ["--set", value]
-    gpus = f" --gpus={job.gpus}" if job.gpus else ""
-    return _LEARNER.format(cpus=cpus, gpus=gpus, command=shlex.join(words))
+    gpus = f" --{_gpu_option(job)}={job.gpus}" if job.gpus else ""
+    step = _LEARNER if job.learner_hosts == 1 else _LEARNER_HOSTS
+    return step.format(hosts=job.learner_hosts, cpus=cpus, gpus=gpus, command=shlex.join(words))
+
+
+def _gpu_option(job: Job) -> str:
+    """What asks for a learner host's GPUs: a job's total would not say how they are to be spread."""
+    return "gpus" if job.learner_hosts == 1 else "gpus-per-node"
+
+
+def _who(job: Job) -> str:
+    return "the learner" if job.learner_hosts == 1 else f"{job.learner_hosts} learner hosts"
 
 
 def _end(job: Job) -> Iterator[str]:

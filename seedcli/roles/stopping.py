@@ -76,6 +76,11 @@ class Signals:
         elif number != signal.SIGTERM or now - self._first >= _ONE_STOP_SECONDS:
             os._exit(128 + number)
 
+    def insist(self) -> None:
+        """Take the signals again from a library that has put handlers of its own in place of these."""
+        for number in self._previous:
+            signal.signal(number, self._handle)
+
     def restore(self) -> None:
         """Put the earlier handlers back."""
         for number, handler in self._previous.items():

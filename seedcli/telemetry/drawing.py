@@ -14,10 +14,12 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from seedcli.telemetry.devices import DeviceFigures, worth_showing
 from seedcli.telemetry.fleet import CONNECTED, ActorRow, count_states, say_states, trouble_first
 from seedcli.telemetry.metrics import Snapshot
+from seedcli.telemetry.numbers import count, duration, number, tenth
+from seedcli.telemetry.panels import Rows, device_rows, figures, latency
 
-NOTHING = "-"  # shown for a figure that is not known
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _ASCII_BLOCKS = " .:-=+*#@"
 _FRAME = "bright_black"
@@ -49,50 +51,9 @@ class ViewState:
     evaluating: bool = False
 
 
-def duration(seconds: float | None) -> str:
-    """`0:31`, `1:02:03`, `2d 03:04`; `-` for None."""
-    if seconds is None:
-        return NOTHING
-    whole = max(0, round(seconds))
-    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
-    if days:
-        return f"{days}d {hours:02d}:{minutes:02d}"
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
-
-
-def count(value: float | None) -> str:
-    """A whole number with thousands separated; rates below 100 keep one decimal."""
-    if value is None or not np.isfinite(value):
-        return NOTHING
-    return f"{value:,.1f}" if isinstance(value, float) and abs(value) < 100 else f"{value:,.0f}"
-
-
-def number(value: float | None) -> str:
-    """A figure of unknown magnitude in at most nine characters."""
-    if value is None or not np.isfinite(value):
-        return NOTHING
-    size = abs(value)
-    if size >= 1e7 or 0 < size < 1e-3:
-        return f"{value:.2e}"
-    for bound, decimals in ((1000, 0), (100, 1), (10, 2), (1, 3)):
-        if size >= bound:
-            return f"{value:,.{decimals}f}"
-    return f"{value:.4f}"
-
-
-def tenth(value: float | None) -> str:
-    """A figure with one decimal, e.g. a return, a lag or milliseconds."""
-    return NOTHING if value is None or not np.isfinite(value) else f"{value:,.1f}"
-
-
 def percent(snapshot: Snapshot | None, total_steps: int) -> int:
     """Whole percent of the run that is done."""
     return min(100, 100 * snapshot.env_steps // total_steps) if snapshot and total_steps > 0 else 0
-
-
-def latency(snapshot: Snapshot, quantile: str) -> float | None:
-    """Inference latency in milliseconds at "p50" or "p99", None where not known."""
-    return (snapshot.inference_latency_ms or {}).get(quantile)
 
 
 def chart(values: Sequence[float], width: int, height: int, ascii_only: bool = False) -> list[str]:
@@ -109,86 +70,6 @@ def chart(values: Sequence[float], width: int, height: int, ascii_only: bool = F
     eighths = np.rint(1 + share * (8 * height - 1)).astype(int)
     blocks = _ASCII_BLOCKS if ascii_only else _BLOCKS
     return ["".join(blocks[min(8, max(0, level - 8 * line))] for level in eighths) for line in reversed(range(height))]
-
-
-Rows = list[tuple[str, str, str]]  # label, figure, style of the figure
-
-
-def figures(snapshot: Snapshot) -> dict[str, Rows]:
-    """The rows of the panels, most important first: three, and one of the replay where there is one."""
-    s = snapshot
-    bad = "bold red"
-    learning: Rows = [("return (100)", tenth(s.episode_return_100), "bold green")]
-    if s.evaluation_episodes:
-        learning.append(("eval (20)", tenth(s.evaluation_return_20), "bold green"))
-    learning += [("episode length", tenth(s.episode_length), "bold"), ("loss", number(s.loss), "bold")]
-    if "entropy" in s.extra:
-        learning.append(("entropy", number(s.extra["entropy"]), "bold"))
-    learning += [
-        ("learning rate", number(s.learning_rate), "bold"),
-        ("gradient norm", number(s.grad_norm), "bold"),
-    ]
-    learning += [
-        (name.replace("_", " "), number(value), "bold") for name, value in s.extra.items() if name != "entropy"
-    ]
-    panels = {
-        "speed": [
-            ("steps/s", count(s.env_steps_per_second), "bold cyan"),
-            ("frames/s", count(s.env_frames_per_second), "bold"),
-            ("updates/s", tenth(s.updates_per_second), "bold"),
-            ("trained steps", count(s.trained_steps), "bold"),
-            ("updates", count(s.learner_updates), "bold"),
-            ("episodes", count(s.episodes), "bold"),
-            ("frames", count(s.env_frames), "bold"),
-            ("memory MiB", count(None if s.learner_memory_mb is None else round(s.learner_memory_mb)), "bold"),
-        ],
-        "learning": learning,
-        "inference": [
-            ("batch size", tenth(s.inference_batch_size), "bold"),
-            ("latency p50 ms", tenth(latency(s, "p50")), "bold"),
-            ("latency p99 ms", tenth(latency(s, "p99")), "bold"),
-            ("policy lag", tenth(s.policy_lag), "bold"),
-            ("largest lag", tenth(s.policy_lag_max), "bold"),
-            ("dropped updates", count(s.dropped_updates), bad if s.dropped_updates else "bold"),
-            ("protocol errors", count(s.protocol_errors), bad if s.protocol_errors else "bold"),
-            ("wire MB/s", tenth(s.wire_mb_per_second), "bold"),
-            ("wire ratio", tenth(s.wire_ratio), "bold"),
-        ],
-    }
-    if s.environment_failures:
-        panels["inference"].insert(0, ("failed envs", count(s.environment_failures), bad))
-    if s.replay:
-        dropped: Rows = [("dropped unrolls", count(s.dropped_unrolls), bad)] if s.dropped_unrolls else []
-        panels["replay"] = dropped + _replay_rows(s.replay)
-    elif s.dropped_unrolls:
-        panels["inference"].insert(0, ("dropped unrolls", count(s.dropped_unrolls), bad))
-    return panels
-
-
-# Most important first, under labels that fit beside their figures.
-_REPLAY_LABELS = {
-    "replay_size": "unrolls",
-    "replay_ratio": "replay ratio",
-    "priority_mean": "priority",
-    "priority_max": "priority max",
-    "epsilon_min": "epsilon min",
-    "epsilon_max": "epsilon max",
-    "replay_mb": "size MB",
-    "bytes_per_unroll": "bytes each",
-}
-
-
-def _replay_rows(figures: Mapping[str, float]) -> Rows:
-    names = [*(name for name in _REPLAY_LABELS if name in figures), *(figures.keys() - _REPLAY_LABELS.keys())]
-    whole = ("replay_size", "bytes_per_unroll")
-    return [
-        (
-            _REPLAY_LABELS.get(name, name.replace("_", " ")),
-            count(round(value)) if name in whole else number(value),
-            "bold",
-        )
-        for name, value in ((name, figures[name]) for name in names)
-    ]
 
 
 def _line(left: Text, right: Text) -> Table:
@@ -239,6 +120,16 @@ class _Curve:
         marks = [high, *[""] * (self._height - 2), low] if self._height > 1 else [high]
         for mark, line in zip(marks, lines, strict=True):
             yield Text.assemble((f"{mark:>{margin}} ", "none"), (line, "green"), no_wrap=True, overflow="crop")
+
+
+def _devices(devices: Sequence[DeviceFigures], lines: int) -> Table:
+    """One line a device and role."""
+    grid = Table.grid(expand=True, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in ("device", "role", "busy", "batches", "size", "brought"):
+        grid.add_column(name, justify="left" if name in ("device", "role") else "right", no_wrap=True)
+    for device, role, busy, *rest in device_rows(devices, lines):
+        grid.add_row(Text(device, style="bold"), role, Text(busy, style="cyan"), *rest)
+    return grid
 
 
 def _ago(seconds: float | None) -> str:
@@ -356,6 +247,12 @@ class Picture:
         used += rows + 2
         # What is left is shared between the curve, the fleet and at least two lines of log above.
         room = height - used - (2 if height >= 20 else 0)
+        if worth_showing(state.snapshot.devices):
+            # The curve and the fleet keep what they need, but one line is found nearly always.
+            device_lines = max(min(1, room - 4), min(len(state.snapshot.devices), room - 7))
+            if device_lines > 0:
+                parts.append(_devices(state.snapshot.devices, device_lines))
+                room -= device_lines
         fleet_lines = max(1, len(state.fleet)) + 3
         if not side_by_side and room >= 3 + min(4, fleet_lines):
             curve = max(1, min(10, room - 2 - min(fleet_lines, 8)))

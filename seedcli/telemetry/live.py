@@ -19,9 +19,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from seedcli.telemetry.drawing import Picture, ViewState, count, duration, latency, percent, tenth
+from seedcli.telemetry.drawing import Picture, ViewState, percent
 from seedcli.telemetry.fleet import ActorRow, say_states
 from seedcli.telemetry.metrics import PARTS, Snapshot
+from seedcli.telemetry.numbers import count, duration, tenth
+from seedcli.telemetry.panels import latency
 
 __all__ = ["ActorRow", "LiveView", "PlainView", "View", "make_view", "print_profile", "print_summary", "Summary"]
 
@@ -282,6 +284,7 @@ class Summary:
         dropped_unrolls: unrolls that were not trained on, for rewards or priorities that are not finite.
         folder: the run folder.
         playable: it holds a checkpoint.
+        goes_on: how a run is gone on with that stopped early; "": with --resume.
     """
 
     env_steps: int
@@ -292,6 +295,7 @@ class Summary:
     folder: Path
     playable: bool
     resumed_at: int = 0
+    goes_on: str = ""
 
 
 def print_summary(console: Console, summary: Summary) -> None:
@@ -306,9 +310,8 @@ def print_summary(console: Console, summary: Summary) -> None:
         Text.assemble("mean return of the last 100 episodes: ", (ended, "bold")),
     ]
     if summary.env_steps < summary.total:
-        lines.insert(
-            0, Text(f"stopped before its {count(summary.total)} steps: --resume --logdir {folder} continues it")
-        )
+        how = summary.goes_on or f"--resume --logdir {folder} continues it"
+        lines.insert(0, Text(f"stopped before its {count(summary.total)} steps: {how}"))
     if summary.dropped_unrolls:
         dropped = f"{count(summary.dropped_unrolls)} unrolls were not trained on"
         lines.append(Text(f"{dropped}: their rewards or priorities were not finite, see the log", style="bold red"))

@@ -7,10 +7,9 @@ import errno
 import json
 import math
 import os
-import socket
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from seedcli.errors import UsageError
+from seedcli.telemetry.devices import FIGURES, DeviceFigures
+from seedcli.telemetry.events import EventFile
 from seedcli.telemetry.fleet import STATES
 
 _BY_STATE = tuple(f"actors_{state}" for state in STATES)
@@ -137,6 +138,7 @@ class Snapshot:
         evaluation_return_20: mean raw return of the last 20 of them, who are few; None before the first.
         policy_lag: mean updates between acting on a record and training on it.
         policy_lag_max: the largest such lag.
+        weights_age: updates made since the weights that inference uses now; None where it gets those of every update.
         inference_batch_size: mean environments of an inference batch.
         inference_latency_ms: milliseconds from a message's arrival to its answer, {"p50": …, "p99": …}.
         loss: loss of the last update.
@@ -158,6 +160,7 @@ class Snapshot:
         wire_mb_per_second: megabytes (10⁶ bytes) of step payloads that came in, a second, as they travelled.
         wire_ratio: bytes of these steps once decoded, for each byte that travelled; 1 where nothing is encoded.
         learner_memory_mb: resident memory of the learner process, MiB.
+        devices: what each device does, in training and in inference.
         replay: figures of where batches come from and of exploration (replay_size, priority_max, epsilon_min, …);
             a name of its own each.
         extra: the algorithm's own metrics (policy_loss, entropy, …); a name of its own each.
@@ -180,6 +183,7 @@ class Snapshot:
     evaluation_return_20: float | None = None
     policy_lag: float | None = None
     policy_lag_max: float | None = None
+    weights_age: int | None = None
     inference_batch_size: float | None = None
     inference_latency_ms: Mapping[str, float] | None = None
     loss: float | None = None
@@ -201,6 +205,7 @@ class Snapshot:
     wire_mb_per_second: float | None = None
     wire_ratio: float | None = None
     learner_memory_mb: float | None = None
+    devices: Sequence[DeviceFigures] = ()
     replay: Mapping[str, float] = field(default_factory=dict)
     extra: Mapping[str, float] = field(default_factory=dict)
 
@@ -221,6 +226,7 @@ class Snapshot:
             inference_latency_ms=None,
             wire_mb_per_second=None,
             learner_memory_mb=None,
+            devices=(),
             **states,
         )
 
@@ -237,6 +243,10 @@ class Snapshot:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, DeviceFigures):
+        value = value.to_dict()
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
     if isinstance(value, Mapping):
         return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, (np.generic, np.ndarray)):
@@ -264,7 +274,7 @@ class MetricsWriter:
         # Appending in either case: once a torn line is cut off, the next must not leave a hole where it stood.
         self._file: BinaryIO = open(metrics_path, "ab", buffering=0)  # noqa: SIM115
         self._file.truncate(metrics_path.read_bytes().rfind(b"\n") + 1 if resume else 0)
-        self._events = _EventFile(tensorboard_dir) if tensorboard_dir is not None else None
+        self._events = EventFile(tensorboard_dir) if tensorboard_dir is not None else None
 
     def truncate_after(self, env_steps: int) -> None:
         """Cut every line beyond `env_steps`, where a resumed run continues, so that lines do not overlap.
@@ -313,7 +323,7 @@ _GROUPS = {
     "speed": ("env_steps_per_second", "env_frames_per_second", "updates_per_second"),
     "progress": ("env_frames", "trained_steps", "learner_updates"),
     "learner": ("loss", "learning_rate", "grad_norm", "dropped_updates", "dropped_unrolls", "learner_memory_mb"),
-    "inference": ("policy_lag", "policy_lag_max", "inference_batch_size"),
+    "inference": ("policy_lag", "policy_lag_max", "weights_age", "inference_batch_size"),
     "fleet": (
         "actors",
         "envs",
@@ -334,49 +344,10 @@ def _scalars(line: Mapping[str, Any], snapshot: Snapshot) -> dict[str, float]:
     scalars.update((f"agent/{name}", line[name]) for name in snapshot.extra)
     for quantile, value in (line["inference_latency_ms"] or {}).items():
         scalars[f"inference/latency_ms_{quantile}"] = value
+    for device in snapshot.devices:
+        where = f"device/{device.role}_{device.device.replace(':', '')}"
+        scalars.update((f"{where}_{name}", getattr(device, name)) for name in FIGURES)
     return {tag: value for tag, value in scalars.items() if value is not None}
-
-
-class _EventFile:
-    """A TensorBoard event file.
-
-    TensorBoard's own `EventFileWriter` would import TensorFlow and keep a thread; one event of thirty
-    scalars every few seconds needs neither (it takes a fraction of a millisecond).
-    """
-
-    def __init__(self, folder: Path) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        self._event, self._session, self._summary = Event, SessionLog, Summary
-        folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads a folder's files in the order of their names, so the name begins with the time;
-        # nanoseconds keep two files of one second apart.
-        name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{socket.gethostname()}.{os.getpid()}"
-        name += f".{time.time_ns() % 10**9:09d}"
-        self._records = RecordWriter(open(folder / name, "wb"))  # noqa: SIM115
-        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
-
-    def restart(self, step: int) -> None:
-        """Make TensorBoard drop the points of earlier files from `step` on."""
-        log = self._session(status=self._session.START)
-        self._write(self._event(wall_time=time.time(), step=step, session_log=log))
-
-    def scalars(self, step: int, wall_time: float | None, values: Mapping[str, float]) -> None:
-        """Write values by tag at a step."""
-        summary = self._summary(
-            value=[self._summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        )
-        self._write(self._event(wall_time=time.time() if wall_time is None else wall_time, step=step, summary=summary))
-
-    def _write(self, event: Any) -> None:
-        self._records.write(event.SerializeToString())
-        self._records.flush()
-
-    def close(self) -> None:
-        if not self._records.closed:
-            self._records.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

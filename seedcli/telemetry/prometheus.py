@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from seedcli.telemetry.devices import DeviceFigures
 from seedcli.telemetry.fleet import STATES, ActorRow, count_states
 from seedcli.telemetry.metrics import Snapshot
 
@@ -38,7 +39,10 @@ class Status:
 
 @dataclass(frozen=True)
 class _Figure:
-    """A field of `Snapshot`, under its name for Prometheus (a counter gets "_total" besides), in base units."""
+    """A field of `Snapshot` or `DeviceFigures` under its name for Prometheus, in base units.
+
+    A counter gets "_total" besides.
+    """
 
     field: str
     name: str
@@ -74,6 +78,7 @@ FIGURES = (
     _gauge("evaluation_return_20", "evaluation_return_20", "Mean raw return of the last 20 of them."),
     _gauge("policy_lag", "policy_lag_updates", "Mean updates between acting on a record and training on it."),
     _gauge("policy_lag_max", "policy_lag_max_updates", "The largest of them."),
+    _gauge("weights_age", "inference_weights_age_updates", "Updates made since the weights that inference uses."),
     _gauge("inference_batch_size", "inference_batch_environments", "Mean environments of an inference batch."),
     _gauge("loss", "learner_loss", "Loss of the last update."),
     _gauge("learning_rate", "learner_learning_rate", "Learning rate of the last update."),
@@ -99,6 +104,14 @@ _REPLAY = {
     "epsilon_min": _gauge("epsilon_min", "exploration_epsilon_min", "Least exploration of the environments."),
     "epsilon_max": _gauge("epsilon_max", "exploration_epsilon_max", "Most exploration of the environments."),
 }
+# Of each device in each role: field of `DeviceFigures`.
+_DEVICE = (
+    _gauge("utilisation", "device_utilisation_ratio", "Share of the time in which its work was under way."),
+    _gauge("batches_per_second", "device_batches_per_second", "Inference batches, or updates, a second."),
+    _gauge("batch_rows", "device_batch_rows", "Mean environments of an inference batch, unrolls of a training batch."),
+    _gauge("transfer_share", "device_transfer_ratio", "Share of the time in which something was brought to it."),
+    _gauge("transfer_mb_per_second", "device_transfer_bytes_per_second", "Bytes brought to it, a second.", 1e6),
+)
 _QUANTILES = {"p50": "0.5", "p99": "0.99"}
 _ACTOR = ("actor", "transport", "address")
 
@@ -121,6 +134,7 @@ class _LearnerCollector(Collector):
             yield GaugeMetricFamily("seed_inference_turn_age_seconds", described, status.turn_seconds)
         if status.snapshot is not None:
             yield from _snapshot(status.snapshot)
+            yield from _devices(status.snapshot.devices)
         yield from _fleet(status.fleet)
 
 
@@ -151,6 +165,16 @@ def _snapshot(snapshot: Snapshot) -> Iterator[Metric]:
         described.setdefault(figure.name, (figure, value))
     for figure, value in described.values():
         yield from _one(figure, value)
+
+
+def _devices(devices: Sequence[DeviceFigures]) -> Iterator[Metric]:
+    for figure in _DEVICE if devices else ():
+        family = GaugeMetricFamily(figure.name, figure.help, labels=("device", "role"))
+        for device in devices:
+            value = getattr(device, figure.field)
+            if value is not None:
+                family.add_metric((device.device, device.role), value * figure.scale)
+        yield family
 
 
 def _clean(name: str) -> str:

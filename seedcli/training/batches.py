@@ -99,15 +99,17 @@ class PreparedBatch(NamedTuple):
     """A batch on its way to the trainer.
 
     Attributes:
-        unrolls: the arrays, on the training device.
+        unrolls: arrays of the host, until they are put on the training devices (`training.devices.Devices.place`).
         versions: int64 [K+T+1, B], the policy version behind each record.
         final: bool [K+T+1, B], the last record of an episode: no transition of the environment follows it.
+        weights: float32 [B], those of `unrolls`, on the host in any case.
         serials: int64 [B], which unrolls of a replay these are; None from a queue.
     """
 
     unrolls: UnrollBatch
     versions: npt.NDArray[np.int64]
     final: npt.NDArray[np.bool_]
+    weights: npt.NDArray[np.float32]
     serials: npt.NDArray[np.int64] | None = None
 
 
@@ -123,11 +125,16 @@ def _weights(piece: Piece) -> npt.NDArray[np.float32]:
     return keep[piece.start : piece.stop].astype(np.float32)
 
 
-def assemble(pieces: list[Piece], arena: Arena) -> PreparedBatch:
-    """Copy pieces into one contiguous time-major batch and give finished buffers back to the arena.
+def assemble(pieces: list[Piece], arena: Arena, observation: Any = None) -> PreparedBatch:
+    """Copy pieces into one contiguous time-major batch on the host and give finished buffers back to the arena.
 
     A single piece that covers its buffer is copied too: the buffer is needed for the next unroll long before
     the training step ends.
+
+    Args:
+        pieces: side by side.
+        arena: gets the buffers.
+        observation: that of the batch, where it is there already (`training.trajectories`); None: it is copied too.
     """
 
     def gather(read: Any) -> Any:
@@ -141,24 +148,23 @@ def assemble(pieces: list[Piece], arena: Arena) -> PreparedBatch:
         tf.nest.map_structure(lambda x, p=piece: np.asarray(x)[p.start : p.stop], piece.buffer.state)
         for piece in pieces
     ]
-    state = tf.nest.map_structure(lambda *parts: tf.convert_to_tensor(_join(list(parts), 0)), *states)
+    state = tf.nest.map_structure(lambda *parts: _join(list(parts), 0), *states)
+    weights = np.concatenate([_weights(piece) for piece in pieces])
     unrolls = UnrollBatch(
-        observation=map_arrays(tf.convert_to_tensor, gather(lambda b: b.steps.observation)),
-        reward=tf.convert_to_tensor(gather(lambda b: b.steps.reward)),
-        terminated=tf.convert_to_tensor(gather(lambda b: b.steps.terminated.view(np.bool_))),
-        truncated=tf.convert_to_tensor(gather(lambda b: b.steps.truncated.view(np.bool_))),
-        action=tf.convert_to_tensor(gather(lambda b: b.action)),
-        recorded={
-            name: tf.convert_to_tensor(gather(lambda b, n=name: b.recorded[n])) for name in pieces[0].buffer.recorded
-        },
+        observation=gather(lambda b: b.steps.observation) if observation is None else observation,
+        reward=gather(lambda b: b.steps.reward),
+        terminated=gather(lambda b: b.steps.terminated.view(np.bool_)),
+        truncated=gather(lambda b: b.steps.truncated.view(np.bool_)),
+        action=gather(lambda b: b.action),
+        recorded={name: gather(lambda b, n=name: b.recorded[n]) for name in pieces[0].buffer.recorded},
         state=state,
-        weights=tf.convert_to_tensor(np.concatenate([_weights(piece) for piece in pieces])),
+        weights=weights,
     )
     versions = np.concatenate(
         [np.broadcast_to(p.buffer.version[:, None], (len(p.buffer.version), p.stop - p.start)) for p in pieces], axis=1
     )
-    final = gather(lambda b: b.steps.terminated | b.steps.truncated) != 0
+    final = unrolls.terminated | unrolls.truncated
     for piece in pieces:
         if piece.stop == piece.buffer.num_envs:
             arena.release(piece.buffer)
-    return PreparedBatch(unrolls, versions, final)
+    return PreparedBatch(unrolls, versions, final, weights)

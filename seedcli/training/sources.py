@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,21 +20,25 @@ from seedcli.agents.base import Agent, ReplayAgent, UnrollBatch
 from seedcli.config import Config
 from seedcli.errors import UsageError
 from seedcli.inference.arena import Arena, UnrollBuffer
-from seedcli.specs import EnvSpec, map_arrays
+from seedcli.specs import EnvSpec
 from seedcli.telemetry.metrics import Profile
 from seedcli.training.batches import PreparedBatch, UnrollQueue, assemble
-from seedcli.training.blocks import BlockCodec, BlockField
+from seedcli.training.blocks import BlockCodec
+from seedcli.training.devices import Devices
 from seedcli.training.memory import available_memory
-from seedcli.training.replay import Replay, Sample
+from seedcli.training.replay import Replay
 from seedcli.training.replay_store import DamagedReplayError, ReplayStore
+from seedcli.training.trajectories import Trajectories
+from seedcli.training.unrolls import expected_bytes, stored_arrays, to_unrolls, unroll_fields
 
 _log = logging.getLogger(__name__)
 
-# What an unroll of images takes in a replay at most, against its raw frames; games measured: docs/performance.md.
-_IMAGE_RATIO = 1 / 8
 _GROWTH = 1.3
 _BATCHES_HELD = 4  # raw: one being unpacked, one waiting, one trained on, and TensorFlow's copy
-_IMAGE_BYTES = 1024  # an observation of bytes at least so large counts as an image
+
+
+# Host arrays of a training batch to the devices that train, as `training.devices.Devices.place` does it.
+Place = Callable[[UnrollBatch], UnrollBatch]
 
 
 class Source(Protocol):
@@ -53,7 +57,7 @@ class Source(Protocol):
         """Loops that need threads of their own, by name; they end after `close`."""
 
     def next_batch(self, *, wait: bool) -> PreparedBatch | None:
-        """The next batch; None: closed, or (not waiting) none can be formed from what was put in."""
+        """The next batch, on its devices; None: closed, or (not waiting) none can be formed from what was put in."""
 
     def trained(self, batch: PreparedBatch, priorities: npt.NDArray[np.float32] | None) -> None:
         """A batch has been trained on."""
@@ -82,13 +86,17 @@ class QueueSource:
     """Each unroll once, first in, first out.
 
     Args:
-        batch_size: B.
+        batch_size: columns of a batch of this host.
         arena: gets buffers back.
+        place: puts a batch on its devices.
+        trajectories: gathers observations that are there already; None: they come from the host.
     """
 
-    def __init__(self, batch_size: int, arena: Arena) -> None:
+    def __init__(self, batch_size: int, arena: Arena, place: Place, trajectories: Trajectories | None = None) -> None:
         self._batch_size = batch_size
         self._arena = arena
+        self._place = place
+        self._trajectories = trajectories
         self._queue = UnrollQueue()
         self._profile = Profile()
         self.profiles = {"prefetch thread": self._profile}
@@ -108,9 +116,15 @@ class QueueSource:
         self._profile.add("waiting", taken - begun)
         if pieces is None:
             return None
-        batch = assemble(pieces, self._arena)
+        observation = None
+        if self._trajectories is not None:
+            observation = self._trajectories.gather(pieces)
+            gathered = time.perf_counter()
+            self._profile.add("transfer", gathered - taken)
+            taken = gathered
+        batch = assemble(pieces, self._arena, observation)
         self._profile.add("batching", time.perf_counter() - taken)
-        return batch
+        return _placed(batch, self._place, self._profile)
 
     def trained(self, batch: PreparedBatch, priorities: npt.NDArray[np.float32] | None) -> None:
         """See `Source.trained`."""
@@ -140,14 +154,18 @@ class ReplaySource:
         config: replay, batch size, seed.
         arena: gets buffers back.
         folder: where a saved replay lies.
+        place: puts a batch on its devices.
 
     Raises:
         UsageError: the machine has not the memory for it.
     """
 
-    def __init__(self, agent: ReplayAgent, spec: EnvSpec, config: Config, arena: Arena, folder: Path) -> None:
+    def __init__(
+        self, agent: ReplayAgent, spec: EnvSpec, config: Config, arena: Arena, folder: Path, place: Place
+    ) -> None:
         self._agent = agent
         self._spec = spec
+        self._place = place
         self._arena = arena
         self._queue = UnrollQueue()
         self._config = config.replay
@@ -222,7 +240,7 @@ class ReplaySource:
             priorities = self._priorities(buffer)
             begun = time.perf_counter()
             self._insertion.add("priorities", begun - taken)
-            blocks = self.replay.codec.pack(_arrays(buffer, self._spec))
+            blocks = self.replay.codec.pack(stored_arrays(buffer, self._spec))
             self._partial = (blocks, priorities, buffer.keep, 0)
             # The blocks hold all of it: the buffer need not wait for training as they may have to.
             self._arena.release(buffer)
@@ -241,17 +259,19 @@ class ReplaySource:
 
     def _priorities(self, buffer: UnrollBuffer) -> npt.NDArray[np.float32]:
         steps = buffer.steps
-        unrolls = UnrollBatch(
-            observation=None,
-            reward=tf.convert_to_tensor(steps.reward),
-            terminated=tf.convert_to_tensor(steps.terminated.view(np.bool_)),
-            truncated=tf.convert_to_tensor(steps.truncated.view(np.bool_)),
-            action=tf.convert_to_tensor(buffer.action),
-            recorded={name: tf.convert_to_tensor(values) for name, values in buffer.recorded.items()},
-            state=None,
-            weights=None,
-        )
-        return self._agent.initial_priorities(unrolls).numpy()
+        # So little is no work for an accelerator, which has other things to do.
+        with tf.device("CPU:0"):
+            unrolls = UnrollBatch(
+                observation=None,
+                reward=tf.convert_to_tensor(steps.reward),
+                terminated=tf.convert_to_tensor(steps.terminated.view(np.bool_)),
+                truncated=tf.convert_to_tensor(steps.truncated.view(np.bool_)),
+                action=tf.convert_to_tensor(buffer.action),
+                recorded={name: tf.convert_to_tensor(values) for name, values in buffer.recorded.items()},
+                state=None,
+                weights=None,
+            )
+            return self._agent.initial_priorities(unrolls).numpy()
 
     # -- out --------------------------------------------------------------------------------------------------
 
@@ -267,7 +287,7 @@ class ReplaySource:
         batch = to_unrolls(sample, self._agent, self._spec)
         self._prefetch.add("sampling", time.perf_counter() - begun - sample.waited)
         self._prefetch.add("waiting", sample.waited)
-        return batch
+        return _placed(batch, self._place, self._prefetch)
 
     def trained(self, batch: PreparedBatch, priorities: npt.NDArray[np.float32] | None) -> None:
         """See `Source.trained`."""
@@ -323,92 +343,35 @@ def _size(nbytes: float) -> str:
     return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
 
 
-def _observation_fields(spec: EnvSpec) -> Any:
-    """The name of a block's field for every array of an observation, in the observation's structure."""
-    if isinstance(spec.observation, Mapping):
-        return {name: f"observation/{name}" for name in spec.observation}
-    return "observation"
+def _placed(batch: PreparedBatch, place: Place, profile: Profile) -> PreparedBatch:
+    """The batch on its devices; the time that takes is "transfer"."""
+    begun = time.perf_counter()
+    batch = batch._replace(unrolls=place(batch.unrolls))
+    profile.add("transfer", time.perf_counter() - begun)
+    return batch
 
 
-def to_unrolls(sample: Sample, agent: Agent, spec: EnvSpec) -> PreparedBatch:
-    """A sample of a replay as the agent's training batch."""
-    arrays = sample.arrays
-    terminated, truncated = arrays["terminated"].view(np.bool_), arrays["truncated"].view(np.bool_)
-    structure = agent.initial_state(1)
-    state = [tf.convert_to_tensor(arrays[f"state/{i}"]) for i in range(len(tf.nest.flatten(structure)))]
-    unrolls = UnrollBatch(
-        observation=map_arrays(lambda name: tf.convert_to_tensor(arrays[name]), _observation_fields(spec)),
-        reward=tf.convert_to_tensor(arrays["reward"]),
-        terminated=tf.convert_to_tensor(terminated),
-        truncated=tf.convert_to_tensor(truncated),
-        action=tf.convert_to_tensor(arrays["action"]),
-        recorded={name: tf.convert_to_tensor(arrays[f"recorded/{name}"]) for name in agent.algorithm.recorded},
-        state=tf.nest.pack_sequence_as(structure, state),
-        weights=tf.convert_to_tensor(sample.weights),
-    )
-    return PreparedBatch(unrolls, arrays["version"], terminated | truncated, sample.serials)
-
-
-def unroll_fields(agent: Agent, spec: EnvSpec) -> list[BlockField]:
-    """What one unroll holds, in the order it is stored: images that resemble each other stand together."""
-    algorithm = agent.algorithm
-    records = algorithm.records
-    state = [np.asarray(leaf)[0] for leaf in tf.nest.flatten(agent.initial_state(1))]
-    fields = [BlockField(f"state/{i}", leaf.shape, str(leaf.dtype), False) for i, leaf in enumerate(state)]
-    map_arrays(
-        lambda name, array: fields.append(BlockField(name, (records, *array.shape), array.dtype, True)),
-        _observation_fields(spec),
-        spec.observation,
-    )
-    for name, dtype in (("reward", "float32"), ("terminated", "uint8"), ("truncated", "uint8")):
-        fields.append(BlockField(name, (records,), dtype, True))
-    action = spec.action.array
-    fields.append(BlockField("action", (records, *action.shape), action.dtype, True))
-    for name, array in algorithm.recorded.items():
-        fields.append(BlockField(f"recorded/{name}", (records, *array.shape), array.dtype, True))
-    fields.append(BlockField("version", (records,), "int64", True))
-    return fields
-
-
-def expected_bytes(fields: list[BlockField]) -> int:
-    """Bytes an unroll of these fields is reckoned to take in a replay: a bound for the Atari games measured."""
-    total = 0.0
-    for field in fields:
-        nbytes = int(np.prod(field.shape, dtype=np.int64)) * np.dtype(field.dtype).itemsize
-        image = field.dtype == "uint8" and len(field.shape) > 1 and np.prod(field.shape[1:]) >= _IMAGE_BYTES
-        total += nbytes * _IMAGE_RATIO if image else nbytes
-    return int(total)
-
-
-def _arrays(buffer: UnrollBuffer, spec: EnvSpec) -> dict[str, npt.NDArray[Any]]:
-    steps = buffer.steps
-    observation: dict[str, npt.NDArray[Any]] = {}
-    map_arrays(observation.__setitem__, _observation_fields(spec), steps.observation)
-    version = np.broadcast_to(buffer.version[:, None], (len(buffer.version), buffer.num_envs))
-    state = {f"state/{i}": np.asarray(leaf) for i, leaf in enumerate(tf.nest.flatten(buffer.state))}
-    recorded = {f"recorded/{name}": values for name, values in buffer.recorded.items()}
-    return {
-        **state,
-        **observation,
-        "reward": steps.reward,
-        "terminated": steps.terminated,
-        "truncated": steps.truncated,
-        "action": buffer.action,
-        **recorded,
-        "version": version,
-    }
-
-
-def create_source(agent: Agent, spec: EnvSpec, config: Config, arena: Arena, folder: Path) -> Source:
+def create_source(
+    agent: Agent,
+    spec: EnvSpec,
+    config: Config,
+    arena: Arena,
+    folder: Path,
+    place: Place | None = None,
+    trajectories: Trajectories | None = None,
+) -> Source:
     """The source an algorithm asks for.
 
     Args:
         agent: whose `algorithm.source` decides.
-        spec, config: see `ReplaySource`.
+        spec, config: see `ReplaySource`; of several hosts this one's share of batch and replay.
         arena: gets buffers back.
         folder: where a saved replay lies.
+        place: puts a batch on its devices, in the thread that asks for it; None: on TensorFlow's default device.
+        trajectories: see `QueueSource`.
     """
+    place = Devices.default().place if place is None else place
     if agent.algorithm.source == "replay":
         assert isinstance(agent, ReplayAgent), "an algorithm with a replay gives initial priorities"
-        return ReplaySource(agent, spec, config, arena, folder)
-    return QueueSource(config.training.batch_size, arena)
+        return ReplaySource(agent, spec, config, arena, folder, place)
+    return QueueSource(config.training.batch_size, arena, place, trajectories)

@@ -1,7 +1,8 @@
-"""One update: loss, gradients, global-norm clip, apply; what is not finite is dropped, counted and named."""
+"""One update: losses and gradients of all devices added up, clipped by their norm, applied; or dropped and named."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,9 +10,17 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from seedcli.agents.base import Agent, UnrollBatch
-from seedcli.agents.optimizer import apply_gradients, learning_rate, make_optimizer
+from seedcli.agents.optimizer import apply_where, clip_gradients, learning_rate, make_optimizer
+from seedcli.agents.replicas import assign, total
 from seedcli.config import TrainingConfig
+from seedcli.errors import SeedError
 from seedcli.training.batches import PreparedBatch
+from seedcli.training.devices import Devices, batch_bytes
+
+# Of mixed_float16, whose smallest gradients would be 0 (Micikevicius et al., "Mixed Precision Training", 2018).
+_FIRST_SCALE = 2.0**15
+_LARGEST_SCALE = 2.0**24
+_GOOD_UPDATES = 2000  # in a row, after which the scale is doubled
 
 
 class UpdateResult(NamedTuple):
@@ -19,14 +28,16 @@ class UpdateResult(NamedTuple):
 
     Attributes:
         applied: whether the weights changed.
-        loss: the loss, possibly not finite.
+        loss: the loss of the batch of all hosts, possibly not finite.
         grad_norm: global norm before clipping.
         learning_rate: what was used.
         policy_lag: mean over trained records of (updates made before this one − the record's policy version).
         policy_lag_max: the largest.
-        metrics: the algorithm's own scalars.
-        fault: what was not finite, where `applied` is false.
+        metrics: the algorithm's own scalars, means over devices; with mixed_float16 also "loss_scale".
+        fault: what was not finite; None where nothing is wrong: the weights changed, a host had no batch, or the loss
+            scale of mixed_float16 was found too large and halved.
         priorities: [B] float32, the unrolls' new priorities in a replay; None where the algorithm gives none.
+        control: [C] float64, the sum over hosts of what was given; None where nothing was.
     """
 
     applied: bool
@@ -38,71 +49,235 @@ class UpdateResult(NamedTuple):
     metrics: dict[str, float]
     fault: str | None
     priorities: npt.NDArray[np.float32] | None = None
+    control: npt.NDArray[np.float64] | None = None
+
+
+class _Gradients(NamedTuple):
+    """What one device finds out about its columns."""
+
+    loss: tf.Tensor
+    gradients: list[tf.Tensor]
+    metrics: dict[str, tf.Tensor]
+    priorities: tf.Tensor | None
+
+
+class _Outcome(NamedTuple):
+    """What an update finds out, the same on all devices but for the priorities."""
+
+    finite: tf.Tensor
+    loss: tf.Tensor
+    norm: tf.Tensor
+    metrics: dict[str, tf.Tensor]
+    priorities: tf.Tensor | None
 
 
 class Trainer:
     """Owns the optimizer and the traced update of an agent.
 
     Args:
-        agent: what is trained.
+        agent: what is trained; its variables were made in `devices.scope()`.
         config: optimizer, schedule, clipping.
         total_steps: environment steps at which the learning-rate schedule ends.
+        devices: what to train on; None: the one that TensorFlow chooses.
 
     Attributes:
         updates: updates applied; also the policy version of the weights.
-        trained_steps: environment steps trained on: T·B an applied update, less the resets among them.
+        trained_steps: environment steps this host trained on: T·B an applied update, less the resets among them.
         dropped: updates dropped because something was not finite.
+        loss_scale: what the loss is multiplied by before gradients are taken; None but for mixed_float16.
     """
 
-    def __init__(self, agent: Agent, config: TrainingConfig, total_steps: int) -> None:
+    def __init__(self, agent: Agent, config: TrainingConfig, total_steps: int, devices: Devices | None = None) -> None:
         self._agent = agent
         self._config = config
         self._total_steps = total_steps
-        self.optimizer = make_optimizer(config)
-        self.optimizer.build(agent.network.trainable_variables)
+        self._devices = Devices.default() if devices is None else devices
+        plan = self._devices.plan
+        with self._devices.scope():
+            self.optimizer = make_optimizer(config)
+            self.optimizer.build(agent.network.trainable_variables)
+        self._gradients: Any = self._gradients_impl
+        if plan is not None and plan.xla != "off":
+            self._gradients = tf.function(self._gradients_impl, autograph=False, jit_compile=True)
         self._update = tf.function(self._update_impl, autograph=False, reduce_retracing=True)
+        self._sum_over_hosts = tf.function(self._sum_over_hosts_impl, autograph=False)
+        self.loss_scale = _FIRST_SCALE if plan is not None and plan.precision == "mixed_float16" else None
+        self._good_updates = 0
         self.updates = 0
         self.trained_steps = 0
         self.dropped = 0
 
-    def _update_impl(self, unrolls: UnrollBatch) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Any, Any]:
-        variables = self._agent.network.trainable_variables
-        self._agent.observe(unrolls)
+    # -- on the devices -----------------------------------------------------------------------------------------
+
+    def _gradients_impl(self, unrolls: UnrollBatch, scale: tf.Tensor | None) -> _Gradients:
         with tf.GradientTape() as tape:
             outputs = self._agent.loss(unrolls)
-        gradients = tape.gradient(outputs.loss, variables)
-        norm = apply_gradients(self.optimizer, gradients, variables, self._config.clip_norm, outputs.loss)
-        # The norm is finite exactly where every element of every gradient is.
-        applied = tf.math.is_finite(outputs.loss) & tf.math.is_finite(norm)
-        return applied, outputs.loss, norm, dict(outputs.metrics), outputs.priorities
+            scaled = outputs.loss if scale is None else outputs.loss * scale
+        gradients = tape.gradient(scaled, self._agent.network.trainable_variables)
+        return _Gradients(outputs.loss, gradients, dict(outputs.metrics), outputs.priorities)
 
-    def update(self, batch: PreparedBatch, env_steps: int) -> UpdateResult:
-        """Train on a batch; `env_steps` places the learning rate on its schedule."""
-        rate = learning_rate(self._config, env_steps, self._total_steps)
-        self.optimizer.learning_rate.assign(rate)
-        lag = self.updates - batch.versions[self._agent.algorithm.burn_in : -1]
-        applied, loss, norm, metrics, priorities = self._update(batch.unrolls)
-        loss_value, norm_value = float(loss), float(norm)
-        fault = None
-        if bool(applied):
+    def _replica(self, unrolls: UnrollBatch, scale: tf.Tensor | None) -> tuple[_Outcome, list[tf.Tensor]]:
+        """What one device does: the sums come before the clipping, so that all clip by the norm of the whole."""
+        self._agent.observe(unrolls)
+        mine = self._gradients(unrolls, scale)
+        loss, metrics, gradients = self._total(mine)
+        if scale is not None:
+            gradients = [gradient / scale for gradient in gradients]
+        gradients, norm = clip_gradients(gradients, self._config.clip_norm)
+        # The norm is finite exactly where every element of every gradient is.
+        finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
+        return _Outcome(finite, loss, norm, metrics, mine.priorities), gradients
+
+    def _total(self, mine: _Gradients) -> tuple[tf.Tensor, dict[str, tf.Tensor], list[tf.Tensor]]:
+        """Loss and gradients added up over all devices, and the means of the metrics."""
+        if not self._devices.distributed:
+            return mine.loss, mine.metrics, mine.gradients
+        loss, *rest = total([mine.loss, *mine.metrics.values(), *mine.gradients])
+        number = self._devices.strategy.num_replicas_in_sync
+        metrics = {name: value / number for name, value in zip(mine.metrics, rest, strict=False)}
+        return loss, metrics, rest[len(metrics) :]
+
+    def _update_impl(self, unrolls: UnrollBatch, scale: tf.Tensor | None) -> tuple[_Outcome, tuple[Any, ...]]:
+        devices = self._devices
+        outcome, gradients = devices.run(self._replica, unrolls, scale)
+        priorities = () if outcome.priorities is None else devices.local(outcome.priorities)
+        same = tf.nest.map_structure(lambda x: devices.local(x)[0], outcome._replace(priorities=None))
+        apply_where(same.finite, self.optimizer, gradients, self._agent.network.trainable_variables)
+        return same, priorities
+
+    # -- on the host --------------------------------------------------------------------------------------------
+
+    def update(
+        self, batch: PreparedBatch | None, env_steps: int, control: npt.NDArray[np.float64] | None = None
+    ) -> UpdateResult:
+        """Train on a batch.
+
+        With several hosts all of them call this, and wait for each other. Where the first element of the sum of
+        `control` is not 0, because one of them has no batch, none of them does anything else.
+
+        Args:
+            batch: this host's part; placed on its devices here where that is still to be done. None: there is none.
+            env_steps: places the learning rate on its schedule.
+            control: [C] float64, added up over hosts.
+
+        Raises:
+            SeedError: a device is out of memory.
+            tf.errors.UnavailableError: another host is gone.
+        """
+        with self._devices.scope():
+            rate = learning_rate(self._config, env_steps, self._total_steps)
+            if control is not None:
+                (control,) = self.sum_over_hosts([control])
+                if control[0]:
+                    return UpdateResult(False, np.nan, np.nan, rate, np.nan, 0, {}, None, None, control)
+            if batch is None:
+                raise ValueError("an update without a batch, where control does not say so")
+            self.optimizer.learning_rate.assign(rate)
+            unrolls = batch.unrolls
+            if isinstance(unrolls.weights, np.ndarray):
+                unrolls = self._devices.place(unrolls)
+            scale = self.loss_scale
+            try:
+                outcome, parts = self._update(unrolls, None if scale is None else tf.constant(scale, tf.float32))
+                loss, norm = float(outcome.loss), float(outcome.norm)
+            except tf.errors.ResourceExhaustedError as error:
+                raise SeedError(self._out_of_memory(unrolls)) from error
+            applied = bool(outcome.finite)
+            lag = self.updates - batch.versions[self._agent.algorithm.burn_in : -1]
+            fault = self._count(applied, loss, batch)
+            metrics = {name: float(value) for name, value in outcome.metrics.items()}
+            if scale is not None:
+                metrics["loss_scale"] = scale
+            return UpdateResult(
+                applied=applied,
+                loss=loss,
+                grad_norm=norm,
+                learning_rate=rate,
+                policy_lag=float(lag.mean()),
+                policy_lag_max=int(lag.max()),
+                metrics=metrics,
+                fault=fault,
+                priorities=np.concatenate([part.numpy() for part in parts]) if parts else None,
+                control=control,
+            )
+
+    def _count(self, applied: bool, loss: float, batch: PreparedBatch) -> str | None:
+        """Count an update, and say what was wrong with it."""
+        if applied:
             self.updates += 1
-            counts = ~batch.final[self._agent.algorithm.burn_in : -1] & (batch.unrolls.weights.numpy() > 0)
+            counts = ~batch.final[self._agent.algorithm.burn_in : -1] & (batch.weights > 0)
             self.trained_steps += int(np.count_nonzero(counts))
             self._agent.after_update(self.updates)
-        else:
+        elif not np.isfinite(loss):
             self.dropped += 1
-            fault = "the loss" if not np.isfinite(loss_value) else "a gradient"
-        return UpdateResult(
-            applied=bool(applied),
-            loss=loss_value,
-            grad_norm=norm_value,
-            learning_rate=rate,
-            policy_lag=float(lag.mean()),
-            policy_lag_max=int(lag.max()),
-            metrics={name: float(value) for name, value in metrics.items()},
-            fault=fault,
-            priorities=None if priorities is None else priorities.numpy(),
+            return "the loss"
+        elif self.loss_scale is None or self.loss_scale <= 1.0:
+            self.dropped += 1
+            return "a gradient"
+        self._adapt_scale(applied)
+        return None
+
+    def _adapt_scale(self, applied: bool) -> None:
+        """As large as gradients of 16 bits allow: halved where one is not finite, doubled after many good updates."""
+        if self.loss_scale is None:
+            return
+        self._good_updates = self._good_updates + 1 if applied else 0
+        if not applied:
+            self.loss_scale /= 2.0
+        elif self._good_updates == _GOOD_UPDATES:
+            self.loss_scale = min(2.0 * self.loss_scale, _LARGEST_SCALE)
+            self._good_updates = 0
+
+    def _out_of_memory(self, unrolls: UnrollBatch) -> str:
+        """The sentence for a device whose memory does not hold an update."""
+        network, config = self._agent.network, self._config
+        sizes = [variable.value.dtype.size * int(np.prod(variable.shape)) for variable in network.variables]
+        weights = sum(sizes) + sum(v.dtype.size * int(np.prod(v.shape)) for v in self.variables())
+        device = self._devices.training[0] or "the training device"
+        held = ""
+        if device.startswith("GPU"):
+            peak = tf.config.experimental.get_memory_info(device)["peak"]
+            held = f" of the {peak / 1e6:,.0f} MB it held"
+        columns = config.batch_size // (self._devices.strategy.num_replicas_in_sync if self._devices.distributed else 1)
+        return (
+            f"{device} is out of memory:{held} a batch of {columns} unrolls takes "
+            f"{batch_bytes(unrolls) / self._devices.replicas / 1e6:,.1f} MB, {network.count_params():,} parameters and "
+            f"the optimizer's state {weights / 1e6:,.1f} MB, and the rest are the activations of "
+            f"{columns * self._agent.algorithm.records:,} records and what inference keeps: lower "
+            f"training.batch_size = {config.batch_size}, training.unroll_length = {config.unroll_length} or "
+            "inference.max_envs, or set topology.precision = mixed_bfloat16"
         )
+
+    # -- between hosts ------------------------------------------------------------------------------------------
+
+    def _sum_over_hosts_impl(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
+        devices = self._devices
+
+        def replica(values: list[tf.Tensor]) -> list[tf.Tensor]:
+            # Each host counts once, whatever the number of its devices.
+            number = tf.distribute.get_replica_context().replica_id_in_sync_group
+            first = tf.equal(number % devices.replicas, 0)
+            return total([tf.where(first, value, tf.zeros_like(value)) for value in values])
+
+        return [devices.local(value)[0] for value in devices.run(replica, values)]
+
+    def sum_over_hosts(self, values: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        """Sums over all hosts of arrays that each of them gives; all must call it, with the same shapes and types."""
+        if not self._devices.distributed:
+            return list(values)
+        with self._devices.scope():
+            return [value.numpy() for value in self._sum_over_hosts([tf.convert_to_tensor(value) for value in values])]
+
+    def broadcast(self, variables: Sequence[tf.Variable]) -> None:
+        """Give variables of the training devices, on all hosts, the values that they have on the chief; all call it."""
+        if not self._devices.distributed:
+            return
+        chief = self._devices.chief
+        values = [variable.numpy() for variable in variables]
+        if not chief:
+            values = [np.zeros_like(value) for value in values]
+        with self._devices.scope():
+            assign(variables, self.sum_over_hosts(values))
 
     def variables(self) -> list[tf.Variable]:
         """The optimizer's variables, in a fixed order."""

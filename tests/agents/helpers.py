@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
@@ -12,6 +13,7 @@ import tensorflow as tf
 from seedcli.agents.base import ActInputs, UnrollBatch
 from seedcli.agents.distributions import make_distribution
 from seedcli.agents.networks import RecurrentNetwork
+from seedcli.agents.optimizer import apply_where, clip_gradients
 from seedcli.config import AgentConfig, TrainingConfig
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, map_arrays
 
@@ -144,3 +146,18 @@ def play(network: RecurrentNetwork, records: Records) -> tuple[Any, list[Any], A
         state = network.remember(state, tf.constant(records["action"][t]))
         outputs.append(output)
     return tf.nest.map_structure(lambda *x: np.stack(x), *outputs), states, state
+
+
+def apply_gradients(
+    optimizer: keras.optimizers.Optimizer,
+    gradients: Sequence[tf.Tensor],
+    variables: Sequence[keras.Variable],
+    clip_norm: float,
+) -> tf.Tensor:
+    """Clip gradients by their global norm and apply them where it is finite, on one device: the norm before."""
+    if not optimizer.built:
+        with tf.init_scope():
+            optimizer.build(list(variables))
+    gradients, norm = clip_gradients(gradients, clip_norm)
+    apply_where(tf.math.is_finite(norm), optimizer, gradients, variables)
+    return norm

@@ -13,7 +13,7 @@ from seedcli.agents import create_agent
 from seedcli.agents.base import Agent, UnrollBatch
 from seedcli.agents.networks import PolicyValueNetwork, evaluate, observe
 from seedcli.agents.normalizer import Normalizer
-from seedcli.agents.optimizer import apply_gradients, make_optimizer
+from seedcli.agents.optimizer import make_optimizer
 from seedcli.agents.r2d2 import R2D2Agent
 from seedcli.layering import load_config
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
@@ -24,6 +24,7 @@ from tests.agents.helpers import (
     VECTOR,
     Records,
     agent_config,
+    apply_gradients,
     part,
     play,
     random_records,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from seedcli.agents.optimizer import apply_gradients, learning_rate, make_optimizer
-from tests.agents.helpers import training_config
+from seedcli.agents.optimizer import learning_rate, make_optimizer
+from tests.agents.helpers import apply_gradients, training_config
 
 # RMSprop with an ε that drowns its memory steps by learning_rate/√ε = 1 times the gradient it is given.
 PLAIN_STEPS = {"optimizer": "rmsprop", "learning_rate": 1e6, "epsilon": 1e12}

@@ -12,7 +12,7 @@ import tensorflow as tf
 from seedcli.agents import ReplayAgent, create_agent
 from seedcli.agents.base import UnrollBatch
 from seedcli.agents.networks import DuelingQNetwork, evaluate
-from seedcli.agents.optimizer import apply_gradients, make_optimizer
+from seedcli.agents.optimizer import make_optimizer
 from seedcli.agents.r2d2 import R2D2Agent
 from seedcli.errors import UsageError
 from seedcli.specs import ArraySpec, EnvSpec
@@ -26,6 +26,7 @@ from tests.agents.helpers import (
     Records,
     act_inputs,
     agent_config,
+    apply_gradients,
     part,
     random_records,
     reset,

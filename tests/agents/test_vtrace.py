@@ -11,7 +11,7 @@ import tensorflow as tf
 from seedcli.agents import create_agent, q_targets, targets
 from seedcli.agents.base import ActInputs, Agent, UnrollBatch
 from seedcli.agents.networks import evaluate
-from seedcli.agents.optimizer import apply_gradients, make_optimizer
+from seedcli.agents.optimizer import make_optimizer
 from seedcli.specs import ArraySpec, EnvSpec
 from tests.agents.helpers import (
     CONTINUOUS,
@@ -23,6 +23,7 @@ from tests.agents.helpers import (
     VECTOR,
     act_inputs,
     agent_config,
+    apply_gradients,
     random_records,
     reset,
     training_config,

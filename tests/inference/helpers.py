@@ -47,6 +47,37 @@ class CountingPolicy:
             self.assigned[slot] = (role, number)
 
 
+class FakeLane(CountingPolicy):
+    """A `LanePolicy` with a state table of its own; versions and a log of calls are those of the group."""
+
+    store = None
+
+    def __init__(self, group: FakeGroup, number: int, slots: int) -> None:
+        super().__init__(slots)
+        self.state[:] = -1000 * (number + 1)  # what another lane has never reset shows
+        self.group, self.number = group, number
+
+    def begin(self, observation: Any, reward: Any, first: Any, slots: Any, positions: Any = None) -> Decision:
+        self.group.log.append(("begin", self.number))
+        self.group.version += 1
+        # The engine may use its room again before the result is asked for.
+        decision = self.act(observation, reward, first, slots)
+        return decision._replace(version=self.group.version)
+
+    def finish(self, promise: Decision) -> Decision:
+        self.group.log.append(("finish", self.number))
+        return promise
+
+
+class FakeGroup:
+    """A `PolicyGroup` of lanes that can be checked by hand."""
+
+    def __init__(self, lanes: int, slots: int) -> None:
+        self.version = 0
+        self.log: list[tuple[str, int]] = []
+        self.lanes = [FakeLane(self, number, slots) for number in range(lanes)]
+
+
 class Player:
     """A stream of environments, each record (environment, episode, step), episodes of the lengths given."""
 
@@ -95,11 +126,12 @@ def make_engine(
     deadline: float = 0.0,
     on_fault: Callable[[Stream, str], None] | None = None,
     clock: Callable[[], float] | None = None,
-) -> tuple[StepEngine, Arena, CountingPolicy, list[UnrollBuffer]]:
-    """An engine with its parts, and the list its finished unrolls go to."""
+    policy: Any = None,
+) -> tuple[StepEngine, Arena, Any, list[UnrollBuffer]]:
+    """An engine with its parts, and the list its finished unrolls go to; its policy is a `CountingPolicy` or given."""
     algo = algorithm(burn_in, length)
     arena = Arena(SPEC, algo.records, algo.recorded, batch_size=training_batch, queue_batches=1)
-    policy = CountingPolicy(max_envs)
+    policy = policy or CountingPolicy(max_envs)
     unrolls: list[UnrollBuffer] = []
     kwargs: dict[str, Any] = {} if clock is None else {"clock": clock}
 

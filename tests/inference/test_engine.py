@@ -9,20 +9,25 @@ from hypothesis import strategies as st
 
 from seedcli.inference.streams import SlotAllocator
 from seedcli.specs import split_envs
-from tests.inference.helpers import Player, make_engine
+from tests.inference.helpers import FakeGroup, Player, make_engine
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     burn_in=st.integers(0, 3),
     length=st.integers(1, 6),
-    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=5),
     order=st.randoms(use_true_random=False),
     lengths_seed=st.integers(0, 1000),
+    lanes=st.integers(0, 3),
 )
-def test_every_record_lands_in_its_place(burn_in, length, sizes, order, lengths_seed):
-    """Unrolls of stride T cover a stream's records without a gap, whatever order messages come in."""
-    engine, arena, policy, unrolls = make_engine(burn_in=burn_in, length=length)
+def test_every_record_lands_in_its_place(burn_in, length, sizes, order, lengths_seed, lanes):
+    """Unrolls of stride T cover a stream's records without a gap, whatever order messages come in.
+
+    A policy of one device (0 lanes) and a group of devices alike.
+    """
+    group = FakeGroup(lanes, 64) if lanes else None
+    engine, arena, policy, unrolls = make_engine(burn_in=burn_in, length=length, policy=group)
     rng = np.random.default_rng(lengths_seed)
     players = []
     for name, envs in enumerate(sizes):

@@ -122,3 +122,39 @@ def test_actions_explore_as_the_table_says():
         explored += decision.recorded["q_taken"] != decision.recorded["q_max"]
     # Of explored actions one third is the best one: 160 of 600 expected, standard deviation 11.
     assert 110 < explored[0] < 210 and explored[1] <= 5
+
+
+def test_hosts_share_the_training_environments_and_draw_differently():
+    """Environment i of host h of H is number i·H + h of all; host 0 of one host is as it always was."""
+    config = AgentConfig(algorithm="r2d2", hidden=(8,), lstm=5)
+    agent = create_agent(config, TrainingConfig(), SPEC, 3)
+    hosts = [AgentPolicy(agent, SPEC, max_slots=4, seed=9, training_envs=8, host=(h, 2)) for h in range(2)]
+    alone = AgentPolicy(agent, SPEC, max_slots=8, seed=9, training_envs=8)
+    for policy in hosts:
+        policy.assign(np.arange(4, dtype=np.int32), "training", np.arange(4))
+    alone.assign(np.arange(8, dtype=np.int32), "training", np.arange(8))
+    np.testing.assert_array_equal(
+        np.stack([policy.exploration[:4] for policy in hosts], axis=1).ravel(), alone.exploration[:8]
+    )
+    plain = create_agent(AgentConfig(hidden=(8,)), TrainingConfig(), SPEC, 3)
+    policies = [AgentPolicy(plain, SPEC, max_slots=6, seed=9, host=host) for host in ((0, 1), (0, 2), (1, 2))]
+    actions = [[_act(policy, [0, 1, 2], True).action.tolist() for _ in range(20)] for policy in policies]
+    assert actions[0] == actions[1] != actions[2]
+
+
+def test_xla_compiles_four_batch_sizes_and_answers_the_same():
+    plain, compiled = _policy(), _policy(xla="all")
+    assert compiled.devices[0]._pad_to == [1, 3, 6], "of 6 environments: all, half, a quarter, a sixteenth"
+    for first in (True, False):
+        a, b = _act(plain, [1, 4], first), _act(compiled, [1, 4], first)
+        np.testing.assert_allclose(a.recorded["logits"], b.recorded["logits"], atol=1e-5)
+        assert b.action.shape == (2,)
+
+
+def test_a_meter_counts_batches_and_rows():
+    policy = _policy(pad_to=(4, 8))
+    for n in (1, 3):
+        _act(policy, list(range(n)), True)
+    meter = policy.devices[0].meter
+    assert (meter.device, meter.role, meter.batches, meter.rows) == ("CPU:0", "inference", 2, 4)
+    assert meter.busy > 0 and meter.transfer_bytes == 0, "nothing is brought to a processor"

@@ -77,6 +77,7 @@ class Learner:
         self.lost_peers: queue.SimpleQueue[Lost] = queue.SimpleQueue()
         self.configure: Callable[[Hello], dict[str, Any]] = lambda hello: {"environment": {"id": "rows"}}
         self.refuse_spec: str | None = None
+        self.place: Callable[[Hello], str | None] | None = None
         self.security = Security(server.token) if server.token is not None else None
         self.authenticator: Any = NoAuthenticator() if server.token is None else TokenAuthenticator(server.token)
         self.mute = False
@@ -178,6 +179,7 @@ class Learner:
                 lambda hello: self.configure(hello),
                 lambda hello, spec, codecs: self._admit(peer, hello, spec, codecs),
                 self.authenticator,
+                self.place,
             )
         try:
             kind, message = self._handshakes[peer].receive(header, payload)

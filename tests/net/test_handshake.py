@@ -13,7 +13,7 @@ from seedcli.errors import ConnectionLost, ProtocolError, RefusedError, Training
 from seedcli.net.base import Frame
 from seedcli.net.frames import Header, Kind, encode_control
 from seedcli.net.handshake import ClientHandshake, NoAuthenticator, ServerHandshake
-from seedcli.net.messages import Hello, Ready, parse_ready, parse_spec
+from seedcli.net.messages import Hello, Ready, parse_ready, parse_redirect, parse_spec
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.net.harness import LIMIT, SPEC, Actor, Learner, expect, wait_until_gone
 
@@ -144,6 +144,9 @@ BAD_HELLO = [
     {"envs": 65_537},
     {"envs": True},
     {"envs": 8.0},
+    {"placed": 1},
+    {"placed": None},
+    {"placed": "true"},
     {"envs": "8"},
     {"streams": 0},
     {"streams": 9},
@@ -409,3 +412,40 @@ def test_a_handshake_out_of_order_ends_the_connection(learner: Learner, join: Ca
     wait_until_gone(handshake._transport)
     handshake._transport.close()
     good.echo(0, bytes(1000))
+
+
+# -- being sent on
+
+
+def test_redirect_stands_for_configure_and_ends_the_handshake() -> None:
+    asked: list[Hello] = []
+
+    def place(hello: Hello) -> str | None:
+        asked.append(hello)
+        return "b:1" if hello.envs == 8 else None
+
+    def shake(**change: Any) -> tuple[Server, tuple[Kind, dict[str, Any]]]:
+        server = Server()
+        server.handshake = ServerHandshake(server._configure, server._admit, NoAuthenticator(), place)
+        server.take(Kind.HELLO, HELLO | change)
+        return server, server.take(Kind.PROOF, {})
+
+    server, answer = shake()
+    assert answer == (Kind.REDIRECT, {"address": "b:1"})
+    assert server.handshake.complete and not server.handshake.proved and server.configured == []
+    with pytest.raises(ProtocolError, match="nothing more is expected"):
+        server.take(Kind.SPEC, SPEC_MESSAGE)
+    assert shake(envs=4, streams=1)[1][0] == Kind.CONFIGURE
+    assert len(asked) == 2
+    # One that was placed is not asked about.
+    server, answer = shake(placed=True)
+    assert answer[0] == Kind.CONFIGURE and server.configured[0].placed
+    assert len(asked) == 2
+
+
+def test_where_a_redirect_may_lead() -> None:
+    assert parse_redirect({"address": "b:1"}, "grpc") == "b:1"
+    assert parse_redirect({"address": "zmq://[::1]:1"}, "zmq") == "zmq://[::1]:1"
+    for message in ({}, {"address": 1}, {"address": "zmq://b:1"}, {"address": "b:1", "x": 1}, {"address": "shm:///b"}):
+        with pytest.raises(ProtocolError):
+            parse_redirect(message, "grpc")

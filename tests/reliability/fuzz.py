@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tests.reliability.fuzz_network import fuzz_network
+from tests.reliability.fuzz_network import WORKERS, fuzz_network
 
 TRANSPORTS = ("inprocess", "zmq", "grpc", "shm")
 _COVERED = 20_000  # mutations of the part that is measured line by line, which is slower
@@ -19,6 +19,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--transport", choices=TRANSPORTS, action="append", help="default: each of them")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pause", type=float, default=0.002, help="seconds a step of the actor takes at least")
+    parser.add_argument("--workers", type=int, default=WORKERS, help="connections at once")
     parser.set_defaults(run=run)
 
 
@@ -37,7 +38,9 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             found["not_reached"] = missing
             found["failures"] += missing + covered["failures"]
         else:
-            found = fuzz_network(options.mutations, options.seed, transport, folder / transport, options.pause)
+            found = fuzz_network(
+                options.mutations, options.seed, transport, folder / transport, options.pause, options.workers
+            )
         failures += [f"{transport}: {failure}" for failure in found.pop("failures")]
         result |= {f"{transport}_{name}": value for name, value in found.items()}
     return result | {"failures": failures}

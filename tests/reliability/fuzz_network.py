@@ -29,7 +29,7 @@ from tests.system.harness import fleet_in
 _ANSWER_SECONDS = 20.0  # without any answer: something hangs
 _IN_A_SESSION = 50  # mutations, where none ends it
 _RATE_SECONDS = 4.0  # for the rate of training without mutations, before and after
-_WORKERS = 4
+WORKERS = 16  # most of the time of each goes into handshakes that it waits for
 _MEMORY_MB = 96.0
 
 
@@ -217,14 +217,16 @@ def _training_rate(subject: Subject, seconds: float) -> float:
     return subject.read().steps_per_second(before)
 
 
-def fuzz_network(mutations: int, seed: int, transport: str, folder: Any, pause: float = 0.002) -> dict[str, Any]:
+def fuzz_network(
+    mutations: int, seed: int, transport: str, folder: Any, pause: float = 0.002, count: int = WORKERS
+) -> dict[str, Any]:
     """Send so many mutations to a learner in training; gives what came of them."""
     with fleet_in(folder) as fleet:
         subject = Subject(fleet, pause=pause, transport=transport)
         quiet = [_training_rate(subject, _RATE_SECONDS)]
         budget = _Budget(mutations)
         workers = [
-            _Worker(number, seed, subject.addresses[transport], subject.security, budget) for number in range(_WORKERS)
+            _Worker(number, seed, subject.addresses[transport], subject.security, budget) for number in range(count)
         ]
         threads = [threading.Thread(target=worker.run, daemon=True) for worker in workers]
         begun = subject.read()

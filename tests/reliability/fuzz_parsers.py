@@ -270,6 +270,13 @@ def _admissions(fleet: Fleet) -> None:
         (challenge,) = intruder.say(Kind.HELLO, hello)
         (refusal,) = intruder.say(Kind.PROOF, fleet.proof(hello, challenge.payload))
         assert refusal.header.kind == Kind.REFUSED
+    fleet.service.reception.place = lambda hello, transport: "b:1"
+    intruder = Intruder(fleet)
+    hello = fleet.hello()
+    (challenge,) = intruder.say(Kind.HELLO, hello)
+    (redirect,) = intruder.say(Kind.PROOF, fleet.proof(hello, challenge.payload))
+    assert redirect.header.kind == Kind.REDIRECT
+    fleet.service.reception.place = None
     crowd = [Intruder(fleet) for _ in range(STRANGERS + 5)]
     for intruder in crowd:
         intruder.say(Kind.HELLO, fleet.hello())
@@ -316,9 +323,11 @@ class _Decoders:
         self._try("row bytes", lambda: self.decoder.decode(mutator.noise(self.row), self.destination))
         self._try("header", lambda: unpack_header(mutator.noise(pack_header(Kind.STEP, 7))))
         self._try("READY", lambda: messages.parse_ready(decode_control(mutator.json(self.ready))))
+        redirect, scheme = mutator.json(b'{"address":"b:1"}'), mutator.random.choice(["grpc", "zmq"])
+        self._try("REDIRECT", lambda: messages.parse_redirect(decode_control(redirect), scheme))
         self._try("SPEC", lambda: self._specification(mutator.json(self.spec), mutator.random.choice([3, 60_000])))
         self._try("codecs", lambda: self._codecs(mutator.random.choice([*codecs.CODECS, "lz4"])))
-        return 6
+        return 7
 
     @staticmethod
     def _specification(body: bytes, envs: int) -> None:

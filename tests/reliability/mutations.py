@@ -180,9 +180,11 @@ class Mutator:
         elif pick == 5 and isinstance(holder, dict):
             holder[f"{key}x"] = holder.pop(key, 0)
         elif pick == 6 and isinstance(holder, dict):
-            holder[self.random.choice(["extra", "binary", "categories", "failure", "observation", "observations"])] = (
-                self._value()
-            )
+            holder[
+                self.random.choice(
+                    ["extra", "binary", "categories", "failure", "placed", "observation", "observations"]
+                )
+            ] = self._value()
         elif pick == 7:
             other, name = self.random.choice(places)
             holder[key] = json.loads(json.dumps(other[name]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import signal
 import stat
 from collections.abc import Callable
@@ -42,12 +43,18 @@ def completes(job: Job, *, restarts: int) -> None:
     assert (shown["ExitCode"], shown["Restarts"]) == ("0:0", str(restarts)), job.logs()
 
 
-def goes_on(job: Job, *stopped_at: int) -> None:
-    """What was trained before the job was stopped was not trained again."""
+def goes_on(job: Job, *stopped_at: int, learner: str = "") -> None:
+    """What was trained before the job was stopped was not trained again.
+
+    Args:
+        job: which.
+        stopped_at: steps of the checkpoints it was stopped with.
+        learner: name of the log of the learner that holds the run; empty: of the only one.
+    """
     steps = [line["env_steps"] for line in metrics(job.run)]
     assert steps == sorted(steps) and steps[0] < min(stopped_at) and max(stopped_at) < steps[-1]
     for at in stopped_at:
-        assert f"at {at:,} environment steps" in job.log(f"learner-{job.number}"), job.logs()
+        assert f"at {at:,} environment steps" in job.log(learner or f"learner-{job.number}"), job.logs()
 
 
 def newer(job: Job, than: int) -> int:
@@ -62,6 +69,11 @@ def stopped(job: Job, before: int) -> int:
     at = max(checkpoints(job.run))
     assert at > before, job.logs()
     return at
+
+
+def serving(run: Path) -> tuple[int, ...]:
+    """Actors of each of two learner hosts."""
+    return tuple(last(folder, "actors") for folder in (run, run / "hosts" / "1"))
 
 
 def states(cluster: Cluster, array: str) -> set[str]:
@@ -119,7 +131,7 @@ def test_an_array_of_actors_comes_and_goes_with_its_learner(cluster: Cluster, sc
     job = cluster.submit(script("--array", "--actors", "2", steps=6_000), tmp_path / "run")
     before = job.wait_for_checkpoint()
     first = job.array
-    cluster.call("scontrol", "requeue", job.number)
+    cluster.call("scancel", "--signal=TERM", job.number)  # the script queues the job again, and ends its array
     at = stopped(job, before)
     job.start_now()
     completes(job, restarts=1)
@@ -153,6 +165,66 @@ def test_a_dead_actor_is_replaced_and_scancel_ends_all_with_a_checkpoint(
     assert len(checkpoints(job.run)) == 1, job.logs()
     wait_for(cluster.is_empty, "the job has left the queue")
     assert job.show()["Restarts"] == "0"
+
+
+def test_two_learner_hosts_train_together_are_requeued_and_finish(
+    cluster: Cluster, script: Print, tmp_path: Path
+) -> None:
+    job = cluster.submit(script("--learner-hosts", "2", "--actors", "2", steps=5_000), tmp_path / "run")
+    other = job.run / "hosts" / "1"
+    wait_for(lambda: serving(job.run) == (1, 1), "each host serves one of the actors, which know the run's folder only")
+    before = job.wait_for_checkpoint()
+    cluster.call("scontrol", "requeue", job.number)
+    at = stopped(job, before)
+    lines = {folder: len(metrics(folder)) for folder in (job.run, other)}
+    job.start_now()
+    completes(job, restarts=1)
+
+    goes_on(job, at, learner=f"learner-{job.number}-0")
+    assert "host 1/2: " in job.log(f"learner-{job.number}-1")
+    assert [folder.name for folder in (job.run / "hosts").iterdir()] == ["1"] and not checkpoints(other)
+    for folder, earlier in lines.items():
+        now = metrics(folder)
+        assert {line["learner_updates"] for line in now[:earlier]} - {0}, "updates before the stop"
+        assert max(line["actors"] for line in now[earlier:]) == 1, "an actor after it, on each host"
+        for counter in ("env_steps", "learner_updates"):
+            counted = [line[counter] for line in now if line[counter]]  # 0: nothing is built yet
+            assert counted == sorted(counted), f"{counter} of {folder} fall"
+    ends = [metrics(folder)[-1] for folder in lines]
+    assert ends[0]["env_steps"] == ends[1]["env_steps"] == max(checkpoints(job.run)) >= 5_000
+    assert ends[0]["learner_updates"] == ends[1]["learner_updates"] > 0
+
+
+PLAIN = """\
+#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --time=10 --output=plain-%j.log
+for i in 0 1; do seed actor --connect "$SEED_RUN" --envs 2 & done
+srun -N2 seed learner --preset gymnasium_vtrace --steps {steps} --trust-network --logdir "$SEED_RUN" \\
+  --grpc-port 0 --zmq-port 0 {values}
+status=$?
+kill %1 %2
+exit "$status"
+"""
+
+
+def test_a_plain_step_of_two_tasks_trains_and_ends_when_a_host_dies(cluster: Cluster, tmp_path: Path) -> None:
+    values = sets(*TINY, *counting(0.004), "training.checkpoint_seconds=1000")
+    path = tmp_path / "plain.sbatch"
+    path.write_text(PLAIN.format(steps=LONG, values=shlex.join(values)))
+    job = cluster.submit(path, tmp_path / "run")
+    wait_for(lambda: serving(job.run) == (1, 1) and last(job.run, "learner_updates"), "both hosts train")
+    assert checkpoints(job.run) == []
+    (member,) = [
+        process
+        for process in cluster.processes(job.run)
+        if process.cmdline()[2:3] == ["learner"] and process.environ()["SLURM_PROCID"] == "1"
+    ]
+    member.send_signal(signal.SIGKILL)
+    job.wait_for_state("FAILED")
+    assert (job.show()["ExitCode"], job.show()["Restarts"]) == ("137:0", "0")
+    assert "start all hosts again with --continue" in job.logs()
+    assert len(checkpoints(job.run)) == 1, job.logs()
+    wait_for(lambda: not cluster.processes(job.run), "the end of the job's processes")
 
 
 def test_a_learner_that_fails_ends_the_job_with_its_status(cluster: Cluster, script: Print, tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ SCRIPTS = {
     "one job": Job(preset="cartpole_vtrace", actors=2),
     "not requeued": Job(preset="cartpole_vtrace", actors=2, requeue=False),
     "an array": Job(preset="atari_vtrace", actors=4, env="breakout", array=True, gpus=1, time="1-0"),
+    "learner hosts": Job(preset="cartpole_vtrace", actors=5, learner_hosts=2, gpus=1),
+    "learner hosts and an array": Job(preset="cartpole_vtrace", actors=4, learner_hosts=4, array=True, mem="8G"),
     "everything": Job(
         preset="cartpole_vtrace",
         actors=3,
@@ -31,7 +33,8 @@ SCRIPTS = {
         sets=("agent.hidden=[8, 8]", 'environment.kwargs={ name = "it\'s" }'),
         time="4:00:00",
         logdir="/scratch/it's $(here) }",
-        nodes=2,
+        learner_hosts=2,
+        nodes=3,
         partition="long,short",
         account="group-1",
         learner_cpus=8,
@@ -90,7 +93,9 @@ def test_an_example_is_what_its_command_prints(path: Path, capsys: pytest.Captur
 
 
 def test_there_are_examples_of_each_layout() -> None:
-    assert [path.name for path in EXAMPLES] == ["array.sbatch", "cartpole.sbatch", "football.sbatch"]
+    assert [path.name for path in EXAMPLES] == [
+        "array.sbatch", "cartpole.sbatch", "football.sbatch", "two_hosts.sbatch"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -103,9 +108,9 @@ def test_a_script_says_the_command_that_prints_it(name: str, capsys: pytest.Capt
 
 def test_every_value_arrives() -> None:
     script = job_script(SCRIPTS["everything"])
-    # 8 CPUs of the learner are 4 tasks of 2; with 3 actors 7 of them, on 2 nodes of 4.
+    # 8 CPUs of a learner are 4 tasks of 2; with 3 actors 11 of them, on 3 nodes of 4.
     assert directives(script) == [
-        "--job-name=cartpole_vtrace", "--output=%x-%j.log", "--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=2",
+        "--job-name=cartpole_vtrace", "--output=%x-%j.log", "--nodes=3", "--ntasks-per-node=4", "--cpus-per-task=2",
         "--mem=64G", "--time=4:00:00", "--partition=long,short", "--account=group-1", "--requeue", "--open-mode=append",
         "--signal=TERM@120", "--qos=long", "-C avx512",
     ]  # fmt: skip
@@ -115,6 +120,40 @@ def test_every_value_arrives() -> None:
     assert given == [*SCRIPTS["everything"].sets, "actors.count=3", "actors.envs=8"]
     assert learner[learner.index("--logdir") :] == [
         "--logdir", "$SEED_RUN", "--continue", "--grpc-port", "0", "--zmq-port", "0", "--no-live", "&"
+    ]  # fmt: skip
+
+
+def learner_step(script: str) -> list[str]:
+    """The options that srun starts the learner's step with."""
+    (line,) = [line for line in script.replace("\\\n", " ").splitlines() if "--job-name=learner " in line]
+    return shlex.split(line.partition("seed learner")[0])[1:]
+
+
+def test_learner_hosts_are_tasks_of_one_step_one_a_node() -> None:
+    script = job_script(SCRIPTS["learner hosts"])
+    # 4 CPUs of a learner are 2 tasks of 2; with 5 actors 9 of them, on 2 nodes of 5.
+    assert directives(script)[2:6] == ["--nodes=2", "--ntasks-per-node=5", "--cpus-per-task=2", "--gpus-per-node=1"]
+    assert learner_step(script) == [
+        "--job-name=learner", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=4",
+        "--gpus-per-node=1", "--output=$logs/learner-%j-%t.log",
+    ]  # fmt: skip
+    assert "--trust-network" in words_of(script, "seed learner")
+    assert "TensorFlow's connections between the nodes\n# are neither encrypted nor authenticated" in script
+    (actors,) = [line for line in script.splitlines() if "--job-name=actors" in line]
+    assert "--ntasks=5" in actors and "--gpus-per-node=0" in actors
+
+
+def test_the_job_of_an_array_has_a_node_for_each_learner_host() -> None:
+    script = job_script(SCRIPTS["learner hosts and an array"])
+    assert directives(script)[2:6] == ["--nodes=4", "--ntasks-per-node=1", "--cpus-per-task=4", "--mem=8G"]
+    assert learner_step(script)[1:4] == ["--nodes=4", "--ntasks=4", "--ntasks-per-node=1"]
+
+
+def test_one_learner_trusts_no_network() -> None:
+    script = job_script(SCRIPTS["one job"])
+    assert "--trust-network" not in script
+    assert learner_step(script) == [
+        "--job-name=learner", "--nodes=1", "--ntasks=1", "--cpus-per-task=4", "--output=$logs/learner-%j.log"
     ]  # fmt: skip
 
 
@@ -141,19 +180,23 @@ def test_the_users_environment_does_not_change_a_script(monkeypatch: pytest.Monk
     assert job_script(job) == before
 
 
-@given(actors=st.integers(1, 60), nodes=st.integers(1, 61), cpus=st.integers(1, 9), learner=st.integers(1, 40))
-def test_learner_and_actors_fit_into_the_job(actors: int, nodes: int, cpus: int, learner: int) -> None:
-    nodes = min(nodes, actors + 1)
+@given(
+    actors=st.integers(1, 60), nodes=st.integers(1, 61), cpus=st.integers(1, 9), learner=st.integers(1, 40),
+    hosts=st.sampled_from([1, 2, 4]),
+)  # fmt: skip
+def test_learners_and_actors_fit_into_the_job(actors: int, nodes: int, cpus: int, learner: int, hosts: int) -> None:
+    actors = max(actors, hosts)
+    nodes = max(hosts, min(nodes, actors + hosts))
     script = job_script(
         Job(preset="cartpole_vtrace", actors=actors, envs=1, nodes=nodes, cpus_per_actor=cpus, learner_cpus=learner,
-            sets=("actors.streams=1",))
+            learner_hosts=hosts, sets=("actors.streams=1",))
     )  # fmt: skip
     asked = dict(option.split("=", 1) for option in directives(script) if "=" in option)
     per_node = int(asked["--ntasks-per-node"]) * cpus
     (learners,) = {int(found) for found in re.findall(r"--job-name=learner .*--cpus-per-task=(\d+)", script)}
     assert learners >= learner and learners % 2 == 0 and learners % cpus == 0
     assert learners <= per_node
-    assert (per_node - learners) // cpus + (nodes - 1) * (per_node // cpus) >= actors
+    assert hosts * ((per_node - learners) // cpus) + (nodes - hosts) * (per_node // cpus) >= actors
 
 
 @pytest.mark.parametrize(
@@ -195,6 +238,29 @@ def test_malformed_time_limits(time: str) -> None:
         (["--preset", "cartpole_vtrace", "--actor-partition", "cpu"], "--array"),
         (["--preset", "cartpole_vtrace", "--gpus", "1", "--nodes", "2"], "--array"),
         (["--preset", "cartpole_vtrace", "--actors", "2", "--nodes", "4"], "at most 3"),
+        (["--preset", "cartpole_vtrace", "--learner-hosts", "0"], "0"),
+        (["--preset", "cartpole_vtrace", "--learner-hosts", "3", "--nodes", "2"], "at least 3"),
+        (["--preset", "cartpole_vtrace", "--learner-hosts", "2", "--array", "--nodes", "2"], "--array"),
+        (["--preset", "cartpole_vtrace", "--learner-hosts", "2", "--array", "--nodes", "1"], "at least 2"),
+        (["--preset", "cartpole_vtrace", "--learner-hosts", "2", "--gpus", "1", "--nodes", "3"], "2 learner hosts"),
+        (["--preset", "cartpole_vtrace", "--learner-hosts", "2", "--actors", "2", "--nodes", "5"], "at most 4"),
+        (["--preset", "cartpole_vtrace", "--learner-hosts", "3", "--actors", "2"], "--learner-hosts 3"),
+        (
+            ["--preset", "cartpole_vtrace", "--learner-hosts", "2", "--set", "training.batch_size=7"],
+            "training.batch_size = 7 must be a multiple of --learner-hosts 2",
+        ),
+        (["--preset", "cartpole_vtrace", "--learner-hosts", "2", "--set", "topology.platform=tpu"], "tpu"),
+        (
+            [
+                "--preset",
+                "cartpole_vtrace",
+                "--set",
+                "topology.trust_network=true",
+                "--set",
+                "topology.hosts=['a:1', 'b:2']",
+            ],
+            "--learner-hosts",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

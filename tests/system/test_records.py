@@ -15,7 +15,7 @@ from seedcli.errors import RefusedError
 from seedcli.inference.arena import Arena, UnrollBuffer
 from seedcli.inference.policy import AgentPolicy
 from seedcli.layering import load_config
-from seedcli.roles.learner import Learner
+from seedcli.roles.learner_threads import Learner
 from seedcli.roles.listeners import open_transports
 from seedcli.roles.runfolder import RunFolder
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec

@@ -17,7 +17,7 @@ from seedcli.training.blocks import BlockCodec
 from seedcli.training.checkpoint import Checkpoint, find_checkpoint
 from seedcli.training.replay import Replay, Snapshot
 from seedcli.training.replay_store import MANIFEST, PRIORITIES, ReplayStore
-from seedcli.training.sources import unroll_fields
+from seedcli.training.unrolls import unroll_fields
 from tests.system.harness import TINY, Fleet, Process, checkpoints, counting, last, metrics, sets, wait_for
 
 COUNTERS = ("env_steps", "episodes", "evaluation_episodes", "learner_updates", "trained_steps")

@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from seedcli.config import NetConfig
 from seedcli.errors import UsageError
 from seedcli.telemetry import exporter as module
+from seedcli.telemetry.devices import DeviceFigures
 from seedcli.telemetry.exporter import CONNECTIONS, Exporter, Health, open_exporter
 from seedcli.telemetry.fleet import ActorRow, State
 from seedcli.telemetry.metrics import Snapshot
@@ -31,9 +32,13 @@ VALUES: dict[str, Any] = {
 } | {
     "inference_latency_ms": {"p50": 2.0, "p99": 8.0},
     "replay": {"replay_size": 500.0, "replay_mb": 1.5, "priority_max": 4.5, "epsilon_min": 0.25},
+    "devices": (
+        DeviceFigures("GPU:0", "training", 0.75, 10.0, 32.0, 0.125, 3.5),
+        DeviceFigures("GPU:1", "inference", 0.25, 400.0, None, 0.0, 0.0),
+    ),
     "extra": {"entropy": 0.5, "rho.max": 3.0, "rho max": 4.0},
 }
-BY_LABEL = ("replay", "extra", "inference_latency_ms")
+BY_LABEL = ("devices", "replay", "extra", "inference_latency_ms")
 
 
 def row(name: str, state: State = "stepping", **values: Any) -> ActorRow:
@@ -121,6 +126,12 @@ def test_every_figure_of_the_metrics_is_there_in_base_units() -> None:
     assert found["seed_replay_priority_max",] == 4.5 and found["seed_exploration_epsilon_min",] == 0.25
     assert found["seed_agent_entropy",] == 0.5 and found["seed_agent_rho_max",] == 3.0
     assert found["seed_run_target_steps",] == 5_000
+    assert found["seed_device_utilisation_ratio", "GPU:0", "training"] == 0.75
+    assert found["seed_device_batches_per_second", "GPU:1", "inference"] == 400
+    assert found["seed_device_transfer_bytes_per_second", "GPU:0", "training"] == 3.5e6
+    assert found["seed_device_transfer_ratio", "GPU:0", "training"] == 0.125
+    rows = {key: value for key, value in found.items() if key[0] == "seed_device_batch_rows"}
+    assert rows == {("seed_device_batch_rows", "GPU:0", "training"): 32}, "nothing is said of what is not known"
 
 
 COUNTERS = {

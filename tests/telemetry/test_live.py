@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from seedcli.telemetry.drawing import chart, duration, number
+from seedcli.telemetry.drawing import chart
 from seedcli.telemetry.live import (
     ActorRow,
     LiveView,
@@ -20,6 +20,7 @@ from seedcli.telemetry.live import (
     print_summary,
 )
 from seedcli.telemetry.metrics import Snapshot
+from seedcli.telemetry.numbers import duration, number
 
 HEADER = {"preset": "cartpole_vtrace", "folder": "runs/x", "environment": "gymnasium/CartPole-v1", "seed": "7"}
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")

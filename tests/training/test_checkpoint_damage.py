@@ -12,7 +12,7 @@ import pytest
 
 from seedcli.errors import EXIT_USAGE, CheckpointError
 from seedcli.layering import load_config
-from seedcli.roles.learner import resume_point
+from seedcli.roles.resuming import resume_point
 from seedcli.roles.runfolder import RunFolder
 from seedcli.training import checkpoint as module
 from seedcli.training.checkpoint import (

@@ -18,7 +18,7 @@ import tensorflow as tf
 from seedcli.errors import SeedError
 from seedcli.layering import load_config
 from seedcli.net.inprocess import InProcessServer
-from seedcli.roles.learner import Learner
+from seedcli.roles.learner_threads import Learner
 from seedcli.roles.runfolder import RunFolder
 from seedcli.training import checkpoint as module
 from seedcli.training.checkpoint import (
@@ -222,7 +222,7 @@ def test_training_goes_on_while_a_checkpoint_takes_its_time(
 
     def batch(updates: int = 1) -> None:
         for _ in range(updates):
-            learner._batches.put(SimpleNamespace(), timeout=LIMIT)  # type: ignore[arg-type]
+            learner.batches.put(SimpleNamespace(), timeout=LIMIT)  # type: ignore[arg-type]
 
     def writers() -> int:
         return sum(thread.name == "checkpoint" for thread in threading.enumerate())

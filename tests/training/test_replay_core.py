@@ -19,6 +19,7 @@ from seedcli.roles.core import LearnerCore
 from seedcli.roles.reporting import Reporter
 from seedcli.roles.runfolder import RunFolder
 from seedcli.telemetry.live import PlainView
+from seedcli.telemetry.metrics import Profile
 from seedcli.training.checkpoint import open_checkpoint
 from seedcli.training.sources import ReplaySource
 from tests.training.helpers import LIMIT, SPEC, resolved
@@ -149,7 +150,9 @@ def test_rewards_that_are_not_finite_are_counted_once_and_never_trained_on(tmp_p
     service = SimpleNamespace(
         sessions=list, reception=reception, departed=deque(), turned_away=0, **dict.fromkeys(names, 0)
     )
-    learner: Any = SimpleNamespace(config=core.config, core=core, service=service, results=deque())
+    learner: Any = SimpleNamespace(
+        config=core.config, core=core, team=None, service=service, results=deque(), training_profile=Profile()
+    )
     with RunFolder.create(tmp_path / "run", "test") as folder:
         reporter = Reporter(learner, folder, PlainView(Console(file=io.StringIO())), resumed_at=None)
         line = reporter.report().to_dict()

@@ -21,7 +21,8 @@ from seedcli.inference.arena import Arena, UnrollBuffer
 from seedcli.layering import load_config
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from seedcli.training import sources
-from seedcli.training.sources import QueueSource, ReplaySource, create_source, expected_bytes, unroll_fields
+from seedcli.training.sources import QueueSource, ReplaySource, create_source
+from seedcli.training.unrolls import expected_bytes, unroll_fields
 from tests.training.helpers import LIMIT, SPEC, B, K, T, resolved
 
 E = 2
@@ -348,3 +349,32 @@ def test_a_queue_counts_and_keeps_nothing(tmp_path: Path) -> None:
     assert source.workers() == {} and source.next_batch(wait=False) is None
     source.close()
     assert source.next_batch(wait=True) is None
+
+
+@pytest.mark.parametrize("algorithm", ["vtrace", "r2d2"])
+def test_batches_stay_on_the_host_until_they_are_placed(tmp_path: Path, algorithm: str) -> None:
+    vtrace = ["agent.algorithm=vtrace", "training.batch_size=4", "training.unroll_length=3"]
+    config = _config() if algorithm == "r2d2" else load_config(None, environ={}, sets=vtrace).config
+    agent = create_agent(config.agent, config.training, SPEC, 3)
+    spec = agent.algorithm
+    arena = Arena(SPEC, spec.records, spec.recorded, batch_size=B, queue_batches=9)
+    given: list[UnrollBatch] = []
+
+    def place(unrolls: UnrollBatch) -> Any:
+        assert all(isinstance(leaf, np.ndarray) for leaf in tf.nest.flatten(unrolls))
+        given.append(unrolls)
+        return f"batch {len(given)}"
+
+    source = create_source(agent, SPEC, config, arena, tmp_path / "replay", place=place)
+    arena.admit(4)
+    for _ in range(4):
+        buffer = arena.acquire(4)
+        assert buffer is not None
+        buffer.memory[:] = 0
+        buffer.state = tf.nest.map_structure(lambda leaf: leaf.numpy(), agent.initial_state(4))
+        source.put(buffer)
+    batch = source.next_batch(wait=False)
+    assert batch is not None and batch.unrolls == "batch 1"
+    np.testing.assert_array_equal(batch.weights, given[0].weights)
+    assert source.profiles["prefetch thread"].seconds()["transfer"] > 0.0
+    source.close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,8 +12,11 @@ import tensorflow as tf
 from seedcli.agents import create_agent
 from seedcli.agents.base import UnrollBatch
 from seedcli.config import AgentConfig, TrainingConfig
+from seedcli.errors import SeedError
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
+from seedcli.topology import Plan
 from seedcli.training.batches import PreparedBatch
+from seedcli.training.devices import Devices
 from seedcli.training.trainer import Trainer
 
 SPEC = EnvSpec("test/env", ArraySpec((3,), "float32"), ActionSpec((2,)))
@@ -30,7 +36,7 @@ def _batch(reward: float = 1.0, version: int = 0) -> PreparedBatch:
         state={},
         weights=tf.ones(2),
     )
-    return PreparedBatch(unrolls, np.full(shape, version, np.int64), np.zeros(shape, np.bool_))
+    return PreparedBatch(unrolls, np.full(shape, version, np.int64), np.zeros(shape, np.bool_), np.ones(2, np.float32))
 
 
 def _weights(trainer_agent) -> list[np.ndarray]:
@@ -161,3 +167,112 @@ def test_the_target_network_follows_after_as_many_applied_updates():
         assert not moved(), f"after {update} applied updates"
     trainer.update(_q_batch(), env_steps=0)
     assert trainer.updates == 3 and trainer.dropped == 2 and moved()
+
+
+def _half_precision_trainer() -> Trainer:
+    plan = Plan("cpu", 1, (0,), (0,), columns=2, precision="mixed_float16")
+    agent = create_agent(AgentConfig(hidden=(8,)), TRAINING, SPEC, 1)
+    return Trainer(agent, TRAINING, 100, Devices(plan))
+
+
+def test_a_scaled_loss_gives_the_same_update():
+    trainer = _half_precision_trainer()
+    plain = Trainer(create_agent(AgentConfig(hidden=(8,)), TRAINING, SPEC, 1), TRAINING, 100)
+    for _ in range(3):
+        scaled, exact = trainer.update(_batch(), env_steps=0), plain.update(_batch(), env_steps=0)
+        assert scaled.loss == pytest.approx(exact.loss, rel=1e-6), "what is told is not scaled"
+        assert scaled.grad_norm == pytest.approx(exact.grad_norm, rel=1e-6)
+    assert scaled.metrics.pop("loss_scale") == 2.0**15 and scaled.metrics.keys() == exact.metrics.keys()
+    for one, other in zip(_weights(trainer._agent), _weights(plain._agent), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_a_scale_that_is_too_large_is_halved_and_no_fault():
+    trainer = _half_precision_trainer()
+    trainer.loss_scale = 2.0**127  # beyond what float32 takes, as 2^15 may be beyond float16
+    before = _weights(trainer._agent)
+    big = _batch(reward=1000.0)
+    result = trainer.update(big, env_steps=0)
+    assert np.isfinite(result.loss) and not np.isfinite(result.grad_norm)
+    assert (result.applied, result.fault, result.metrics["loss_scale"]) == (False, None, 2.0**127)
+    assert (trainer.loss_scale, trainer.dropped, trainer.updates) == (2.0**126, 0, 0)
+    for kept, now in zip(before, _weights(trainer._agent), strict=True):
+        np.testing.assert_array_equal(kept, now)
+    for _ in range(20):
+        if trainer.update(big, env_steps=0).applied:
+            break
+    assert trainer.updates == 1 and trainer.dropped == 0
+
+
+def test_what_no_scale_helps_is_a_fault():
+    trainer = _half_precision_trainer()
+    assert trainer.update(_batch(reward=np.nan), env_steps=0).fault == "the loss"
+    assert (trainer.dropped, trainer.loss_scale) == (1, 2.0**15)
+    trainer.loss_scale = 1.0
+    assert trainer._count(False, 0.5, _batch()) == "a gradient"
+    assert (trainer.dropped, trainer.loss_scale) == (2, 1.0)
+
+
+def test_the_scale_grows_after_many_good_updates_in_a_row():
+    trainer = _half_precision_trainer()
+    for _ in range(1999):
+        trainer._count(True, 0.5, _batch())
+    assert trainer.loss_scale == 2.0**15
+    trainer._count(False, 0.5, _batch())
+    assert trainer.loss_scale == 2.0**14, "one that is not good begins the count anew"
+    for _ in range(2000):
+        trainer._count(True, 0.5, _batch())
+    assert trainer.loss_scale == 2.0**15
+    trainer.loss_scale = 2.0**24
+    for _ in range(2000):
+        trainer._count(True, 0.5, _batch())
+    assert trainer.loss_scale == 2.0**24, "the largest"
+
+
+def test_without_memory_it_is_said_what_took_it_and_what_to_lower(monkeypatch):
+    agent = create_agent(AgentConfig(hidden=(8,)), TRAINING, SPEC, 1)
+    trainer = Trainer(agent, TRAINING, total_steps=100)
+
+    def exhausted(*_):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+
+    monkeypatch.setattr(trainer, "_update", exhausted)
+    with pytest.raises(SeedError) as raised:
+        trainer.update(_batch(), env_steps=0)
+    sentence = str(raised.value)
+    for part in ("out of memory", "a batch of 2 unrolls", "activations of 10 records", "training.batch_size = 2"):
+        assert part in sentence
+    for setting in ("training.unroll_length = 4", "inference.max_envs", "topology.precision"):
+        assert setting in sentence
+
+
+@pytest.mark.skipif(not tf.config.list_physical_devices("GPU"), reason="there is no GPU")
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "mixed_float16"])
+def test_a_gpu_learns_in_any_precision(precision):
+    """The action of the larger reward becomes the likelier one."""
+    devices = Devices(Plan("gpu", 1, (0,), (0,), columns=2, precision=precision))
+    with devices.scope():
+        agent = create_agent(AgentConfig(hidden=(64,), lstm=16), TRAINING, SPEC, 1, precision=precision)
+    trainer = Trainer(agent, TRAINING, 10**6, devices)
+    batch = _batch()
+    action = np.tile([[0, 1]], (5, 1)).astype(np.int32)
+    reward = np.where(action == 1, 1.0, -1.0).astype(np.float32)
+    state = tf.nest.map_structure(lambda leaf: leaf.numpy(), agent.initial_state(2))
+    host = tf.nest.map_structure(lambda leaf: leaf.numpy(), batch.unrolls._replace(state={}))
+    unrolls = devices.place(host._replace(action=action, reward=reward, state=state))
+    assert unrolls.observation.device.endswith("GPU:0")
+    for _ in range(100):
+        trainer.update(batch._replace(unrolls=unrolls), env_steps=0)
+    assert trainer.updates > 90 and trainer.dropped == 0
+    logits = agent.network.step(unrolls.observation[0], unrolls.reward[0], agent.initial_state(2))[0].policy
+    assert (logits[:, 1] > logits[:, 0] + 1.0).numpy().all()
+
+
+@pytest.mark.skipif(not tf.config.list_physical_devices("GPU"), reason="there is no GPU")
+def test_a_gpu_takes_memory_as_it_needs_it():
+    code = (
+        "from seedcli.topology import Plan; from seedcli.training.devices import prepare; import tensorflow as tf;"
+        "prepare(Plan('gpu', 1, (0,), (0,), columns=2)); tf.zeros([1]);"
+        "assert all(tf.config.experimental.get_memory_growth(gpu) for gpu in tf.config.list_physical_devices('GPU'))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 0

@@ -1,0 +1,248 @@
+"""Inference on one device: agent states by slot, published weights, one traced function that answers a batch."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from seedcli.agents.base import ActInputs, Agent
+from seedcli.errors import SeedError
+from seedcli.inference.devices import nearest, short_name
+from seedcli.inference.trajectories import ObservationStore
+from seedcli.specs import EnvSpec, map_arrays
+from seedcli.telemetry.devices import DeviceMeter
+
+
+class Decision(NamedTuple):
+    """What a policy answers for a batch.
+
+    Attributes:
+        action: [N, ...] as the specification's action.
+        recorded: name → [N, ...].
+        version: the policy version that chose, exact: number of updates behind the weights used.
+    """
+
+    action: npt.NDArray[Any]
+    recorded: Mapping[str, npt.NDArray[Any]]
+    version: int
+
+
+class Promise(NamedTuple):
+    """A batch that a device is at work on.
+
+    Attributes:
+        action, recorded: tensors, with the padded rows.
+        rows: N, rows asked for.
+        version: of the weights.
+        begun: seconds of the clock of `time.perf_counter`.
+    """
+
+    action: tf.Tensor
+    recorded: Mapping[str, tf.Tensor]
+    rows: int
+    version: int
+    begun: float
+
+
+class DevicePolicy:
+    """An agent that answers on one device, with a copy of the weights there.
+
+    Args:
+        agent: the algorithm.
+        spec: the environment.
+        device: what TensorFlow calls it, such as "GPU:3"; "" is where TensorFlow puts things by itself.
+        slots: rows of the tables; the last is for padded rows.
+        pad_to: batch sizes to pad to, ascending; empty: dynamic batches.
+        greedy: answer the action without exploration.
+        compiled: let XLA compile it, each batch size once.
+        seed: gives what the next batch's random numbers depend on, [2] int32.
+
+    Attributes:
+        device: its name.
+        accelerated: whether it is another than the processor.
+        version: of the weights it has.
+        meter: what it has done; written by the thread that asks for answers.
+        store: where it keeps observations until they are trained on; None: nowhere.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        spec: EnvSpec,
+        *,
+        device: str,
+        slots: int,
+        pad_to: Sequence[int],
+        greedy: bool,
+        compiled: bool,
+        seed: Any,
+    ) -> None:
+        self._agent = agent
+        self._greedy = greedy
+        self._device = device
+        self._pad_to = pad_to
+        self._scratch = slots - 1
+        self._seed = seed
+        self._lock = threading.Lock()
+        self.version = 0
+        self.store: ObservationStore | None = None
+        with self._on_device():
+            self._network = agent.make_network()
+            self._exploration = tf.Variable(np.zeros(slots, np.float32), trainable=False)
+            initial = agent.initial_state(1)
+            self._initial = tf.nest.map_structure(tf.convert_to_tensor, initial)
+            self._table = tf.nest.map_structure(
+                lambda x: tf.Variable(tf.repeat(x, slots, axis=0), trainable=False), self._initial
+            )
+        self._stateful = bool(tf.nest.flatten(initial))
+        self.device = short_name(self._exploration.device)
+        self.accelerated = not self.device.startswith("CPU")
+        # Results of 32-bit integers are copied to the host before a function returns, which would make every device
+        # wait for the one before it: they travel as what they are not.
+        self._in_disguise = self.accelerated and np.dtype(spec.action.array.dtype) == np.int32
+        self._action_dtype = np.dtype(spec.action.array.dtype)
+        scalars = 4 + 1 + 4  # reward, first, slot
+        self._row_bytes = spec.observation_bytes + scalars
+        self.meter = DeviceMeter(self.device, "inference")
+        rows = [None]
+        # TensorFlow takes the methods of several objects for one function, and warns that it is traced again and again.
+        self._act = tf.function(
+            functools.partial(self._act_impl),
+            autograph=False,
+            jit_compile=compiled or None,
+            input_signature=[
+                map_arrays(lambda array: tf.TensorSpec([*rows, *array.shape], array.dtype), spec.observation),
+                tf.TensorSpec(rows, tf.float32),
+                tf.TensorSpec(rows, tf.bool),
+                tf.TensorSpec(rows, tf.int32),
+                tf.TensorSpec([2], tf.int32),
+            ],
+        )
+        self._snapshot = tf.function(
+            functools.partial(self._gather),
+            autograph=False,
+            input_signature=[tf.TensorSpec(rows, tf.int32), tf.TensorSpec(rows, tf.bool)],
+        )
+        self._publish = tf.function(functools.partial(self._publish_impl), autograph=False)
+
+    def _on_device(self) -> contextlib.AbstractContextManager[Any]:
+        return tf.device(self._device) if self._device else contextlib.nullcontext()
+
+    def _gather(self, slots: tf.Tensor, first: tf.Tensor) -> Any:
+        def one(table: tf.Variable, initial: tf.Tensor) -> tf.Tensor:
+            rows = tf.gather(table, slots)
+            mask = tf.reshape(first, [-1] + [1] * (rows.shape.rank - 1))
+            return tf.where(mask, initial, rows)
+
+        return tf.nest.map_structure(one, self._table, self._initial)
+
+    def _act_impl(
+        self, observation: tf.Tensor, reward: tf.Tensor, first: tf.Tensor, slots: tf.Tensor, seed: tf.Tensor
+    ) -> tuple[tf.Tensor, Any]:
+        exploration = tf.gather(self._exploration, slots)
+        inputs = ActInputs(observation, reward, first, exploration, seed)
+        outputs, state = self._agent.act(self._network, inputs, self._gather(slots, first))
+        for table, rows in zip(tf.nest.flatten(self._table), tf.nest.flatten(state), strict=True):
+            table.scatter_update(tf.IndexedSlices(rows, slots))
+        action = outputs.greedy_action if self._greedy else outputs.action
+        return tf.bitcast(action, tf.float32) if self._in_disguise else action, dict(outputs.recorded)
+
+    def _publish_impl(self) -> None:
+        for mine, trained in zip(self._network.variables, self._agent.network.variables, strict=True):
+            copy = nearest(trained, self.device)
+            with tf.device(copy.device):
+                value = copy.read_value()
+            mine.assign(value)
+
+    def publish(self, version: int) -> None:
+        """Copy the trained weights into the ones inference reads here, and give them their version."""
+        with self._lock, self._on_device():
+            self._publish()
+            self.version = version
+
+    def _padded(self, n: int) -> int:
+        for size in self._pad_to:
+            if size >= n:
+                return size
+        largest = self._pad_to[-1]
+        return -(-n // largest) * largest
+
+    def begin(
+        self,
+        observation: Any,
+        reward: npt.NDArray[np.float32],
+        first: npt.NDArray[np.bool_],
+        slots: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int32] | None = None,
+    ) -> Promise:
+        """See `policy.LanePolicy.begin`. The processor's work is done when this returns, an accelerator's begun."""
+        begun = time.perf_counter()
+        n = len(slots)
+        if self._pad_to:
+            extra = self._padded(n) - n
+            observation = map_arrays(
+                lambda array: np.concatenate([array, np.zeros((extra, *array.shape[1:]), array.dtype)]), observation
+            )
+            reward = np.concatenate([reward, np.zeros(extra, np.float32)])
+            first = np.concatenate([first, np.ones(extra, np.bool_)])
+            slots = np.concatenate([slots, np.full(extra, self._scratch, np.int32)])
+            if positions is not None and self.store is not None:
+                positions = np.concatenate([positions, np.full(extra, self.store.spare, np.int32)])
+        try:
+            with self._on_device():
+                if self.accelerated:
+                    observation = self._upload(observation, len(slots))
+                elif positions is not None:
+                    observation = map_arrays(tf.convert_to_tensor, observation)
+                with self._lock:
+                    action, recorded = self._act(observation, reward, first, slots, self._seed())
+                    version = self.version
+                if positions is not None and self.store is not None:
+                    self.store.write(observation, positions)
+        except tf.errors.ResourceExhaustedError as error:
+            raise SeedError(
+                f"{self.device} has no memory left to answer {n} environments: lower inference.max_envs or "
+                "training.batch_size, or let other devices train"
+            ) from error
+        if not self.accelerated:
+            self.meter.busy += time.perf_counter() - begun
+        return Promise(action, recorded, n, version, begun)
+
+    def _upload(self, observation: Any, rows: int) -> Any:
+        begun = time.perf_counter()
+        observation = map_arrays(tf.convert_to_tensor, observation)
+        self.meter.transfer_seconds += time.perf_counter() - begun
+        self.meter.transfer_bytes += rows * self._row_bytes
+        return observation
+
+    def finish(self, promise: Promise) -> Decision:
+        """See `policy.LanePolicy.finish`."""
+        n = promise.rows
+        action = promise.action.numpy()[:n]
+        recorded = {name: value.numpy()[:n] for name, value in promise.recorded.items()}
+        meter = self.meter
+        meter.batches += 1
+        meter.rows += n
+        if self.accelerated:
+            meter.busy += time.perf_counter() - promise.begun
+        return Decision(action.view(self._action_dtype) if self._in_disguise else action, recorded, promise.version)
+
+    def explore(self, exploration: npt.NDArray[np.float32]) -> None:
+        """Take how much the environments of all slots explore, [slots] float32."""
+        self._exploration.assign(exploration)
+
+    def snapshot(self, slots: npt.NDArray[np.int32], first: npt.NDArray[np.bool_]) -> Any:
+        """See `policy.Policy.snapshot`."""
+        if not self._stateful:
+            return self._initial
+        with self._on_device():
+            states = self._snapshot(slots, first)
+        return tf.nest.map_structure(lambda x: x.numpy(), states)

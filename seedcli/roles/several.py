@@ -1,0 +1,227 @@
+"""A learner on one host of several: how hosts find each other before a run, and what each does in it."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+import seedcli
+from seedcli.config import Config
+from seedcli.errors import EXIT_DONE, SeedError
+from seedcli.layering import Resolved, describe
+from seedcli.net.addresses import join_host_port, split_host_port
+from seedcli.net.base import ServerTransport
+from seedcli.net.meeting import Introduction, Meeting, MeetingCancelled, meet
+from seedcli.net.security import Security
+from seedcli.roles.core import share_cores
+from seedcli.roles.hosts import actor_addresses, free_port, named_in_logs
+from seedcli.roles.listeners import bound_host, learner_security, open_transports, ports
+from seedcli.roles.resuming import resume_point
+from seedcli.roles.runfolder import RunFolder
+from seedcli.roles.stopping import Signals
+from seedcli.roles.team import Team
+from seedcli.telemetry.exporter import Exporter, open_exporter
+from seedcli.telemetry.live import View, make_view
+from seedcli.telemetry.logs import setup_logging
+from seedcli.topology import Plan, make_plan
+from seedcli.training.devices import Devices, find_inventory, prepare
+
+if TYPE_CHECKING:
+    from seedcli.roles.learner_threads import Learner
+
+_log = logging.getLogger(__name__)
+
+_CONNECT_SECONDS = 120.0
+_FLUSH_SECONDS = 5.0
+# What the chief tells first: why there is nothing to do, or "", and the counters of the checkpoint it goes on from.
+_FINISHED, _COUNTERS = "finished", "counters"
+
+
+def use_devices(config: Config) -> Devices:
+    """The devices of a learner that is alone; before TensorFlow's first operation.
+
+    Raises:
+        UsageError: the topology does not fit them.
+    """
+    plan = make_plan(config, find_inventory())
+    prepare(plan)
+    share_cores()
+    return Devices(plan)
+
+
+def run_host(
+    resolved: Resolved,
+    folder_of: Callable[[str], RunFolder],
+    hosts: Sequence[str],
+    index: int,
+    transports: Sequence[ServerTransport],
+    security: Security | None,
+    view: View,
+    announce: Callable[[Learner, View], None],
+    exporter: Exporter | None,
+    done: str = "",
+) -> int:
+    """Meet the other hosts and train with them.
+
+    Args:
+        resolved: the configuration with its sources.
+        folder_of: gives this host's own folder, from the chief's; of a chief its own is asked for with "".
+        hosts, index: "host:port" of each, the chief first, and which of them this is.
+        transports, security: listeners, bound already, and what protects them.
+        view: where progress is shown.
+        announce: called once the learner serves.
+        exporter: where metrics and health are asked for.
+        done: the chief's: why there is nothing left to do.
+
+    Returns:
+        The exit status.
+    """
+    from seedcli.roles.learner import supervise
+
+    config = resolved.config
+    plan = _plan(config, hosts, index)
+    signals = Signals()
+    with contextlib.ExitStack() as stack:
+        stack.callback(signals.restore)
+        stack.enter_context(named_in_logs(index, len(hosts)))
+        folder = folder_of("") if index == 0 else None
+        server = join_host_port(_name(hosts[index]), free_port(_name(hosts[index])))
+        introduction = Introduction(
+            config=_compared(resolved, plan),
+            version=seedcli.__version__,
+            tensorflow=server,
+            actors=actor_addresses(hosts[index], bound_host(config), ports(transports)),
+            folder=str(folder.path.absolute()) if folder is not None else "",
+        )
+        _log.info("waiting for %d learner hosts at %s", len(hosts) - 1, hosts[0])
+        try:
+            meeting = meet(
+                hosts, index, introduction,
+                security=security, timeout=config.topology.host_timeout, stopped=signals.raised.is_set,
+            )  # fmt: skip
+        except MeetingCancelled:
+            for transport in transports:
+                transport.close()
+            return signals.status or EXIT_DONE
+        stack.enter_context(_left_in_order(meeting))
+        team = Team(meeting, tuple(hosts), index, config.topology.host_timeout)
+        checkpoint = None
+        if folder is not None:
+            checkpoint = None if done else resume_point(folder)
+            meeting.tell({_FINISHED: done, _COUNTERS: {} if checkpoint is None else checkpoint.counters})
+        else:
+            done = str(team.wait_told(_FINISHED))
+        if done:
+            print(f"seed: {done}", file=sys.stderr)
+            meeting.flush(_FLUSH_SECONDS)
+            return EXIT_DONE
+        team.resume(team.wait_told(_COUNTERS))
+        if folder is None:
+            folder = stack.enter_context(folder_of(meeting.introductions[0].folder))
+        setup_logging(folder.log_path, view, debug=False)
+        team.wait_for_all()
+        devices = _devices(plan, meeting)
+        signals.insist()  # TensorFlow takes SIGTERM for itself
+        _log.info("met %d learner hosts; TensorFlow's own connections between them are not protected", len(hosts))
+        return supervise(
+            resolved, folder, transports, view,
+            announce=announce, tick=team.look, exporter=exporter, devices=devices, team=team,
+            signals=signals, checkpoint=checkpoint,
+        )  # fmt: skip
+
+
+def run_member(
+    resolved: Resolved, logdir: Path | None, hosts: Sequence[str], index: int, *, fresh: bool, live: bool
+) -> int:
+    """`seed learner` on a host that is not the chief: it has a folder of its own in the chief's.
+
+    Args:
+        resolved: the configuration with its sources.
+        logdir: the run's folder as this host sees it; None: where the chief says it is.
+        hosts, index: see `run_host`.
+        fresh: the folder's earlier run is replaced.
+        live: show a live view.
+    """
+    config = resolved.config
+    security = learner_security(config)
+    exporter = open_exporter(config.net)
+    transports = open_transports(config, security)
+    view = make_view(live)
+    setup_logging(None, view, debug=False)
+
+    def folder_of(chiefs: str) -> RunFolder:
+        path = (logdir or Path(chiefs)) / "hosts" / str(index)
+        return RunFolder.create(path, config.run.preset, resume=False if fresh else None, overwrite=fresh)
+
+    return run_host(resolved, folder_of, hosts, index, transports, security, view, lambda learner, view: None, exporter)
+
+
+def _plan(config: Config, hosts: Sequence[str], index: int) -> Plan:
+    """What this host's devices do."""
+    topology = config.topology.model_copy(update={"hosts": tuple(hosts), "host_index": index})
+    plan = make_plan(config.model_copy(update={"topology": topology}), find_inventory())
+    prepare(plan)
+    share_cores()
+    return plan
+
+
+def _name(host: str) -> str:
+    parts = split_host_port(host)
+    assert parts is not None, host
+    return parts[0].strip("[]")
+
+
+def _compared(resolved: Resolved, plan: Plan) -> dict[str, Any]:
+    """What hosts must agree on: every value, and what "auto" has come to here."""
+    values = {value.key: value.value for value in describe(resolved)}
+    return values | {
+        "topology.platform": plan.platform,
+        "topology.training_devices": len(plan.training),
+    }
+
+
+@contextlib.contextmanager
+def _left_in_order(meeting: Meeting) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        meeting.close(str(error) or type(error).__name__)
+        raise
+    meeting.close()
+
+
+def _devices(plan: Plan, meeting: Meeting) -> Devices:
+    servers = [introduction.tensorflow for introduction in meeting.introductions]
+    # TensorFlow keeps Python from running while it waits for the others: no thread and no signal could end that.
+    with open(os.devnull, "w") as nowhere:
+        faulthandler.dump_traceback_later(_CONNECT_SECONDS, exit=True, file=nowhere)
+        try:
+            return _connected(plan, servers)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def _connected(plan: Plan, servers: Sequence[str]) -> Devices:
+    _log.info(
+        "TensorFlow connects %s; this process ends where it cannot within %.0f s", ", ".join(servers), _CONNECT_SECONDS
+    )
+    try:
+        return Devices(
+            plan,
+            tf.distribute.cluster_resolver.SimpleClusterResolver(
+                tf.train.ClusterSpec({"worker": servers}), task_type="worker", task_id=plan.host_index, rpc_layer="grpc"
+            ),
+        )
+    except tf.errors.OpError as error:
+        raise SeedError(
+            f"TensorFlow's servers at {', '.join(servers)} cannot reach each other ({error.message.splitlines()[0]}): "
+            "they need every port between the learner hosts"
+        ) from error

@@ -1,0 +1,43 @@
+"""Figures as people read them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+NOTHING = "-"  # shown for a figure that is not known
+
+
+def duration(seconds: float | None) -> str:
+    """`0:31`, `1:02:03`, `2d 03:04`; `-` for None."""
+    if seconds is None:
+        return NOTHING
+    whole = max(0, round(seconds))
+    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days}d {hours:02d}:{minutes:02d}"
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def count(value: float | None) -> str:
+    """A whole number with thousands separated; rates below 100 keep one decimal."""
+    if value is None or not np.isfinite(value):
+        return NOTHING
+    return f"{value:,.1f}" if isinstance(value, float) and abs(value) < 100 else f"{value:,.0f}"
+
+
+def number(value: float | None) -> str:
+    """A figure of unknown magnitude in at most nine characters."""
+    if value is None or not np.isfinite(value):
+        return NOTHING
+    size = abs(value)
+    if size >= 1e7 or 0 < size < 1e-3:
+        return f"{value:.2e}"
+    for bound, decimals in ((1000, 0), (100, 1), (10, 2), (1, 3)):
+        if size >= bound:
+            return f"{value:,.{decimals}f}"
+    return f"{value:.4f}"
+
+
+def tenth(value: float | None) -> str:
+    """A figure with one decimal, e.g. a return, a lag or milliseconds."""
+    return NOTHING if value is None or not np.isfinite(value) else f"{value:,.1f}"

@@ -1,0 +1,243 @@
+"""The devices of a host, as TensorFlow has them: which there are, what is made where, batches on their way there.
+
+`tf.distribute` holds the weights on every training device and adds up over them, and over hosts. One device of one
+host is no case for it: then everything here does the plain thing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from seedcli.agents.base import UnrollBatch
+from seedcli.errors import SeedError, UsageError
+from seedcli.topology import Inventory, Plan
+
+_BY_ROW = ("state", "weights")  # fields of an `UnrollBatch` whose first axis is the columns; of all others the second
+
+
+def find_inventory() -> Inventory:
+    """The devices of this machine; none of them is started."""
+    gpus, tpus = tf.config.list_physical_devices("GPU"), tf.config.list_physical_devices("TPU")
+    details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
+    models = tuple(str(each.get("device_name", "")) for each in details) or ("TPU core",) * len(tpus)
+    return Inventory(gpus=len(gpus), tpus=len(tpus), cores=len(os.sched_getaffinity(0)), models=models)
+
+
+def prepare(plan: Plan) -> None:
+    """Make TensorFlow see the devices of a plan as it means them; before TensorFlow's first operation.
+
+    A processor is split into its virtual devices, and what is planned for it stays off GPUs. GPUs take memory as they
+    need it, not all of it at once.
+
+    Raises:
+        SeedError: TensorFlow has started already, with other devices.
+    """
+    try:
+        gpus = tf.config.list_physical_devices("GPU")
+        tf.config.set_visible_devices(gpus if plan.platform == "gpu" else [], "GPU")
+        if plan.platform == "gpu":
+            for gpu in gpus:
+                tf.config.experimental.set_memory_growth(gpu, True)
+        if plan.virtual:
+            parts = [tf.config.LogicalDeviceConfiguration() for _ in range(plan.devices)]
+            tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], parts)
+    except RuntimeError as error:
+        raise SeedError(f"TensorFlow has started, and its devices cannot be changed any more: {error}") from error
+
+
+class PerDevice(NamedTuple):
+    """Observations that are on the training devices already.
+
+    Attributes:
+        parts: for each of them its columns, [R, B / devices, ...] or such tensors by name.
+    """
+
+    parts: tuple[Any, ...]
+
+
+class Devices:
+    """The training devices of a host, and the names of those that infer.
+
+    Args:
+        plan: which device does what; None: wherever TensorFlow puts things by itself.
+        resolver: a `tf.distribute.cluster_resolver.ClusterResolver` of TensorFlow's addresses of all hosts; only where
+            there are several.
+
+    Raises:
+        UsageError: TensorFlow finds no TPU, or `tf.distribute` has no way to do what is planned.
+
+    Attributes:
+        plan: as given.
+        strategy: of `tf.distribute`; the default one for one device of one host.
+        training, inference: names of this host's devices, such as "GPU:3"; "" where TensorFlow chooses.
+        replicas: training devices of this host.
+        distributed: whether there are several training devices, here or on other hosts.
+    """
+
+    def __init__(self, plan: Plan | None, resolver: Any = None) -> None:
+        self.plan = plan
+        self.training: tuple[str, ...] = ("",)
+        self.inference: tuple[str, ...] = ("",)
+        self.distributed = False
+        self._device = ""
+        if plan is not None:
+            self.training = tuple(plan.name(device) for device in plan.training)
+            self.inference = tuple(plan.name(device) for device in plan.inference)
+            self.distributed = plan.num_hosts > 1 or len(self.training) > 1 or plan.platform == "tpu"
+            if not self.distributed and self.training[0] != _default_device():
+                self._device = self.training[0]
+        self.replicas = len(self.training)
+        self.strategy = _make_strategy(plan, resolver) if plan and self.distributed else tf.distribute.get_strategy()
+
+    @classmethod
+    def default(cls) -> Devices:
+        """One device: the one TensorFlow chooses by itself."""
+        return cls(None)
+
+    @property
+    def chief(self) -> bool:
+        """Whether this host is the first of all, or the only one."""
+        return self.plan is None or self.plan.host_index == 0
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Within it this thread makes, reads and changes variables of the training devices."""
+        with contextlib.ExitStack() as stack:
+            if self._device:
+                stack.enter_context(tf.device(self._device))
+            if self.distributed:
+                stack.enter_context(self.strategy.scope())
+            yield
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function once for each training device; of arguments made by `place` each gets its own."""
+        return self.strategy.run(function, args=args) if self.distributed else function(*args)
+
+    def local(self, value: Any) -> tuple[Any, ...]:
+        """What `run` gave of one tensor on each training device of this host."""
+        return tuple(self.strategy.experimental_local_results(value)) if self.distributed else (value,)
+
+    def place(self, unrolls: UnrollBatch) -> UnrollBatch:
+        """Put this host's part of a batch on its training devices, as many columns on each.
+
+        Args:
+            unrolls: arrays of the host; its observation may be a `PerDevice`.
+
+        Returns:
+            The same as tensors; where there are several training devices as one value for each of them
+            (`tf.distribute.DistributedValues`), in the order of the columns.
+
+        Raises:
+            SeedError: a device has not the memory.
+            ValueError: the columns cannot be split evenly.
+        """
+        kept: tuple[Any, ...] | None = None
+        if isinstance(unrolls.observation, PerDevice):
+            kept = unrolls.observation.parts
+            unrolls = unrolls._replace(observation=() if self.distributed else kept[0])
+        try:
+            if not self.distributed:
+                with tf.device(self._device) if self._device else contextlib.nullcontext():
+                    return tf.nest.map_structure(tf.convert_to_tensor, unrolls)
+            columns, rest = divmod(len(unrolls.weights), self.replicas)
+            if rest:
+                raise ValueError(f"{len(unrolls.weights)} columns for {self.replicas} training devices")
+            parts = []
+            for i, device in enumerate(self.training):
+                with tf.device(device):
+                    part = tf.nest.map_structure(_to_tensor, _columns(unrolls, i * columns, (i + 1) * columns))
+                    parts.append(part if kept is None else part._replace(observation=kept[i]))
+        except tf.errors.ResourceExhaustedError as error:
+            raise SeedError(
+                f"a training device has no memory left for a batch of {batch_bytes(unrolls) / 1e6:,.1f} MB: lower "
+                "training.batch_size, training.unroll_length or inference.max_envs, or let other devices infer"
+            ) from error
+        return self.strategy.experimental_distribute_values_from_function(
+            lambda context: parts[context.replica_id_in_sync_group % self.replicas]
+        )
+
+
+def batch_bytes(unrolls: UnrollBatch) -> int:
+    """Bytes of all arrays of a batch, wherever they are."""
+    leaves = tf.nest.flatten(unrolls, expand_composites=True)
+    return sum(int(np.prod(leaf.shape, dtype=np.int64)) * tf.as_dtype(leaf.dtype).size for leaf in leaves)
+
+
+def _columns(unrolls: UnrollBatch, start: int, stop: int) -> UnrollBatch:
+    """Columns [start, stop) of a batch."""
+
+    def cut(name: str, value: Any) -> Any:
+        by_row = name in _BY_ROW
+        return tf.nest.map_structure(lambda x: x[start:stop] if by_row else x[:, start:stop], value)
+
+    return UnrollBatch(**{name: cut(name, value) for name, value in unrolls._asdict().items()})
+
+
+def _to_tensor(array: Any) -> tf.Tensor:
+    """An array, or a part of one, as a tensor on the device of the scope."""
+    return tf.convert_to_tensor(np.ascontiguousarray(array))
+
+
+def _default_device() -> str:
+    """Where TensorFlow puts what nobody places."""
+    return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+
+
+def _make_strategy(plan: Plan, resolver: Any) -> Any:
+    if plan.platform == "tpu":
+        return _make_tpu_strategy(plan)
+    if plan.num_hosts == 1:
+        # Parts of one processor share its memory: what they have is added up in order, on the first of them.
+        sums = tf.distribute.ReductionToOneDevice() if plan.platform == "cpu" else None
+        return tf.distribute.MirroredStrategy([plan.name(device) for device in plan.training], sums)
+    if plan.platform == "cpu" and len(plan.training) > 1:
+        raise UsageError(
+            f"topology.training_devices = {len(plan.training)} must be 1 on the processors of {plan.num_hosts} hosts: "
+            "TensorFlow trains on one processor a host"
+        )
+    gpus = plan.platform == "gpu"
+    # It takes the first accelerators of every host, as many as the resolver says there are.
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        resolver.cluster_spec(),
+        task_type=resolver.task_type,
+        task_id=resolver.task_id,
+        num_accelerators={"GPU": len(plan.training)} if gpus else {},
+        rpc_layer="grpc",
+    )
+    how = tf.distribute.experimental.CommunicationImplementation
+    options = tf.distribute.experimental.CommunicationOptions(implementation=how.AUTO if gpus else how.RING)
+    return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+
+
+def _make_tpu_strategy(plan: Plan) -> Any:
+    """A strategy over the training cores of this host's TPU; the others are left to inference.
+
+    Written from TensorFlow's documentation, and not run on a TPU yet.
+
+    Raises:
+        UsageError: TensorFlow finds no TPU, or there are several hosts.
+    """
+    if plan.num_hosts > 1:
+        raise UsageError(
+            f"topology.platform = tpu with {plan.num_hosts} topology.hosts: the cores of one TPU belong to one host, "
+            "so leave out topology.hosts"
+        )
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver("local")
+        tf.config.experimental_connect_to_cluster(resolver)
+        topology = tf.tpu.experimental.initialize_tpu_system(resolver)
+    except (ValueError, RuntimeError, tf.errors.OpError) as error:
+        raise UsageError(
+            f"topology.platform = tpu where TensorFlow finds no TPU ({error}): look at seed doctor, or use another "
+            "platform"
+        ) from error
+    # [replicas, cores of a replica, coordinates]: replica i is core i of the first and only host.
+    cores = topology.device_coordinates[0, list(plan.training)][:, np.newaxis]
+    assignment = tf.tpu.experimental.DeviceAssignment(topology, cores)
+    return tf.distribute.TPUStrategy(resolver, experimental_device_assignment=assignment)

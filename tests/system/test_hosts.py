@@ -1,0 +1,83 @@
+"""Several learner hosts train one model: real processes, TensorFlow's own connections between them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.system.harness import TINY, Fleet, Process, checkpoints, counting, last, metrics, sets, wait_for
+from tests.system.hosts import PATIENCE, free_addresses, learners
+
+VALUES = sets(*TINY, *counting(0.004), PATIENCE)
+RUN = ("--preset", "gymnasium_vtrace", "--steps", "1000000000", "--logdir", "run", *VALUES)
+
+
+def steps_of(run: Path, processes: Sequence[Process]) -> int:
+    """Environment steps so far of a run whose processes must be alive."""
+    for process in processes:
+        assert process.running, process.stderr
+    return int(last(run, "env_steps"))
+
+
+def test_two_hosts_count_stop_and_go_on_together(fleet: Fleet) -> None:
+    run, other = fleet.folder / "run", fleet.folder / "run" / "hosts" / "1"
+    chief, member = learners(fleet, 2, *RUN)
+    actors = [fleet.actor(str(fleet.folder / "run"), "--envs", "4") for _ in range(2)]
+    wait_for(lambda: steps_of(run, (chief, member, *actors)) > 1000, "steps of both hosts")
+    # Both actors have asked the chief, whose address the folder holds; one of them serves the other host.
+    assert (last(run, "actors"), last(other, "actors")) == (1, 1)
+    assert last(run, "learner_updates") > 0
+
+    member.send(signal.SIGTERM)
+    chief.ends_with(143)
+    member.ends_with(143)
+    # All hosts have made the same updates and count the same steps; one checkpoint was written.
+    ended = [metrics(folder)[-1] for folder in (run, other)]
+    assert ended[0]["env_steps"] == ended[1]["env_steps"]
+    assert ended[0]["learner_updates"] == ended[1]["learner_updates"]
+    assert max(checkpoints(run)) == ended[0]["env_steps"] and not checkpoints(other)
+    state = json.loads((run / "checkpoints" / str(max(checkpoints(run))) / "state.json").read_text())
+    assert state["counters"]["trained_steps"] <= state["counters"]["env_steps"] == ended[0]["env_steps"]
+    assert state["counters"]["trained_steps"] > 0.7 * state["counters"]["env_steps"]  # of one host alone: at most half
+
+    stopped_at = ended[0]["env_steps"]
+    chief, member = learners(fleet, 2, *RUN, "--continue")
+    wait_for(lambda: steps_of(other, (chief, member, *actors)) > stopped_at + 1000, "steps of the run gone on with")
+    assert f"at {stopped_at:,} environment steps" in chief.stderr
+    steps = [line["env_steps"] for line in metrics(run)]
+    assert steps == sorted(steps)
+    updates = [line["learner_updates"] for line in metrics(other)]
+    assert updates == sorted(updates) and updates[-1] > ended[1]["learner_updates"]
+    assert all(actor.running for actor in actors)
+
+    # A host that dies ends the job, for whoever starts it again; nothing that was trained is lost.
+    member.kill()
+    chief.ends_with(1, limit=60)
+    assert "start all hosts again with --continue" in chief.sentence
+    assert max(checkpoints(run)) > stopped_at + 1000
+
+
+def test_a_host_without_data_does_not_hold_up_the_others_for_ever(fleet: Fleet) -> None:
+    chief, member = learners(fleet, 2, *RUN, "--set", "topology.host_timeout=25")
+    fleet.actor(str(fleet.folder / "run"), "--envs", "4")  # one actor: one host has none
+    for process in (chief, member):
+        assert process.wait() == 1, process.stderr
+    said = chief.sentence + member.sentence
+    assert "topology.host_timeout = 25" in said and "had no training batch for" in said
+
+
+def test_hosts_that_disagree_are_told_in_what(fleet: Fleet) -> None:
+    different = ((), ("--set", "training.learning_rate=0.5"))
+    for process in learners(fleet, 2, *RUN, each=different):
+        process.ends_with(2)
+        assert "training.learning_rate" in process.sentence and "0.5" in process.sentence
+    assert not (fleet.folder / "run" / "hosts").exists()
+
+
+def test_a_host_that_never_comes_is_named(fleet: Fleet) -> None:
+    hosts = free_addresses(2)
+    alone = fleet.learner(*RUN, "--hosts", ",".join(hosts), "--trust-network", "--set", "topology.host_timeout=2")
+    alone.ends_with(2)
+    assert f"host 1 ({hosts[1]})" in alone.sentence and "topology.host_timeout = 2" in alone.sentence

@@ -1,0 +1,236 @@
+"""Training on virtual devices, and on several hosts, in a process of its own; what came of it goes to a file.
+
+python -m tests.training.on_devices FILE: one host, its processor split into 8 devices.
+python -m tests.training.on_devices FILE INDEX ADDRESS ADDRESS: one of two hosts, with TensorFlow's address of each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from seedcli.agents import create_agent
+from seedcli.agents.base import UnrollBatch
+from seedcli.agents.optimizer import clip_gradients
+from seedcli.config import AgentConfig, TrainingConfig
+from seedcli.topology import Plan
+from seedcli.training.batches import PreparedBatch
+from seedcli.training.devices import Devices, find_inventory, prepare
+from seedcli.training.trainer import Trainer, UpdateResult
+from tests.agents.helpers import VECTOR, random_records
+
+B, UPDATES = 8, 10
+NETWORK = {"hidden": (8,), "lstm": 4, "previous_action_reward": True, "normalize_observations": True}
+AGENTS = {
+    "vtrace": AgentConfig.model_validate({**NETWORK, "algorithm": "vtrace"}),
+    "r2d2": AgentConfig.model_validate(
+        {**NETWORK, "algorithm": "r2d2", "dueling_hidden": 0, "frame_stack": 2, "n_step": 2, "target_period": 3}
+    ),
+}
+TRAINING = {
+    "vtrace": TrainingConfig(unroll_length=4, batch_size=B, learning_rate=0.01, epsilon=1e-3, clip_norm=0.05),
+    "r2d2": TrainingConfig(
+        unroll_length=3, burn_in=1, batch_size=B, optimizer="rmsprop", epsilon=1e-3, learning_rate=0.01, clip_norm=0.05
+    ),
+}
+
+
+def plan(devices: int, **values: Any) -> Plan:
+    """Training on the first of 8 virtual devices."""
+    training = tuple(range(devices))
+    return Plan("cpu", 8, training, (7,), columns=B // devices, virtual=True, **values)
+
+
+def batches(agent: Any, count: int = UPDATES) -> list[PreparedBatch]:
+    """Random ones with ends of episodes, importance weights, columns of weight 0 and states that are not 0."""
+    made = []
+    for number in range(count):
+        rng = np.random.default_rng(number)
+        records = random_records(VECTOR, agent.algorithm.records, B, seed=number)
+        records["observation"] = (3.0 * records["observation"] + number).astype(np.float32)
+        weights = rng.uniform(0.2, 1.0, B).astype(np.float32)
+        weights[rng.integers(B)] = 0.0
+
+        def some(leaf: Any, rng: np.random.Generator = rng) -> Any:
+            shape = (B, *leaf.shape[1:])
+            return (rng.random(shape) * 2).astype(leaf.numpy().dtype)
+
+        shape = records["reward"].shape
+        recorded = {
+            name: records.get(name, rng.normal(size=(*shape, *array.shape)).astype(array.dtype))
+            for name, array in agent.algorithm.recorded.items()
+        }
+        unrolls = UnrollBatch(
+            observation=records["observation"],
+            reward=records["reward"],
+            terminated=records["terminated"],
+            truncated=records["truncated"],
+            action=records["action"],
+            recorded=recorded,
+            state=tf.nest.map_structure(some, agent.initial_state(1)),
+            weights=weights,
+        )
+        versions = np.zeros(shape, np.int64)
+        made.append(PreparedBatch(unrolls, versions, records["terminated"] | records["truncated"], weights))
+    return made
+
+
+def make(algorithm: str, devices: Devices, training: TrainingConfig | None = None, kind: Any = Trainer) -> Any:
+    """An agent on devices, and what trains it."""
+    training = training or TRAINING[algorithm]
+    with devices.scope():
+        agent = create_agent(AGENTS[algorithm], training, VECTOR, 3)
+    return agent, kind(agent, training, 1000, devices)
+
+
+def variables(agent: Any, trainer: Trainer) -> list[Any]:
+    """Everything a checkpoint holds."""
+    return [v.numpy() for v in (*agent.variables(), *trainer.variables())]
+
+
+def told(result: UpdateResult) -> dict[str, Any]:
+    """An update's result, to be compared."""
+    return {name: value for name, value in result._asdict().items() if name != "metrics"} | {"metrics": result.metrics}
+
+
+def train(algorithm: str, devices: Devices, **values: Any) -> dict[str, Any]:
+    """The first updates on devices."""
+    agent, trainer = make(algorithm, devices, **values)
+    results = [told(trainer.update(batch, env_steps=0)) for batch in batches(agent)]
+    return {"results": results, "variables": variables(agent, trainer), "trained_steps": trainer.trained_steps}
+
+
+class ClipsFirst(Trainer):
+    """What must not be: every device clips its own gradients before they are added up."""
+
+    def _gradients_impl(self, unrolls: Any, scale: Any) -> Any:
+        found = super()._gradients_impl(unrolls, scale)
+        return found._replace(gradients=clip_gradients(found.gradients, self._config.clip_norm)[0])
+
+
+def drop(devices: Devices) -> dict[str, Any]:
+    """A batch whose last column is not finite, between two good ones."""
+    agent, trainer = make("r2d2", devices)
+    first, second, third = batches(agent, 3)
+    assert trainer.update(first, env_steps=0).applied
+    before = variables(agent, trainer)
+    second.unrolls.reward[3, B - 1] = np.nan
+    result = trainer.update(second, env_steps=0)
+    after = variables(agent, trainer)
+    again = trainer.update(third, env_steps=0).applied
+    copies = [
+        [copy.numpy() for copy in v.value.values] for v in (*agent.network.variables, *trainer.optimizer.variables)
+    ]
+    # The statistics of observations, finite here, move on: only what is trained stays.
+    trainable = [v.trainable for v in agent.network.variables]
+    return {
+        "trainable": trainable,
+        "result": told(result),
+        "before": before,
+        "after": after,
+        "again": again,
+        "copies": copies,
+        "dropped": trainer.dropped,
+    }
+
+
+def placed(devices: Devices) -> list[dict[str, Any]]:
+    """Which part of a batch lies where."""
+    agent, _ = make("vtrace", devices)
+    unrolls = devices.place(batches(agent, 1)[0].unrolls)
+    parts: list[dict[str, Any]] = []
+    for i in range(devices.replicas):
+        part = tf.nest.map_structure(lambda x, i=i: devices.local(x)[i], unrolls)
+        leaves = tf.nest.flatten(part)
+        parts.append(
+            {
+                "devices": {leaf.device.rpartition("device:")[2] for leaf in leaves},
+                "reward": part.reward.numpy(),
+                "hidden": part.state["lstm_hidden"].numpy(),
+                "weights": part.weights.numpy(),
+            }
+        )
+    return parts
+
+
+def one_host() -> dict[str, Any]:
+    """Everything that one host with 8 virtual devices shows."""
+    prepare(plan(8))
+    prepare(plan(8))  # no harm
+    found: dict[str, Any] = {"inventory": find_inventory()}
+    for algorithm in AGENTS:
+        found[algorithm, 0] = train(algorithm, Devices.default())
+        for number in (1, 2, 4, 8):
+            found[algorithm, number] = train(algorithm, Devices(plan(number)))
+    local = TRAINING["r2d2"].model_copy(update={"batch_size": B // 2})
+    found["divided by the local batch"] = train("r2d2", Devices(plan(2)), training=local)
+    found["clipped before the sum"] = train("r2d2", Devices(plan(2)), kind=ClipsFirst)
+    found["xla"] = train("r2d2", Devices(plan(2, xla="training")))
+    found["batches"] = batches(make("vtrace", Devices.default())[0], 1)
+    four = Devices(plan(4))
+    found["drop"], found["placed"] = drop(four), placed(four)
+    found["names"] = four.training, four.inference
+    agent, trainer = make("r2d2", four)
+    before = variables(agent, trainer)
+    found["sum"] = trainer.sum_over_hosts([np.array([3, 5]), np.array([0.5])])
+    trainer.broadcast([*agent.variables(), *trainer.variables()])
+    found["broadcast"] = before, variables(agent, trainer)
+    last = dataclasses.replace(plan(1), training=(5,))
+    agent, trainer = make("vtrace", Devices(last))
+    trainer.update(batches(agent, 1)[0], env_steps=0)
+    found["elsewhere"] = {v.value.device.rpartition("device:")[2] for v in agent.network.variables}
+    try:
+        prepare(dataclasses.replace(plan(4), devices=4))
+    except Exception as error:
+        found["too late"] = type(error).__name__, str(error)
+    return found
+
+
+def half(batch: PreparedBatch, index: int) -> PreparedBatch:
+    """The columns of one of two hosts."""
+    columns = slice(index * B // 2, (index + 1) * B // 2)
+    parts = {
+        name: tf.nest.map_structure(lambda x, n=name: x[columns] if n in ("state", "weights") else x[:, columns], value)
+        for name, value in batch.unrolls._asdict().items()
+    }
+    return PreparedBatch(
+        UnrollBatch(**parts), batch.versions[:, columns], batch.final[:, columns], batch.weights[columns]
+    )
+
+
+def one_of_two(index: int, addresses: tuple[str, ...]) -> dict[str, Any]:
+    """What one of two hosts finds."""
+    plan = Plan("cpu", 1, (0,), (0,), columns=B // 2, hosts=addresses, host_index=index)
+    prepare(plan)
+    cluster = tf.train.ClusterSpec({"worker": list(addresses)})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        cluster, task_type="worker", task_id=index, rpc_layer="grpc"
+    )
+    devices = Devices(plan, resolver)
+    with devices.scope():
+        agent = create_agent(AGENTS["r2d2"], TRAINING["r2d2"], VECTOR, 3 if index == 0 else 4)
+    trainer = Trainer(agent, TRAINING["r2d2"], 1000, devices)
+    trainer.broadcast([*agent.variables(), *trainer.variables()])
+    everything = batches(agent)
+    results = []
+    for number, batch in enumerate(everything):
+        # The second host has no batch at first, now and then: nobody does anything.
+        missing = index == 1 and number % 3 == 0
+        mine = half(batch, index)
+        for absent in (True, False) if number % 3 == 0 else (False,):
+            nothing = missing and absent
+            control = np.array([float(nothing), 10.0 + index])
+            results.append(told(trainer.update(None if nothing else mine, env_steps=0, control=control)))
+    return {"results": results, "variables": variables(agent, trainer), "trained_steps": trainer.trained_steps}
+
+
+if __name__ == "__main__":
+    output, *host = sys.argv[1:]
+    outcome = one_of_two(int(host[0]), tuple(host[1:])) if host else one_host()
+    Path(output).write_bytes(pickle.dumps(outcome))

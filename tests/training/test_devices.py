@@ -1,0 +1,204 @@
+"""Several devices and several hosts train as one does; what would not be the same as one is told apart."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from seedcli.errors import UsageError
+from seedcli.topology import Plan
+from seedcli.training.devices import Devices, batch_bytes
+from tests.training.on_devices import AGENTS, TRAINING, UPDATES, B, batches, make
+
+pytestmark = pytest.mark.timeout(600)  # a process that traces updates for 8 devices, on a busy machine
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 500.0  # seconds
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def _start(folder: Path, *arguments: str) -> Callable[[], Any]:
+    """Run `on_devices` in a process of its own; what is returned waits for what it found."""
+    output, log = folder / "found", folder / "log"
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.training.on_devices", str(output), *arguments], cwd=ROOT, stderr=errors
+        )
+
+    def result() -> Any:
+        try:
+            status = process.wait(LIMIT)
+        finally:
+            process.kill()
+            process.wait()
+        assert status == 0, log.read_text(errors="replace")[-3000:]
+        return pickle.loads(output.read_bytes())  # noqa: S301 - written by a process of our own
+
+    return result
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
+    """What one host with 8 virtual devices shows."""
+    result: dict[Any, Any] = _start(tmp_path_factory.mktemp("devices"))()
+    return result
+
+
+def _differs(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    try:
+        _assert_same(one, other)
+    except AssertionError:
+        return True
+    return False
+
+
+def _assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    for mine, theirs in zip(one["results"], other["results"], strict=True):
+        assert mine["applied"] and theirs["applied"]
+        np.testing.assert_allclose(mine["loss"], theirs["loss"], **TOLERANCE)
+        np.testing.assert_allclose(mine["grad_norm"], theirs["grad_norm"], **TOLERANCE)
+        if theirs["priorities"] is not None:
+            np.testing.assert_allclose(mine["priorities"], theirs["priorities"], **TOLERANCE)
+    for mine, theirs in zip(one["variables"], other["variables"], strict=True):
+        np.testing.assert_allclose(mine, theirs, **TOLERANCE)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+@pytest.mark.parametrize("algorithm", list(AGENTS))
+def test_so_many_devices_train_as_one_does(found: dict[Any, Any], algorithm: str, devices: int) -> None:
+    one, several = found[algorithm, 0], found[algorithm, devices]
+    _assert_same(several, one)
+    assert several["trained_steps"] == one["trained_steps"] > 0
+    clipped = [result["grad_norm"] > TRAINING[algorithm].clip_norm for result in one["results"]]
+    assert len(clipped) == UPDATES and sum(clipped) > UPDATES // 2
+    assert several["results"][0]["metrics"].keys() == one["results"][0]["metrics"].keys()
+    if algorithm == "r2d2":
+        assert one["results"][0]["priorities"].shape == (B,)
+    if devices == 1:
+        for mine, theirs in zip(several["variables"], one["variables"], strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("wrong", ["divided by the local batch", "clipped before the sum"])
+def test_what_is_wrong_on_several_devices_is_told_apart(found: dict[Any, Any], wrong: str) -> None:
+    assert _differs(found[wrong], found["r2d2", 0])
+
+
+def test_a_compiled_update_is_the_same(found: dict[Any, Any]) -> None:
+    _assert_same(found["xla"], found["r2d2", 0])
+
+
+def test_all_devices_drop_what_one_finds_not_finite(found: dict[Any, Any]) -> None:
+    drop = found["drop"]
+    assert not drop["result"]["applied"] and drop["result"]["fault"] == "the loss" and drop["dropped"] == 1
+    assert np.isfinite(drop["result"]["priorities"][:-1]).all() and np.isnan(drop["result"]["priorities"][-1])
+    count = len(drop["trainable"])
+    for trainable, before, after in zip(drop["trainable"], drop["before"], drop["after"], strict=False):
+        if trainable:
+            np.testing.assert_array_equal(before, after)
+    for before, after in zip(drop["before"][2 * count :], drop["after"][2 * count :], strict=True):
+        np.testing.assert_array_equal(before, after)  # of the optimizer
+    assert drop["again"], "training goes on"
+    for copies in drop["copies"]:
+        assert len(copies) == 4
+        for copy in copies:
+            np.testing.assert_array_equal(copy, copies[0])
+
+
+def test_each_device_gets_its_columns(found: dict[Any, Any]) -> None:
+    unrolls = found["batches"][0].unrolls
+    assert len(found["placed"]) == 4
+    for i, part in enumerate(found["placed"]):
+        columns = slice(2 * i, 2 * i + 2)
+        assert part["devices"] == {f"CPU:{i}"}
+        np.testing.assert_array_equal(part["reward"], unrolls.reward[:, columns])
+        np.testing.assert_array_equal(part["hidden"], unrolls.state["lstm_hidden"][columns])
+        np.testing.assert_array_equal(part["weights"], unrolls.weights[columns])
+
+
+def test_devices_are_those_of_the_plan(found: dict[Any, Any]) -> None:
+    assert found["names"] == (("CPU:0", "CPU:1", "CPU:2", "CPU:3"), ("CPU:7",))
+    assert found["elsewhere"] == {"CPU:5"}
+    inventory = found["inventory"]
+    assert inventory.cores >= 1 and len(inventory.models) == inventory.gpus + inventory.tpus
+    name, sentence = found["too late"]
+    assert name == "SeedError" and "has started" in sentence
+
+
+def test_a_host_counts_once_whatever_its_devices(found: dict[Any, Any]) -> None:
+    integers, floats = found["sum"]
+    assert integers.tolist() == [3, 5] and integers.dtype == np.int64 and floats.tolist() == [0.5]
+    before, after = found["broadcast"]
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def _addresses(count: int) -> list[str]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    for each in sockets:
+        each.close()
+    return addresses
+
+
+def test_two_hosts_train_as_one_does(found: dict[Any, Any], tmp_path: Path) -> None:
+    """Each with half of every batch; the weights are the chief's; where one has no batch nobody does anything."""
+    addresses = _addresses(2)
+    waiting = []
+    for index in range(2):
+        folder = tmp_path / str(index)
+        folder.mkdir()
+        waiting.append(_start(folder, str(index), *addresses))
+    hosts = [wait() for wait in waiting]
+    one = found["r2d2", 0]
+    for index, host in enumerate(hosts):
+        made = [result for result in host["results"] if not result["control"][0]]
+        skipped = [result for result in host["results"] if result["control"][0]]
+        assert len(made) == UPDATES and len(skipped) == 4
+        assert not any(result["applied"] or result["fault"] or result["priorities"] is not None for result in skipped)
+        assert {tuple(result["control"][1:]) for result in host["results"]} == {(21.0,)}
+        priorities = [result["priorities"][index * B // 2 : (index + 1) * B // 2] for result in one["results"]]
+        expected = [{**whole, "priorities": mine} for whole, mine in zip(one["results"], priorities, strict=True)]
+        _assert_same({**host, "results": made}, {**one, "results": expected})
+    assert sum(host["trained_steps"] for host in hosts) == one["trained_steps"]
+
+
+def test_one_device_of_one_host_needs_no_strategy() -> None:
+    devices = Devices.default()
+    assert (devices.training, devices.inference, devices.replicas, devices.distributed) == (("",), ("",), 1, False)
+    assert devices.chief and devices.strategy is tf.distribute.get_strategy()
+    with devices.scope():
+        assert not tf.distribute.has_strategy()
+    agent, trainer = make("vtrace", devices)
+    (batch,) = batches(agent, 1)
+    placed = devices.place(batch.unrolls)
+    assert all(isinstance(leaf, tf.Tensor) for leaf in tf.nest.flatten(placed))
+    assert batch_bytes(placed) == batch_bytes(batch.unrolls) == sum(x.nbytes for x in tf.nest.flatten(batch.unrolls))
+    (control,) = trainer.sum_over_hosts([np.array([1.0])])
+    assert control == 1.0
+    with pytest.raises(ValueError, match="without a batch"):
+        trainer.update(None, env_steps=0)
+
+
+def test_processors_of_several_hosts_train_as_one_device_each() -> None:
+    plan = Plan("cpu", 2, (0, 1), (1,), columns=2, hosts=("a:1", "b:1"), virtual=True)
+    with pytest.raises(UsageError, match="topology.training_devices = 2 must be 1"):
+        Devices(plan)
+
+
+def test_a_tpu_that_is_not_there_is_refused() -> None:
+    if tf.config.list_physical_devices("TPU"):
+        pytest.skip("there is a TPU here")
+    with pytest.raises(UsageError, match="finds no TPU"):
+        Devices(Plan("tpu", 8, (0, 1), (7,), columns=4))
+    with pytest.raises(UsageError, match="belong to one host"):
+        Devices(Plan("tpu", 8, (0, 1), (7,), columns=2, hosts=("a:1", "b:1")))
