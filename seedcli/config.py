@@ -226,7 +226,7 @@ class TopologyConfig(Section):
     )
     publish_every: PositiveInt = Field(1, description="updates between refreshes of the weights that inference reads")
     device_trajectories: Literal["auto", "off", "on"] = Field(
-        "auto", description="observations stay on the device from inference to training; auto: on GPUs with the memory"
+        "off", description="observations stay on the device from inference to training; auto: on GPUs with the memory"
     )
     hosts: tuple[Name, ...] = Field(
         (), description="learner hosts that train one model, host:port each, the chief first; empty: this one alone"

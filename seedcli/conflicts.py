@@ -40,10 +40,12 @@ def conflicts(config: Config) -> Iterator[str]:
             f"actors.streams = {actors.streams} must be at most actors.envs = {actors.envs}: "
             "a stream needs an environment, so lower the one or raise the other"
         )
-    if actors.count * actors.envs > inference.max_envs:
+    hosts = max(1, len(config.topology.hosts))
+    if actors.count * actors.envs > inference.max_envs * hosts:
         yield (
             f"actors.count = {actors.count} times actors.envs = {actors.envs} must be at most "
-            f"inference.max_envs = {inference.max_envs}, the environments the learner accepts"
+            + (f"{hosts} times " if hosts > 1 else "")
+            + f"inference.max_envs = {inference.max_envs}, the environments the learner accepts"
         )
     if inference.batch_size > inference.max_envs:
         yield (

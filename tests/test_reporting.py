@@ -144,6 +144,7 @@ def test_devices_are_reported_by_what_their_threads_have_noted() -> None:
         policy=SimpleNamespace(devices=[SimpleNamespace(meter=meter)], version=6, publish_every=4),
         trainer=SimpleNamespace(updates=1009),
         local_batch_size=1000,
+        trajectories=None,
     )
     report = DeviceReport(core)
     prefetch.add("transfer", 0.5)
@@ -157,3 +158,11 @@ def test_devices_are_reported_by_what_their_threads_have_noted() -> None:
     assert report.weights_age == 1003
     core.policy.publish_every = 1
     assert report.weights_age is None
+    # Of observations that stay on a device nothing is brought but what is counted as it comes.
+    core.trajectories = SimpleNamespace(uploaded=6_000)
+    report = DeviceReport(core)
+    for uploaded in (6_000, 2_000):
+        training, _ = report.look(10, {}, 2.0)
+        brought = (unroll - 5 * 7) * 10_000 + uploaded
+        assert training.transfer_mb_per_second == pytest.approx(brought / 2 / 1e6)
+        core.trajectories.uploaded += 2_000

@@ -207,6 +207,8 @@ class DevicePolicy:
                     version = self.version
                 if positions is not None and self.store is not None:
                     self.store.write(observation, positions)
+                    if self.accelerated:
+                        self.meter.transfer_bytes += positions.nbytes
         except tf.errors.ResourceExhaustedError as error:
             raise SeedError(
                 f"{self.device} has no memory left to answer {n} environments: lower inference.max_envs or "

@@ -195,7 +195,7 @@ class Meeting(ABC):
                 raise self._overdue(timeout, missing)
 
     def _overdue(self, timeout: float, missing: Sequence[int]) -> SeedError:
-        names = ", ".join(called(self.hosts, index) for index in missing)
+        names = ", ".join(called(self.hosts, index) for index in missing or (0,))
         return UsageError(
             f"topology.host_timeout = {timeout:g} s: {names} did not come to {self.hosts[0]}: start every host of "
             "topology.hosts, each with its own --host-index, or raise it"

@@ -148,8 +148,9 @@ class _Actor:
             if self._session_was_open or not address:
                 raise
             goodbye = False
-            # It has been let in before, or sent there: what answers there now may be no learner, while ours is away.
-            if not ((self._connected_before or self._sent) and isinstance(error, DistrustedError)):
+            # It has been let in before: what answers there now may be no learner, as long as ours is away.
+            # Where it was only sent, it goes back to stay with the host that has sent it.
+            if not (self._sent or (self._connected_before and isinstance(error, DistrustedError))):
                 self._discovery.refused(address, error)
             self._lost(error, first=first)
         except EnvironmentFailed as error:

@@ -110,7 +110,8 @@ def supervise(
             if not training_done:
                 learner.leaving = signals.status or EXIT_FAILED
             if signals.status is not None:
-                view.log("stopping: writing a checkpoint (once more to stop at once)")
+                writes = "stopping: writing a checkpoint" if team is None or team.chief else "stopping with all hosts"
+                view.log(f"{writes} (once more to stop at once)")
             # Whatever fails on the way, the rest is still done: no progress is lost, no actor left behind.
             try:
                 learner.stop(training_done=training_done)

@@ -23,7 +23,7 @@ from seedcli.net.base import ServerTransport
 from seedcli.roles.core import LearnerCore
 from seedcli.roles.runfolder import RunFolder
 from seedcli.roles.team import Team, local_share
-from seedcli.roles.training_loop import train_alone, train_together
+from seedcli.roles.training_loop import failures_of, train_alone, train_together
 from seedcli.specs import EnvSpec
 from seedcli.telemetry.metrics import Profile
 from seedcli.training.batches import PreparedBatch
@@ -98,6 +98,10 @@ class Learner:
         self.service = InferenceService(transports, fleet, self.engine_for)
         if team is not None:
             team.serve(self.service)
+            # The chief's number on every host: each gives seeds out of a range of its own.
+            self.service.reception.seeds_given = int(team.began.get("seeds_given", 0))
+        elif checkpoint is not None:
+            self.service.reception.seeds_given = int(checkpoint.counters["seeds_given"])
         self.results: deque[UpdateResult] = deque(maxlen=100_000)
         self.training_profile = Profile()
         self.done = threading.Event()
@@ -126,7 +130,6 @@ class Learner:
         )
         if self._checkpoint is not None:
             core.resume(self._checkpoint)
-            self.service.reception.seeds_given = int(self._checkpoint.counters["seeds_given"])
         if self.team is not None:
             core.join()
         self.core = core
@@ -140,7 +143,8 @@ class Learner:
         while not self.stopping.is_set() and not self.leaving:
             spec = team.meeting.wait_spec(_LOOK_SECONDS)
             if spec is not None:
-                self._build(EnvSpec.from_dict(spec), self.service.fault)
+                with failures_of(team):
+                    self._build(EnvSpec.from_dict(spec), self.service.fault)
                 return
 
     @property

@@ -168,6 +168,9 @@ class Reporter:
         }
         core = self._learner.core
         fields["learner_updates"] = counters["learner_updates"]
+        if core is None and self._learner.team is not None:  # built later, though the run may be gone on with
+            totals = self._learner.team.totals
+            fields |= {name: totals[name] for name in ("episodes", "evaluation_episodes", "trained_steps")}
         if core is not None:
             fields |= self._engine_fields(grown)
             fields |= self._training_fields(elapsed)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import seedcli
 from seedcli.config import Config
-from seedcli.errors import EXIT_DONE, SeedError
+from seedcli.errors import EXIT_DONE, SeedError, UsageError
 from seedcli.layering import Resolved, describe
 from seedcli.net.addresses import join_host_port, split_host_port
 from seedcli.net.base import ServerTransport
@@ -32,6 +32,7 @@ from seedcli.telemetry.exporter import Exporter, open_exporter
 from seedcli.telemetry.live import View, make_view
 from seedcli.telemetry.logs import setup_logging
 from seedcli.topology import Plan, make_plan
+from seedcli.training.checkpoint_files import Checkpoint
 from seedcli.training.devices import Devices, find_inventory, prepare
 
 if TYPE_CHECKING:
@@ -101,41 +102,47 @@ def run_host(
             actors=actor_addresses(hosts[index], bound_host(config), ports(transports)),
             folder=str(folder.path.absolute()) if folder is not None else "",
         )
-        _log.info("waiting for %d learner hosts at %s", len(hosts) - 1, hosts[0])
+        _log.info("waiting for %s at %s", _counted(len(hosts) - 1), hosts[0])
         try:
             meeting = meet(
                 hosts, index, introduction,
                 security=security, timeout=config.topology.host_timeout, stopped=signals.raised.is_set,
             )  # fmt: skip
+            team = Team(meeting, tuple(hosts), index, config.topology.host_timeout, signals.raised.is_set)
+            stack.enter_context(_left_in_order(team))
+            checkpoint = _compare_notes(team, folder, done)
+            done = done or str(meeting.told[_FINISHED])
+            if done:
+                print(f"seed: {done}", file=sys.stderr)
+                meeting.flush(_FLUSH_SECONDS)
+                team.parted = True
+                return EXIT_DONE
+            if folder is None:
+                folder = stack.enter_context(folder_of(meeting.introductions[0].folder))
+            setup_logging(folder.log_path, view, debug=False)
+            team.wait_for_all()
         except MeetingCancelled:
             for transport in transports:
                 transport.close()
             return signals.status or EXIT_DONE
-        stack.enter_context(_left_in_order(meeting))
-        team = Team(meeting, tuple(hosts), index, config.topology.host_timeout)
-        checkpoint = None
-        if folder is not None:
-            checkpoint = None if done else resume_point(folder)
-            meeting.tell({_FINISHED: done, _COUNTERS: {} if checkpoint is None else checkpoint.counters})
-        else:
-            done = str(team.wait_told(_FINISHED))
-        if done:
-            print(f"seed: {done}", file=sys.stderr)
-            meeting.flush(_FLUSH_SECONDS)
-            return EXIT_DONE
-        team.resume(team.wait_told(_COUNTERS))
-        if folder is None:
-            folder = stack.enter_context(folder_of(meeting.introductions[0].folder))
-        setup_logging(folder.log_path, view, debug=False)
-        team.wait_for_all()
         devices = _devices(plan, meeting)
         signals.insist()  # TensorFlow takes SIGTERM for itself
-        _log.info("met %d learner hosts; TensorFlow's own connections between them are not protected", len(hosts))
+        _log.info("met %s; TensorFlow's own connections between hosts are not protected", _counted(len(hosts) - 1))
         return supervise(
             resolved, folder, transports, view,
             announce=announce, tick=team.look, exporter=exporter, devices=devices, team=team,
             signals=signals, checkpoint=checkpoint,
         )  # fmt: skip
+
+
+def _compare_notes(team: Team, folder: RunFolder | None, done: str) -> Checkpoint | None:
+    """Have every host know where the run stands; returns the checkpoint that the chief goes on from."""
+    checkpoint = None
+    if folder is not None:
+        checkpoint = None if done else resume_point(folder)
+        team.meeting.tell({_FINISHED: done, _COUNTERS: {} if checkpoint is None else checkpoint.counters})
+    team.resume(team.wait_told(_COUNTERS))
+    return checkpoint
 
 
 def run_member(
@@ -166,11 +173,20 @@ def run_member(
 
 def _plan(config: Config, hosts: Sequence[str], index: int) -> Plan:
     """What this host's devices do."""
+    if config.replay.save and config.agent.algorithm == "r2d2":
+        raise UsageError(
+            f"replay.save = true must be false with {len(hosts)} learner hosts: each has a part of the replay, and "
+            "checkpoints are the chief's"
+        )
     topology = config.topology.model_copy(update={"hosts": tuple(hosts), "host_index": index})
     plan = make_plan(config.model_copy(update={"topology": topology}), find_inventory())
     prepare(plan)
     share_cores()
     return plan
+
+
+def _counted(others: int) -> str:
+    return "the other learner host" if others == 1 else f"{others} other learner hosts"
 
 
 def _name(host: str) -> str:
@@ -189,13 +205,14 @@ def _compared(resolved: Resolved, plan: Plan) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _left_in_order(meeting: Meeting) -> Iterator[None]:
+def _left_in_order(team: Team) -> Iterator[None]:
+    """Leave the meeting in the end, and say why where the others cannot know."""
     try:
         yield
     except BaseException as error:
-        meeting.close(str(error) or type(error).__name__)
+        team.meeting.close(str(error) or type(error).__name__)
         raise
-    meeting.close()
+    team.meeting.close("" if team.parted else "it was stopped before training had begun")
 
 
 def _devices(plan: Plan, meeting: Meeting) -> Devices:

@@ -11,7 +11,7 @@ Every host reads the same sums, so all of them apply an update or none does, and
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +21,12 @@ import numpy.typing as npt
 from seedcli.config import Config
 from seedcli.errors import SeedError
 from seedcli.inference.service import InferenceService
-from seedcli.net.meeting import Meeting
+from seedcli.net.meeting import Meeting, MeetingCancelled
 from seedcli.roles.hosts import Placement
 
 _LOOK_SECONDS = 0.05
 _REPORT_SECONDS = 0.5
+_WHY_SECONDS = 12.0  # longer than the silence after which a host counts as lost
 _GO = "go"
 COUNTERS = ("env_steps", "episodes", "evaluation_steps", "evaluation_episodes", "trained_steps")
 
@@ -51,17 +52,28 @@ class Team:
         names: "host:port" of each, the chief's first.
         index: which of them this is.
         patience: seconds that the others wait for a host without a batch.
+        stopped: whether this host has been asked to stop.
 
     Attributes:
+        parted: all hosts have agreed that this was the last step.
         began: counters of the checkpoint that the run is gone on with from; empty for a new one.
         totals: `COUNTERS` of all hosts since the run began, as of the last update.
     """
 
-    def __init__(self, meeting: Meeting, names: tuple[str, ...], index: int, patience: float) -> None:
+    def __init__(
+        self,
+        meeting: Meeting,
+        names: tuple[str, ...],
+        index: int,
+        patience: float,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.meeting = meeting
         self.names = names
         self.index = index
         self._patience = patience
+        self._stopped = stopped
+        self.parted = False
         self.began: dict[str, int] = {}
         self._base = dict.fromkeys(COUNTERS, 0)
         self.totals = dict(self._base)
@@ -102,6 +114,13 @@ class Team:
             self._next_report = now + _REPORT_SECONDS
             self.meeting.report(self._service.reception.envs())
 
+    def why_gone(self) -> str:
+        """Which host TensorFlow cannot reach any more, if the meeting finds out soon; else ""."""
+        deadline = time.monotonic() + _WHY_SECONDS
+        while not self.meeting.lost and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+        return self.meeting.lost
+
     def resume(self, counters: Mapping[str, int]) -> None:
         """Count on from a checkpoint's counters; none of them for a new run."""
         self.began = {name: int(count) for name, count in counters.items()}
@@ -116,42 +135,46 @@ class Team:
 
         Raises:
             SeedError: a host is gone, or does not come.
+            MeetingCancelled: this host was asked to stop.
         """
         self.meeting.report(1)
         self._flush()
         if not self.chief:
             self.wait_told(_GO)
             return
-        deadline = time.monotonic() + self._patience
-        while len(loads := self.meeting.loads) < self.size or not all(loads.values()):
-            if self.meeting.lost or time.monotonic() > deadline:
-                raise SeedError(self.meeting.lost or "not every learner host has come so far")
-            time.sleep(_LOOK_SECONDS)
+        self._wait(
+            lambda: len(loads := self.meeting.loads) == self.size and all(loads.values()), "not every host is there"
+        )
         self.meeting.tell({**self.meeting.told, _GO: True})
         self._flush()
+
+    def _all_there(self) -> bool:
+        loads = self.meeting.loads
+        return len(loads) == self.size and all(loads.values())
 
     def _flush(self) -> None:
         if not self.meeting.flush(self._patience):
             raise SeedError(self.meeting.lost or "the other learner hosts cannot be reached")
 
     def wait_told(self, name: str) -> Any:
-        """Something that the chief tells the others, once it has told it.
+        """Something that the chief tells the others, once it has told it. Raises as `wait_for_all` does."""
+        self._wait(lambda: name in self.meeting.told, f"{self.named((0,))} has not said where the run stands")
+        return self.meeting.told[name]
 
-        Raises:
-            SeedError: the chief is gone, or does not tell.
-        """
+    def _wait(self, condition: Callable[[], bool], otherwise: str) -> None:
         deadline = time.monotonic() + self._patience
-        while name not in (told := self.meeting.told):
+        while not condition():
+            if self._stopped():
+                raise MeetingCancelled
             if self.meeting.lost or time.monotonic() > deadline:
-                raise SeedError(self.meeting.lost or f"{self.named((0,))} has not said where the run stands")
+                raise SeedError(self.meeting.lost or otherwise)
             time.sleep(_LOOK_SECONDS)
-        return told[name]
 
     def control(self, counted: Mapping[str, int], *, ready: bool, status: int) -> npt.NDArray[np.float64]:
         """What this host adds to the sum: float64 [1 + 2·hosts + counters].
 
         Args:
-            counted: `COUNTERS` of this host since it started.
+            counted: `COUNTERS` of this host since it started, the batch at hand included.
             ready: it has a batch.
             status: its exit status if it is to stop, else 0.
         """
@@ -167,8 +190,10 @@ class Team:
         """
         missing, stopping = control[1 : 1 + self.size], control[1 + self.size : 1 + 2 * self.size]
         counted = control[1 + 2 * self.size :]
-        self.totals = {name: self._base[name] + int(count) for name, count in zip(COUNTERS, counted, strict=True)}
         short = tuple(np.flatnonzero(missing).tolist())
+        now = {name: self._base[name] + int(count) for name, count in zip(COUNTERS, counted, strict=True)}
+        # Every host has counted the batch at hand; where one had none, nothing was trained on.
+        self.totals = now | ({"trained_steps": self.totals["trained_steps"]} if short else {})
         self._check_patience(short)
         return Agreement(short, {int(host): int(stopping[host]) for host in np.flatnonzero(stopping)})
 
@@ -199,6 +224,7 @@ def local_share(config: Config, index: int, hosts: int) -> Config:
     if hosts == 1:
         return config
     training, replay, actors = config.training, config.replay, config.actors
+    narrowest = (training.batch_size / hosts + replay.ratio) / 2  # see `conflicts`
     evaluation = actors.evaluation_envs // hosts + (index < actors.evaluation_envs % hosts)
     return config.model_copy(
         update={
@@ -208,8 +234,8 @@ def local_share(config: Config, index: int, hosts: int) -> Config:
                 update={
                     "capacity": -(-replay.capacity // hosts),
                     "min_size": -(-replay.min_size // hosts),
-                    "capacity_gb": replay.capacity_gb / hosts,
-                    "window": replay.window / hosts,
+                    # As narrow as a host's part of the batch still allows (`conflicts`).
+                    "window": replay.window and max(replay.window / hosts, narrowest),
                 }
             ),
             "actors": actors.model_copy(update={"evaluation_envs": evaluation}),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -80,31 +82,46 @@ def train_together(learner: Learner, core: LearnerCore, team: Team) -> None:
         agreement = _step(learner, core, team, batch)
         if not agreement.missing:
             batch = None
+        team.parted = bool(agreement.stopping) or core.finished
         if agreement.stopping:
             _stop_with(learner, team, agreement)
-            return
-        if core.finished:
+        if team.parted:
             return
         if team.chief:
             _save_if_due(learner, core)
 
 
 def _step(learner: Learner, core: LearnerCore, team: Team, batch: PreparedBatch | None) -> Agreement:
-    begun = time.perf_counter()
-    control = team.control(core.counted(), ready=batch is not None, status=learner.leaving)
-    try:
+    begun, waited = time.perf_counter(), core.trainer.waited
+    counted = core.counted()
+    if batch is not None:
+        counted["trained_steps"] += core.trainer.worth(batch)
+    control = team.control(counted, ready=batch is not None, status=learner.leaving)
+    with failures_of(team):
         result = core.train(batch, control)
-    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.InternalError, tf.errors.CancelledError) as e:
-        raise SeedError(
-            f"{team.meeting.lost or 'another learner host has gone, or cannot be reached any more'}: "
-            "start all hosts again with --continue, they go on from the last checkpoint"
-        ) from e
     assert result.control is not None
     agreement = team.agree(result.control)
     if not agreement.missing:
         learner.results.append(result)
-    learner.training_profile.add("training" if not agreement.missing else "waiting", time.perf_counter() - begun)
+    waited = core.trainer.waited - waited
+    learner.training_profile.add("waiting", waited)
+    learner.training_profile.add("training", time.perf_counter() - begun - waited)
     return agreement
+
+
+@contextlib.contextmanager
+def failures_of(team: Team) -> Iterator[None]:
+    """Within it what TensorFlow says of hosts that are gone is told as that."""
+    try:
+        yield
+    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.InternalError, tf.errors.CancelledError) as e:
+        why = team.why_gone()
+        if not why and isinstance(e, tf.errors.InternalError | tf.errors.CancelledError):
+            raise  # of this host's own devices
+        raise SeedError(
+            f"{why or 'another learner host has gone, or cannot be reached any more'}: "
+            "start all hosts again with --continue, they go on from the last checkpoint"
+        ) from e
 
 
 def _stop_with(learner: Learner, team: Team, agreement: Agreement) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -84,6 +85,7 @@ class Trainer:
         updates: updates applied; also the policy version of the weights.
         trained_steps: environment steps this host trained on: T·B an applied update, less the resets among them.
         dropped: updates dropped because something was not finite.
+        waited: seconds spent until all hosts had come to their updates.
         loss_scale: what the loss is multiplied by before gradients are taken; None but for mixed_float16.
     """
 
@@ -106,6 +108,7 @@ class Trainer:
         self.updates = 0
         self.trained_steps = 0
         self.dropped = 0
+        self.waited = 0.0
 
     # -- on the devices -----------------------------------------------------------------------------------------
 
@@ -167,7 +170,9 @@ class Trainer:
         with self._devices.scope():
             rate = learning_rate(self._config, env_steps, self._total_steps)
             if control is not None:
+                begun = time.perf_counter()
                 (control,) = self.sum_over_hosts([control])
+                self.waited += time.perf_counter() - begun
                 if control[0]:
                     return UpdateResult(False, np.nan, np.nan, rate, np.nan, 0, {}, None, None, control)
             if batch is None:
@@ -205,8 +210,7 @@ class Trainer:
         """Count an update, and say what was wrong with it."""
         if applied:
             self.updates += 1
-            counts = ~batch.final[self._agent.algorithm.burn_in : -1] & (batch.weights > 0)
-            self.trained_steps += int(np.count_nonzero(counts))
+            self.trained_steps += self.worth(batch)
             self._agent.after_update(self.updates)
         elif not np.isfinite(loss):
             self.dropped += 1
@@ -216,6 +220,11 @@ class Trainer:
             return "a gradient"
         self._adapt_scale(applied)
         return None
+
+    def worth(self, batch: PreparedBatch) -> int:
+        """Environment steps that training on a batch counts as: its transitions that are no resets."""
+        counts = ~batch.final[self._agent.algorithm.burn_in : -1] & (batch.weights > 0)
+        return int(np.count_nonzero(counts))
 
     def _adapt_scale(self, applied: bool) -> None:
         """As large as gradients of 16 bits allow: halved where one is not finite, doubled after many good updates."""

@@ -68,6 +68,16 @@ def test_a_host_without_data_does_not_hold_up_the_others_for_ever(fleet: Fleet) 
     assert "topology.host_timeout = 25" in said and "had no training batch for" in said
 
 
+def test_a_host_that_is_stopped_before_there_is_an_actor_stops_the_others(fleet: Fleet) -> None:
+    chief, member = learners(fleet, 2, *RUN)
+    chief.wait_until_it_serves()
+    wait_for(lambda: "met the other learner host" in member.stderr, "the member serves too")
+    member.send(signal.SIGTERM)
+    member.ends_with(143)
+    chief.ends_with(1, limit=30)
+    assert "it was stopped before training had begun" in chief.sentence
+
+
 def test_hosts_that_disagree_are_told_in_what(fleet: Fleet) -> None:
     different = ((), ("--set", "training.learning_rate=0.5"))
     for process in learners(fleet, 2, *RUN, each=different):

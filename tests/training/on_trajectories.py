@@ -82,7 +82,7 @@ def play(
 
     Args:
         kept: keep observations on the devices.
-        places: on each of them; None: as many as there can be records.
+        places: on each of them; None: as many as there can be records, in streams of different sizes.
         spoil: exchange the places of two records of an unroll.
     """
     training = TrainingConfig(unroll_length=4, batch_size=B)
@@ -91,7 +91,7 @@ def play(
     algorithm = agent.algorithm
     arena = Arena(SPEC, algorithm.records, algorithm.recorded, batch_size=B, queue_batches=1)
     policy = AgentPolicy(agent, SPEC, max_slots=MAX_ENVS, seed=9, devices=devices.inference, pad_to=pad_to)
-    places = arena.bound_records(MAX_ENVS, 1) if places is None else places
+    places = 3 * arena.bound_records(MAX_ENVS, 1) if places is None else places
     stores = [ObservationStore(SPEC, device, places) for device in devices.inference] if kept else []
     if kept:
         policy.keep(stores)
@@ -124,11 +124,14 @@ def play(
     join(2, "evaluation")
     rng = np.random.default_rng(seed)
     batches = []
+    fates = [(9, 1, "reward"), (11, 3, "reward"), (15, 1, "observation"), (18, 3, "observation")]
     for number in range(ROUNDS):
-        fates = {9: "reward", 15: "observation"}
         for game in games:
             if not game.stream.closed and not game.stream.pending and rng.random() < 0.85:
-                game.send(engine, fates.get(number, "") if game.name in (1, 3) else "")
+                fate = next((each for each in fates if number >= each[0] and game.name == each[1]), None)
+                game.send(engine, "" if fate is None else fate[2])
+                if fate is not None:
+                    fates.remove(fate)
         engine.answer()
         if number == 21:
             engine.close_stream(games[0].stream)

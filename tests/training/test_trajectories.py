@@ -6,6 +6,8 @@ import dataclasses
 import pickle
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from seedcli.inference.trajectories import ObservationStore
 from seedcli.specs import DTYPES, ActionSpec, ArraySpec, EnvSpec
 from seedcli.training import trajectories
 from seedcli.training.devices import Devices
+from seedcli.training.sources import QueueSource
+from seedcli.training.trajectories import Trajectories
 from tests.inference.helpers import SPEC, FakeGroup, Player, make_engine
 from tests.training.on_trajectories import play
 
@@ -158,6 +162,46 @@ def test_what_is_kept_is_what_came_until_it_is_released(
         _check(unrolls, [])
         arena.release(unrolls.pop())
     assert [lane.store.free for lane in group.lanes] == [places] * lanes
+
+
+def test_places_are_not_used_again_before_they_have_been_read() -> None:
+    """One thread plays, another trains as fast as it can: what comes from the device fits what comes from the host."""
+    group = KeepingGroup(2, 250)
+    engine, arena, _, _ = make_engine(length=3, training_batch=8, policy=group)
+    kept = Trajectories(SPEC, Devices.default())
+    source = QueueSource(8, arena, Devices.default().place, kept)
+    engine._on_unroll = source.put
+    wrong: list[Any] = []
+    made = 0
+
+    def train() -> None:
+        nonlocal made
+        while (batch := source.next_batch(wait=True)) is not None:
+            episode, step = batch.unrolls.observation.numpy()[..., 1:].transpose(2, 0, 1)
+            made += 1
+            if (np.where(step == 0, 0, 1 + episode) != batch.unrolls.reward.numpy()).any():
+                wrong.append((episode, step))
+            if (((step + 1) % 5)[:-1] != step[1:]).any():
+                wrong.append(step)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    players = []
+    for name, envs in enumerate((4, 3, 8, 1)):
+        stream = engine.open_stream(None, name, envs)
+        assert stream is not None
+        players.append(Player(engine, stream, name, np.full((envs, 1), 5)))
+    deadline = time.monotonic() + 60
+    while made < 150 and time.monotonic() < deadline:
+        for player in players:
+            if not player.stream.pending:
+                player.send()
+        engine.answer()
+        engine.unblock()
+    source.close()
+    thread.join(30)
+    assert made >= 150 and not wrong
+    assert kept.uploaded < made * 8 * 4 * 12 / 2, "most of it came from the device"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
