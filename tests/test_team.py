@@ -64,7 +64,8 @@ def test_patience_ends_only_where_somebody_waits(monkeypatch: pytest.MonkeyPatch
 
     def step(*ready: bool) -> None:
         now[0] += 4.0
-        host.agree(np.sum([h.control(counted(0), ready=r, status=0) for h, r in zip((host, *others), ready, strict=True)], axis=0))  # fmt: skip
+        sent = [each.control(counted(0), ready=r, status=0) for each, r in zip((host, *others), ready, strict=True)]
+        host.agree(np.sum(sent, axis=0))
 
     for _ in range(4):
         step(False, False, False)  # nobody has actors yet
