@@ -159,6 +159,7 @@ def test_a_heartbeat_connection_carries_heartbeats_only(learner: Learner, join: 
         HELLO_HEADER + HELLO + b" ",
         HELLO_HEADER + b"\xff" * len(HELLO),
     ],
+    ids=["empty", "a byte", "noise", "half a header", "no payload", "too short", "too long", "no JSON"],
 )
 def test_a_malformed_grpc_message_ends_that_stream_alone(learner: Learner, join: Join, message: bytes) -> None:
     good = join(learner, "good")
