@@ -378,7 +378,7 @@ class InferenceService:
         if count > self.turned_away:
             log_once_per(
                 "turned away", 5.0, _log, logging.WARNING,
-                "%d connections of peers with another token, or without encryption, were turned away so far", count,
+                "%d connections have ended in the handshake so far: another token, no encryption, or gone in it", count,
             )  # fmt: skip
         self.turned_away = count
 

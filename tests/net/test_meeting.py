@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -154,9 +155,11 @@ def test_a_stranger_cannot_say_anything(held: Hosts) -> None:
 # -- what cannot go well
 
 
-def test_a_difference_is_named_on_both_sides(held: Hosts) -> None:
+def test_a_difference_is_named_on_both_sides(held: Hosts, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     hosts = free_hosts(3)
     futures = [held.start(hosts, index) for index in range(2)]
+    wait_until(lambda: f"host 1 ({hosts[1]}) has come" in caplog.text)  # later, it would find nobody any more
     other = held.start(hosts, 2, introduction(2, training__batch_size=64, telemetry__x=1, net__host="::"))
     sentences = {failure(future, UsageError) for future in (*futures, other)}
     (sentence,) = sentences

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from seedcli.telemetry.logs import import_tensorflow
 from tests.reliability.verdict import LEDGER
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def install(ledger: Ledger) -> None:
     """Have the ledger see every finished unroll before it may be trained on, and every batch."""
-    from seedcli.inference.policy import AgentPolicy
+    from seedcli.inference.device_policy import DevicePolicy
     from seedcli.training import sources
     from seedcli.training.batches import UnrollQueue
     from tests.system.records import marked
@@ -32,14 +32,14 @@ def install(ledger: Ledger) -> None:
         ledger.finish(buffer)
         put(queue, buffer)
 
-    def assemble_and_note(pieces: list[Piece], arena: Arena) -> PreparedBatch:
-        batch = assemble(pieces, arena)
+    def assemble_and_note(pieces: list[Piece], arena: Arena, observation: Any = None) -> PreparedBatch:
+        batch = assemble(pieces, arena, observation)
         ledger.train(batch.unrolls)
         return batch
 
     UnrollQueue.put = put_and_note  # type: ignore[method-assign]
     sources.assemble = assemble_and_note
-    AgentPolicy.act = marked(AgentPolicy.act)  # type: ignore[method-assign]
+    DevicePolicy.begin = marked(DevicePolicy.begin)  # type: ignore[method-assign]
 
 
 def main() -> int:

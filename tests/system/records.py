@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
 from seedcli.agents.base import UnrollBatch
 from seedcli.envs.testing import MAX_LENGTH, counter_reward
 from seedcli.inference.arena import UnrollBuffer
-from seedcli.inference.policy import Decision
+from seedcli.inference.device_policy import Promise
 
 NUMBER, EPISODE, STEP, ACTION = range(4)
 
@@ -22,12 +23,12 @@ def marks(observation: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return np.tanh(observation @ np.array([[3, 1, 0, 0], [0, 1, 0.5, 0], [0, 0, 0.1, 0], [0, 0, 0.3, 1]], np.float32))
 
 
-def marked(act: Any) -> Any:
-    """`AgentPolicy.act`, its recorded logits replaced by `marks`."""
+def marked(begin: Any) -> Any:
+    """`DevicePolicy.begin`, the logits that it has recorded replaced by `marks`."""
 
-    def marking(self: Any, observation: Any, reward: Any, first: Any, slots: Any) -> Decision:
-        decision: Decision = act(self, observation, reward, first, slots)
-        return decision._replace(recorded={"logits": marks(observation)})
+    def marking(self: Any, observation: Any, *arguments: Any, **options: Any) -> Promise:
+        promise: Promise = begin(self, observation, *arguments, **options)
+        return promise._replace(recorded={"logits": tf.convert_to_tensor(marks(observation))})
 
     return marking
 

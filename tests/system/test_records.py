@@ -13,7 +13,7 @@ import pytest
 
 from seedcli.errors import RefusedError
 from seedcli.inference.arena import Arena, UnrollBuffer
-from seedcli.inference.policy import AgentPolicy
+from seedcli.inference.device_policy import DevicePolicy
 from seedcli.layering import load_config
 from seedcli.roles.learner_threads import Learner
 from seedcli.roles.listeners import open_transports
@@ -76,14 +76,14 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fleet: Fleet) -> Iter
         book.finish(buffer)  # before somebody may train on it and give it back
         put(queue, buffer)
 
-    def assemble_and_note(pieces: list[Piece], arena: Arena) -> PreparedBatch:
-        batch = assemble(pieces, arena)
+    def assemble_and_note(pieces: list[Piece], arena: Arena, observation: Any = None) -> PreparedBatch:
+        batch = assemble(pieces, arena, observation)
         book.train(batch.unrolls)
         return batch
 
     monkeypatch.setattr(UnrollQueue, "put", put_and_note)
     monkeypatch.setattr(sources, "assemble", assemble_and_note)
-    monkeypatch.setattr(AgentPolicy, "act", marked(AgentPolicy.act))
+    monkeypatch.setattr(DevicePolicy, "begin", marked(DevicePolicy.begin))
     trainings = []
 
     def start(*values: str) -> Training:
