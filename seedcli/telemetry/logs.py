@@ -180,10 +180,4 @@ def import_tensorflow() -> Any:
         # Finding devices writes too (a CUDA build on a machine without a driver); it fixes no setting.
         tensorflow.config.list_physical_devices()
     logging.getLogger("tensorflow").handlers.clear()
-    logging.getLogger("tensorflow").addFilter(_is_no_retracing)
     return tensorflow
-
-
-def _is_no_retracing(record: logging.LogRecord) -> bool:
-    """Each inference device has a function of its own: TensorFlow takes that for one that is traced again and again."""
-    return "tf.function retracing" not in str(record.msg)
