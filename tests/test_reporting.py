@@ -20,6 +20,7 @@ from seedcli.roles.reporting import TURN_SECONDS, Reporter
 from seedcli.roles.runfolder import RunFolder
 from seedcli.telemetry.exporter import Health
 from seedcli.telemetry.live import PlainView
+from seedcli.telemetry.metrics import COUNTERS
 
 
 class Clock:
@@ -56,7 +57,7 @@ def learner(clock: Clock) -> Any:
         core=None,
         team=None,
         failure=None,
-        began={"env_steps": 0, "learner_updates": 0},
+        began=dict.fromkeys(COUNTERS, 0),
     )
 
 

@@ -25,7 +25,7 @@ from seedcli.roles.runfolder import RunFolder
 from seedcli.roles.team import Team, local_share
 from seedcli.roles.training_loop import failures_of, train_alone, train_together
 from seedcli.specs import EnvSpec
-from seedcli.telemetry.metrics import Profile
+from seedcli.telemetry.metrics import COUNTERS, Profile
 from seedcli.training.batches import PreparedBatch
 from seedcli.training.checkpoint_files import Checkpoint
 from seedcli.training.devices import Devices
@@ -156,13 +156,13 @@ class Learner:
 
     @property
     def began(self) -> dict[str, int]:
-        """Where the run stood as this learner began: "env_steps" and "learner_updates"."""
+        """The counters of a line of metrics as this learner began; all 0 in a new run."""
         counters: Mapping[str, Any] = {}
         if self.team is not None:
             counters = self.team.began
         elif self._checkpoint is not None:
             counters = self._checkpoint.counters
-        return {name: int(counters.get(name, 0)) for name in ("env_steps", "learner_updates")}
+        return {name: int(counters.get(name, 0)) for name in COUNTERS}
 
     def engine_for(self, spec: EnvSpec, on_fault: Callable[[Stream, str], None]) -> StepEngine:
         """The engine for an actor's environments; the first specification builds the agent.

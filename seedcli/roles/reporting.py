@@ -21,7 +21,7 @@ from seedcli.telemetry.exporter import Health, Phase
 from seedcli.telemetry.fleet import CONNECTED, ActorRow, count_states
 from seedcli.telemetry.live import Summary, View, print_profile, print_summary
 from seedcli.telemetry.logs import log_once_per
-from seedcli.telemetry.metrics import MetricsWriter, Snapshot
+from seedcli.telemetry.metrics import COUNTERS, MetricsWriter, Snapshot
 from seedcli.telemetry.prometheus import Status
 from seedcli.training.checkpoint import list_checkpoints
 from seedcli.training.trainer import UpdateResult
@@ -66,7 +66,7 @@ class Reporter:
             folder.metrics_path, folder.tensorboard if config.telemetry.tensorboard else None, folder.resume
         )
         if folder.resume:
-            self._writer.truncate_after(resumed_at or 0)
+            self._writer.truncate_after(learner.began)
         self._last_100: deque[float] = deque(maxlen=100)
         self._evaluation_20: deque[float] = deque(maxlen=20)
         self._process = psutil.Process()
@@ -89,16 +89,15 @@ class Reporter:
         )
 
     def _counters(self) -> dict[str, int]:
+        """All counters of a line, read at once: training goes on meanwhile."""
         core = self._learner.core
         if core is None:
-            nothing = dict.fromkeys(("env_steps", "learner_updates", "batches", "batch_rows", "wire", "raw"), 0)
-            return nothing | self._learner.began
-        stats, service = core.engine.stats, self._learner.service
+            return dict.fromkeys(("batches", "batch_rows", "wire", "raw"), 0) | self._learner.began
+        stats, service, counters = core.engine.stats, self._learner.service, core.counters()
         return {
+            **{name: counters[name] for name in COUNTERS},
             "wire": service.row_bytes_received,
             "raw": service.row_bytes_raw,
-            "env_steps": core.totals["env_steps"],
-            "learner_updates": core.trainer.updates,
             "batches": stats.batches,
             "batch_rows": stats.batch_rows,
         }
@@ -152,8 +151,9 @@ class Reporter:
         states = count_states(fleet)
         fields: dict[str, Any] = {
             "time": time.time(),
-            "env_steps": counters["env_steps"],
+            **{name: counters[name] for name in COUNTERS},
             "env_steps_per_second": grown["env_steps"] / elapsed,
+            "env_frames_per_second": grown["env_frames"] / elapsed,
             "updates_per_second": grown["learner_updates"] / elapsed,
             "actors": sum(states[state] for state in CONNECTED),
             "envs": sum(row.envs for row in fleet if row.state in CONNECTED),
@@ -167,18 +167,12 @@ class Reporter:
             "learner_memory_mb": self._memory(),
         }
         core = self._learner.core
-        fields["learner_updates"] = counters["learner_updates"]
-        if core is None and self._learner.team is not None:  # built later, though the run may be gone on with
-            totals = self._learner.team.totals
-            fields |= {name: totals[name] for name in ("episodes", "evaluation_episodes", "trained_steps")}
         if core is not None:
             fields |= self._engine_fields(grown)
             fields |= self._training_fields(elapsed)
             fields["replay"] = core.source_stats()
             # A replay counts those of the engine too, once they reach it.
             fields["dropped_unrolls"] = max(core.engine.stats.dropped_unrolls, core.source.dropped)
-            fields["env_frames"] = counters["env_steps"] * core.spec.frames_per_step
-            fields["env_frames_per_second"] = fields["env_steps_per_second"] * core.spec.frames_per_step
         return Snapshot(**fields)
 
     def _memory(self) -> float:
@@ -199,11 +193,9 @@ class Reporter:
         percentiles = stats.latency.percentiles(50, 99)
         stats.latency.reset()
         return {
-            "episodes": core.totals["episodes"],
             "episode_return": _mean(returns),
             "episode_return_100": _mean(list(self._last_100)),
             "episode_length": _mean([float(episode[1]) for episode in finished]),
-            "evaluation_episodes": core.totals["evaluation_episodes"],
             "evaluation_return": _mean(watched),
             "evaluation_return_20": _mean(list(self._evaluation_20)),
             "inference_batch_size": grown["batch_rows"] / grown["batches"] if grown["batches"] else None,
@@ -222,9 +214,6 @@ class Reporter:
         fields: dict[str, Any] = {
             "devices": self._devices.look(len(results), self._learner.training_profile.seconds(), elapsed),
             "weights_age": self._devices.weights_age,
-            "trained_steps": core.totals["trained_steps"],
-            "learner_updates": core.trainer.updates,
-            "dropped_updates": core.trainer.dropped,
         }
         applied = [result for result in results if result.applied]
         if applied:

@@ -22,6 +22,11 @@ from seedcli.telemetry.devices import FIGURES, DeviceFigures
 from seedcli.telemetry.events import EventFile
 from seedcli.telemetry.fleet import STATES
 
+# What a line counts since the run began; a checkpoint keeps each by the same name, and a resumed run counts on.
+COUNTERS = (
+    "env_steps", "env_frames", "episodes", "evaluation_episodes", "trained_steps", "learner_updates", "dropped_updates"
+)  # fmt: skip
+
 _BY_STATE = tuple(f"actors_{state}" for state in STATES)
 # What a thread's time is spent on, in the order a step passes through them; other names may be used too.
 PARTS = ("environment", "wire", "batching", "inference", "training", "waiting")
@@ -276,22 +281,30 @@ class MetricsWriter:
         self._file.truncate(metrics_path.read_bytes().rfind(b"\n") + 1 if resume else 0)
         self._events = EventFile(tensorboard_dir) if tensorboard_dir is not None else None
 
-    def truncate_after(self, env_steps: int) -> None:
-        """Cut every line beyond `env_steps`, where a resumed run continues, so that lines do not overlap.
+    def truncate_after(self, counters: Mapping[str, int]) -> None:
+        """Cut every line beyond where a resumed run continues, so that none overlap and every counter only grows.
 
+        Training goes on while a line is written and while a checkpoint is: where few steps or none were taken in
+        between, a line with no more environment steps than the checkpoint may hold updates that it does not.
         TensorBoard is told to forget its points beyond it too.
+
+        Args:
+            counters: of the checkpoint, by the names of the lines; "env_steps" is one of them.
         """
-        end = 0
-        for line in self._path.read_bytes().splitlines(keepends=True):
+        end, beyond = 0, counters["env_steps"] + 1
+        for data in self._path.read_bytes().splitlines(keepends=True):
             try:
-                if json.loads(line)["env_steps"] > env_steps:
+                line = json.loads(data)
+                steps = int(line["env_steps"])
+                if any(line.get(name, 0) > count for name, count in counters.items()):
+                    beyond = min(beyond, steps)
                     break
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, AttributeError):
                 break  # a disk's fault: what comes behind it cannot be trusted to follow
-            end += len(line)
+            end += len(data)
         self._file.truncate(end)
         if self._events is not None:
-            self._events.restart(env_steps + 1)
+            self._events.restart(beyond)
 
     def write(self, snapshot: Snapshot) -> None:
         """Append a line, and its scalars."""

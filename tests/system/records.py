@@ -19,8 +19,11 @@ NUMBER, EPISODE, STEP, ACTION = range(4)
 
 
 def marks(observation: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """What stands where behaviour logits would: a mark of the observation [..., 4], to know it by."""
-    return np.tanh(observation @ np.array([[3, 1, 0, 0], [0, 1, 0.5, 0], [0, 0, 0.1, 0], [0, 0, 0.3, 1]], np.float32))
+    """What stands where behaviour logits would: a mark of the observation [..., 4], to know it by.
+
+    Element by element, for a product of matrices is rounded otherwise in a batch of one row than in one of several.
+    """
+    return observation * np.array([1, 0.01, 0.1, 0.3], np.float32)
 
 
 def marked(begin: Any) -> Any:

@@ -13,6 +13,7 @@ import pytest
 
 from seedcli.agents import create_agent
 from seedcli.config import Config
+from seedcli.telemetry.metrics import COUNTERS
 from seedcli.training.blocks import BlockCodec
 from seedcli.training.checkpoint import Checkpoint, find_checkpoint
 from seedcli.training.replay import Replay, Snapshot
@@ -20,7 +21,6 @@ from seedcli.training.replay_store import MANIFEST, PRIORITIES, ReplayStore
 from seedcli.training.unrolls import unroll_fields
 from tests.system.harness import TINY, Fleet, Process, checkpoints, counting, last, metrics, sets, wait_for
 
-COUNTERS = ("env_steps", "episodes", "evaluation_episodes", "learner_updates", "trained_steps")
 # Small enough that the oldest unrolls are dropped while a test watches.
 SMALL = (
     *TINY,
@@ -97,7 +97,7 @@ def test_a_replay_outlives_its_learner(fleet: Fleet, tmp_path: Path) -> None:
     assert len(set(kept.priorities.tolist())) > 50, "training has given priorities"
     assert checkpoint.counters["evaluation_episodes"] > 5
 
-    lines = [line for line in metrics(run) if line["env_steps"] <= checkpoint.env_steps]
+    lines = [line for line in metrics(run) if all(line[name] <= checkpoint.counters[name] for name in COUNTERS)]
     ports = [int(addresses[name].rpartition(":")[2]) for name in ("grpc", "zmq")]
     resumed = fleet.learner("--resume", "--logdir", "run", ports=ports)
     wait_for(lambda: "continuing from" in resumed.stderr, "the training goes on")

@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+from seedcli.telemetry.metrics import COUNTERS
 from seedcli.training.checkpoint import find_checkpoint
 from tests.system.harness import (
     TINY,
@@ -21,7 +22,6 @@ from tests.system.harness import (
 )
 
 STOP_SECONDS = 15.0  # what a stopped learner may take, checkpoint included
-COUNTERS = ("env_steps", "env_frames", "episodes", "learner_updates", "trained_steps")
 
 
 def wait_until(run: Path, process: Process, env_steps: int) -> None:
@@ -64,7 +64,7 @@ def test_a_killed_learner_is_gone_on_with_and_its_actors_return(fleet: Fleet) ->
     for actor in actors:
         actor.ends_with(0)
         assert "trying again" in actor.stderr
-    kept = [line for line in lines if line["env_steps"] <= checkpoint.env_steps]
+    kept = [line for line in lines if all(line[name] <= checkpoint.counters[name] for name in COUNTERS)]
     after = metrics(run)
     new = after[len(kept) :]
     assert after[: len(kept)] == kept and new

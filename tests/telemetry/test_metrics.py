@@ -273,10 +273,24 @@ def test_truncate_after_cuts_what_a_resumed_run_repeats(tmp_path: Path, beyond: 
     path = tmp_path / "metrics.jsonl"
     write(path, [10, 20, 30])
     writer = MetricsWriter(path, None, resume=True)
-    writer.truncate_after(beyond)
+    writer.truncate_after({"env_steps": beyond})
     writer.write(snapshot(beyond + 5))
     writer.close()
     assert [line["env_steps"] for line in read_metrics(path)] == [*left, beyond + 5]
+
+
+def test_truncate_after_cuts_from_the_first_line_with_any_counter_beyond(tmp_path: Path) -> None:
+    path, folder = tmp_path / "metrics.jsonl", tmp_path / "tensorboard"
+    writer = MetricsWriter(path, None, resume=False)
+    for env_steps, updates in ((10, 1), (20, 2), (20, 5), (20, 6), (30, 7)):
+        writer.write(snapshot(env_steps, learner_updates=updates))
+    writer.close()
+    writer = MetricsWriter(path, folder, resume=True)
+    writer.truncate_after({"env_steps": 20, "learner_updates": 4, "of newer versions": 0})
+    writer.close()
+    assert [(line["env_steps"], line["learner_updates"]) for line in read_metrics(path)] == [(10, 1), (20, 2)]
+    (start,) = [event for event in _events(folder) if event.HasField("session_log")]
+    assert start.step == 20, "the point that was cut is drawn no more"
 
 
 @pytest.mark.parametrize("damage", [b"nonsense\n", b"[]\n", b'{"env_steps": null}\n', b"\x00" * 64 + b"\n"])
@@ -286,7 +300,7 @@ def test_truncate_after_cuts_from_a_damaged_line_on(tmp_path: Path, damage: byte
     good = path.read_bytes()
     path.write_bytes(good + damage + good)
     writer = MetricsWriter(path, None, resume=True)
-    writer.truncate_after(100)
+    writer.truncate_after({"env_steps": 100})
     writer.close()
     assert path.read_bytes() == good
 
@@ -319,7 +333,7 @@ def test_tensorboard_scalars_and_restart(tmp_path: Path) -> None:
     folder = tmp_path / "tensorboard"
     write(tmp_path / "metrics.jsonl", [10, 20], tensorboard=folder)
     writer = MetricsWriter(tmp_path / "metrics.jsonl", folder, resume=True)
-    writer.truncate_after(10)
+    writer.truncate_after({"env_steps": 10})
     writer.write(snapshot(15))
     writer.close()
     assert len(list(folder.iterdir())) == 2
