@@ -319,7 +319,7 @@ class Fleet:
     def __init__(self, index: int = 0, addresses: Any = ADDRESSES) -> None:
         self.own, self.loads, self.now = 0, dict.fromkeys(range(3), 0), 0.0
         self.place = Placement(
-            index, addresses, own=lambda: self.own, loads=lambda: dict(self.loads), clock=lambda: self.now
+            index, addresses, own=lambda apart_from: self.own, loads=lambda: dict(self.loads), clock=lambda: self.now
         )
 
     def come(self, envs: int = 4, transport: str = "grpc") -> str | None:

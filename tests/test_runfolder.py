@@ -55,6 +55,20 @@ def test_the_default_folder_is_named_by_preset_and_time(tmp_path: Path, monkeypa
         assert folder.path.parent == Path("runs/custom")
 
 
+def test_a_refused_start_leaves_no_folder_that_nobody_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused, begun, logged, named = (RunFolder.create(path, "pong_vtrace") for path in (None, None, None, Path("mine")))
+    fill(begun)
+    logged.log_path.write_text("why")
+    for folder in (refused, begun, logged, named):
+        folder.close()
+        folder.close()
+    assert not refused.path.exists()
+    assert begun.config_path.exists() and logged.log_path.exists() and named.path.is_dir()
+
+
 def test_config_is_written_and_read_back(tmp_path: Path) -> None:
     resolved = load_config("pong_vtrace", environ={})
     with RunFolder.create(tmp_path / "a" / "b", "pong_vtrace") as folder:

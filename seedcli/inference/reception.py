@@ -73,16 +73,20 @@ class Reception:
         self.seeds_given = 0
         self.place: Place | None = None
 
-    def envs(self) -> int:
+    def envs(self, apart_from: str = "") -> int:
         """Environments of the actors that are in, and of those on their way in that have shown that they may be.
 
         Safe to call from another thread.
+
+        Args:
+            apart_from: the name of an actor that is not to count.
         """
         there = {session.actor_id: session.envs for session in list(self._sessions())}
         for entry in self.handshakes().values():
             hello = entry.handshake.hello
             if hello is not None and entry.handshake.proved:
                 there[hello.actor_id] = hello.envs
+        there.pop(apart_from, None)
         return sum(there.values())
 
     def take(self, peer: Peer, header: Header, payload: Payload) -> None:

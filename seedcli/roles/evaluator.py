@@ -286,7 +286,7 @@ def _watch(run: Path, *, episodes: int, sample: bool, seed: int, json_output: bo
     if not run.is_dir() or (run / "COMPLETE").exists():
         raise UsageError(f"--watch follows a run, and {run} is not a run folder: give the folder of a running training")
     player: Player | None = None
-    seen = -1
+    seen, told = -1, False
     while True:
         # Asked before looking: a checkpoint written as the learner ends is not missed.
         running = _running(run)
@@ -311,4 +311,7 @@ def _watch(run: Path, *, episodes: int, sample: bool, seed: int, json_output: bo
         if not running and not found:
             return
         if not found:
+            if seen < 0 and not told:
+                print(f"seed: waiting for the first checkpoint of {run}", file=sys.stderr, flush=True)
+                told = True
             time.sleep(_WATCH_SECONDS)

@@ -274,7 +274,8 @@ class Placement:
     Args:
         index: which host this is.
         addresses: of each host, transport → "host:port".
-        own: gives the environments of this host.
+        own: gives the environments of this host, but those of the actor with this name: one that has lost its
+            connection comes again before it is missed.
         loads: gives those of the others as they have last said, by index.
         clock: monotonic seconds.
     """
@@ -284,7 +285,7 @@ class Placement:
         index: int,
         addresses: Sequence[Mapping[str, str]],
         *,
-        own: Callable[[], int],
+        own: Callable[[str], int],
         loads: Callable[[], Mapping[int, int]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -301,6 +302,7 @@ class Placement:
     def __call__(self, hello: Hello, transport: str) -> str | None:
         """The address that an actor is sent to, as a user would type it; None: it stays here."""
         counts = self._counts()
+        counts[self._index] = self._own(hello.actor_id)
         hosts = len(self._addresses)
         order = [(self._turn + step) % hosts for step in range(hosts)]
         there = [host for host in order if host == self._index or transport in self._addresses[host]]
@@ -312,7 +314,7 @@ class Placement:
         return ("zmq://" if transport == "zmq" else "") + self._addresses[chosen][transport]
 
     def _counts(self) -> list[float]:
-        """Environments of each host, those on their way included."""
+        """Environments of each host, those on their way included, as far as this one is told."""
         loads, now = self._loads(), self._clock()
         counts: list[float] = []
         for host, waiting in enumerate(self._on_the_way):
@@ -327,7 +329,6 @@ class Placement:
                     break
                 waiting.popleft()
             counts.append(said + sum(envs for _, envs in waiting))
-        counts[self._index] = self._own()
         return counts
 
 

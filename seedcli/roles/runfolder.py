@@ -52,8 +52,14 @@ class RunFolder:
         actor_logs: folder of the logs of the actors that `seed train` starts.
     """
 
-    def __init__(self, path: Path, *, resume: bool, lock: int) -> None:
-        """Wrap a prepared folder; use `create`. `lock` is the descriptor that holds the lock."""
+    def __init__(self, path: Path, *, resume: bool, lock: int, made_up: bool = False) -> None:
+        """Wrap a prepared folder; use `create`.
+
+        Args:
+            path, resume: see the attributes.
+            lock: the descriptor that holds the lock.
+            made_up: nobody has asked for a folder of this name, so none is left where no run has begun.
+        """
         self.path = path
         self.resume = resume
         self.config_path = path / CONFIG
@@ -62,6 +68,7 @@ class RunFolder:
         self.log_path = path / LOG
         self.tensorboard = path / TENSORBOARD
         self.actor_logs = path / ACTOR_LOGS
+        self._made_up = made_up
         self._lock: int | None = lock
 
     @classmethod
@@ -97,7 +104,7 @@ class RunFolder:
                 )
             if path is None:
                 raise UsageError(f"{flag} needs --logdir FOLDER, the run to go on with")
-        shown = path
+        shown, made_up = path, path is None
         try:
             if path is None:
                 shown = Path("runs") / (preset or "custom")
@@ -117,7 +124,7 @@ class RunFolder:
             raise UsageError(
                 f"{shown} cannot be used as a run's folder ({name}{error.strerror}): give another --logdir"
             ) from error
-        return cls(path, resume=resume, lock=lock)
+        return cls(path, resume=resume, lock=lock, made_up=made_up)
 
     def write_config(self, resolved: Resolved) -> None:
         """Write config.toml, all or nothing, even where the power fails.
@@ -181,8 +188,11 @@ class RunFolder:
         return address if isinstance(address, dict) else None
 
     def close(self) -> None:
-        """Give the lock back; safe to call twice."""
+        """Give the lock back; safe to call twice. What a refused start has left of a folder nobody asked for, goes."""
         if self._lock is not None:
+            if self._made_up:
+                with contextlib.suppress(OSError):
+                    _remove_empty(self.path)
             os.close(self._lock)
             self._lock = None
 
@@ -298,6 +308,13 @@ def _holder(path: Path) -> str:
         return f"process {holder['pid']} on {holder['host']}"
     except (OSError, ValueError, KeyError, TypeError):
         return "process unknown"  # it has locked the file and not yet written to it
+
+
+def _remove_empty(path: Path) -> None:
+    """Remove a folder in which no run has begun."""
+    left = {entry.name for entry in path.iterdir()}
+    if left <= {LOCK, CHECKPOINTS} and not _holds_checkpoints(path):
+        shutil.rmtree(path)
 
 
 def _holds_checkpoints(path: Path) -> bool:

@@ -232,20 +232,25 @@ def fuzz_network(
         begun = subject.read()
         for thread in threads:
             thread.start()
-        warm, stalled = _watch(subject, threads, budget, mutations)
+        tenths, stalled = _watch(subject, threads, budget, mutations)
         ended = subject.read()
         quiet.append(_training_rate(subject, _RATE_SECONDS))
         after = subject.read()
         failures = subject.failures() + [worker.failure for worker in workers if worker.failure]
         fuzzed = ended.steps_per_second(begun)
-        failures += _verdict(begun, warm or begun, after, stalled, budget)
+        warm = tenths[0] if tenths else begun
+        failures += _verdict(begun, warm, after, stalled, budget)
         return {
             "transport": transport,
             "mutations": mutations - budget.left,
             "mutations_per_second": (mutations - budget.left) / (ended.time - begun.time),
             "connections_or_streams": sum(worker.connections for worker in workers),
             "training_steps_per_second": {"without": sum(quiet) / 2, "with": fuzzed},
-            "memory_mb": {"begun": begun.memory, "warm": (warm or begun).memory, "ended": after.memory},
+            "memory_mb": {
+                "begun": begun.memory,
+                "after each tenth": [round(reading.memory, 1) for reading in tenths],
+                "ended": after.memory,
+            },
             "descriptors": {"begun": begun.descriptors, "ended": after.descriptors},
             "protocol_errors": subject.metric("protocol_errors"),
             "outcomes": dict(sorted(sum((worker.outcomes for worker in workers), Counter[str]()).items())),
@@ -255,9 +260,10 @@ def fuzz_network(
 
 def _watch(
     subject: Subject, threads: list[threading.Thread], budget: _Budget, mutations: int
-) -> tuple[Reading | None, float]:
-    """Until the threads have ended: the reading after a tenth of the mutations, the longest standstill of training."""
-    warm, stalled = None, 0.0
+) -> tuple[list[Reading], float]:
+    """Until the threads have ended: a reading after each tenth of the mutations, the longest standstill of training."""
+    tenths: list[Reading] = []
+    stalled = 0.0
     steps, since = subject.read().steps, time.monotonic()
     while any(thread.is_alive() for thread in threads):
         time.sleep(0.25)
@@ -265,11 +271,11 @@ def _watch(
         if now.steps != steps:
             steps, since = now.steps, time.monotonic()
         stalled = max(stalled, time.monotonic() - since)
-        if warm is None and budget.left < mutations * 9 // 10:
-            warm = now
+        if budget.left < mutations * (9 - len(tenths)) // 10:
+            tenths.append(now)
         if stalled > _ANSWER_SECONDS:
             break
-    return warm, stalled
+    return tenths, stalled
 
 
 def _verdict(begun: Reading, warm: Reading, after: Reading, stalled: float, budget: _Budget) -> list[str]:
