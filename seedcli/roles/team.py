@@ -142,9 +142,7 @@ class Team:
         if not self.chief:
             self.wait_told(_GO)
             return
-        self._wait(
-            lambda: len(loads := self.meeting.loads) == self.size and all(loads.values()), "not every host is there"
-        )
+        self._wait(self._all_there, "not every host is there")
         self.meeting.tell({**self.meeting.told, _GO: True})
         self._flush()
 

@@ -7,9 +7,8 @@ import errno
 import json
 import math
 import os
-import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -33,42 +32,18 @@ PARTS = ("environment", "wire", "batching", "inference", "training", "waiting")
 
 
 class Profile:
-    """Seconds by name, accumulated by the one thread that owns it; any thread may read it.
-
-    A loop either times its pieces itself and calls `add`, or calls `lap` after each piece, which charges
-    everything since the previous lap to a name, so that no time goes missing.
-    """
+    """Seconds by name, accumulated by the one thread that owns it; any thread may read it."""
 
     def __init__(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._mark = time.perf_counter()
 
     def add(self, name: str, seconds: float) -> None:
         """Charge `seconds` to `name`; only the owning thread may call it."""
         self._seconds[name] += seconds
 
-    def start(self) -> None:
-        """Begin the first lap now, leaving what came before uncharged."""
-        self._mark = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        """Charge the time since the last `lap` or `start` to `name`; only the owning thread may call it."""
-        now = time.perf_counter()
-        self._seconds[name] += now - self._mark
-        self._mark = now
-
     def seconds(self) -> dict[str, float]:
         """A copy of the seconds by name; safe from any thread."""
         return dict(self._seconds)  # one C call, which a thread switch cannot interrupt
-
-
-def merge_profiles(profiles: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Sum seconds by name, e.g. over the actors of a fleet."""
-    total: defaultdict[str, float] = defaultdict(float)
-    for profile in profiles:
-        for name, seconds in profile.items():
-            total[name] += seconds
-    return dict(total)
 
 
 class Reservoir:

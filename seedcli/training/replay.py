@@ -316,11 +316,6 @@ class Replay:
         """Unrolls dropped so far because something in them was not finite."""
         return self._dropped
 
-    @property
-    def raw_bytes_per_unroll(self) -> int:
-        """Bytes of one unroll before compression."""
-        return self.codec.raw_bytes
-
     def stats(self) -> dict[str, float]:
         """Figures for telemetry; those that are not defined yet are 0."""
         with self._changed:

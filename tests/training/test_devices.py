@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import tensorflow as tf
 from seedcli.errors import UsageError
 from seedcli.topology import Plan
 from seedcli.training.devices import Devices, batch_bytes
+from tests.system.hosts import free_addresses
 from tests.training.on_devices import AGENTS, TRAINING, UPDATES, B, batches, make
 
 pytestmark = pytest.mark.timeout(600)  # a process that traces updates for 8 devices, on a busy machine
@@ -142,17 +142,9 @@ def test_a_host_counts_once_whatever_its_devices(found: dict[Any, Any]) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def _addresses(count: int) -> list[str]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return addresses
-
-
 def test_two_hosts_train_as_one_does(found: dict[Any, Any], tmp_path: Path) -> None:
     """Each with half of every batch; the weights are the chief's; where one has no batch nobody does anything."""
-    addresses = _addresses(2)
+    addresses = free_addresses(2)
     waiting = []
     for index in range(2):
         folder = tmp_path / str(index)

@@ -452,7 +452,7 @@ def test_figures_are_numbers_from_the_start():
     assert stats["replay_ratio"] == 1.0
     assert stats["priority_mean"] == 3 and stats["priority_max"] == 5
     assert stats["bytes_per_unroll"] == replay.nbytes / 4
-    assert replay.raw_bytes_per_unroll == R * 2 * 4 + 4 * 8
+    assert replay.codec.raw_bytes == R * 2 * 4 + 4 * 8
 
 
 def test_a_snapshot_does_not_change_with_the_replay():
