@@ -141,8 +141,6 @@ def learner(
     flags |= {"--host-index": host_index, "--trust-network": trust_network or None}
     kept = _kept(resume=resume, continue_=continue_, standby=standby, overwrite=overwrite)
     waited: list[str] = []
-    from seedcli.roles.hosts import resolve_hosts
-
     if standby:
         _prepare()  # now: whoever takes over is to be quick
 
@@ -152,11 +150,7 @@ def learner(
 
     wait = say_that_it_waits if standby else None
     found = _configure(preset, config, logdir, sets, flags, kept, wait)
-    servers, index = resolve_hosts(found.config, os.environ) if found is not None else ((), 0)
-    if servers and standby:
-        raise UsageError("--standby is for one learner host: several are started again together, with --continue")
-    if found is not None:
-        _check_topology(found.config, servers, index)
+    servers, index = _place(found.config, standby) if found is not None else ((), 0)
     if found is not None and index:
         _prepare()
         from seedcli.roles.several import run_member
@@ -164,6 +158,8 @@ def learner(
         return run_member(found, logdir, servers, index, fresh=kept in ("refuse", "overwrite"), live=_live(no_live))
     resolved, folder = _open(found, logdir, sets, flags, kept, wait)
     with folder:
+        if found is None:  # what the run is, stands in its folder, which was another learner's until now
+            _place(resolved.config, standby)
         if waited:
             typer.echo("seed: that learner is gone: taking over", err=True)
         _prepare()
@@ -354,6 +350,17 @@ def _open(
             folder.close()
             raise
     return resolved, folder
+
+
+def _place(config: Config, standby: bool) -> tuple[tuple[str, ...], int]:
+    """The learner hosts of a run and which of them this is, ((), 0) for one alone; refused where devices do not fit."""
+    from seedcli.roles.hosts import resolve_hosts
+
+    hosts, index = resolve_hosts(config, os.environ)
+    if hosts and standby:
+        raise UsageError("--standby is for one learner host: several are started again together, with --continue")
+    _check_topology(config, hosts, index)
+    return hosts, index
 
 
 def _check_topology(config: Config, hosts: Sequence[str] = (), index: int = 0) -> None:

@@ -83,7 +83,10 @@ def slurm(
         ),
     ] = 90,
     requeue: Annotated[
-        bool, typer.Option("--requeue/--no-requeue", help="Queue the job again when it is stopped in the middle.")
+        bool,
+        typer.Option(
+            "--requeue/--no-requeue", help="Queue the job again when it is stopped in the middle, or its learner dies."
+        ),
     ] = True,
     sbatch: Annotated[
         list[str] | None, typer.Option("--sbatch", metavar="OPTION", help="Further option of sbatch; may be repeated.")

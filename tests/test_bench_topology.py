@@ -19,6 +19,7 @@ from seedcli.roles.bench_topology import ratios, run_bench_topology
 from seedcli.roles.generated import environment_spec, random_observation
 from seedcli.roles.topology_trial import batch_rows, try_plan
 from seedcli.topology import Inventory, make_plan
+from tests.inference.test_device_memory import exhausted
 
 
 def config(preset: str = "cartpole_vtrace", *sets: str) -> Config:
@@ -116,6 +117,13 @@ def test_what_fails_in_a_thread_ends_the_trial(monkeypatch: pytest.MonkeyPatch) 
         try_plan(wanted, environment_spec(wanted.environment), plan, 0.1)
     names = {thread.name for thread in threading.enumerate()}
     assert not names & {"inference", "prefetch"}
+
+
+def test_a_ratio_whose_networks_find_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = config("cartpole_vtrace", "topology.platform=cpu")
+    monkeypatch.setattr(topology_trial, "AgentPolicy", exhausted)
+    with pytest.raises(SeedError, match=r"out of memory for this ratio: .*lower actors\.count"):
+        try_plan(wanted, environment_spec(wanted.environment), make_plan(wanted, Inventory()), 0.1)
 
 
 def test_a_ratio_that_fails_is_said_and_the_others_go_on(

@@ -403,3 +403,16 @@ def test_what_several_hosts_need_is_asked_for_before_anything_starts(
     status, sentence = failure(capsys, "train", "--preset", "pong_vtrace", "--set", 'topology.hosts=["a:1"]')
     assert status == 2 and "seed train is one learner" in sentence
     assert not role.calls and not Path("D").exists()
+
+
+def test_none_stands_by_for_several_hosts_whose_run_says_so_itself(
+    role: Role, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = "--hosts a:1,b:1 --trust-network".split()
+    assert main(["learner", "--preset", "pong_vtrace", "--logdir", "D", *hosts]) == 0
+    (resolved, folder), options = role.calls[0]
+    assert options["hosts"] == ("a:1", "b:1")
+    folder.write_config(resolved)
+    status, sentence = failure(capsys, "learner", "--standby", "--logdir", "D")
+    assert status == 2 and "--standby is for one learner host" in sentence
+    assert len(role.calls) == 1

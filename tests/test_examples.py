@@ -100,6 +100,17 @@ def test_the_kustomization_names_what_is_there() -> None:
         assert done.returncode == 0, done.stderr
 
 
+def test_no_command_shows_a_token_to_who_lists_processes() -> None:
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", *(p for p in EXAMPLES.rglob("*") if p.is_file())]
+    lines = [line.strip("# ") for page in pages for line in page.read_text().splitlines() if "seed token new" in line]
+    piped = "seed token new --print | kubectl create secret generic seed-token --from-file=token=/dev/stdin"
+    assert [line for line in lines if "kubectl" in line] == [piped] * 2
+    for line in lines:
+        # The shell's own words and assignments start no process that could be listed with it.
+        allowed = re.match(r'(\(umask 077; echo "|export |)SEED_TOKEN=\$\(', line)
+        assert allowed or "$(" not in line and "`seed token new --print`" not in line, line
+
+
 def containers(document: dict[str, Any]) -> list[dict[str, Any]]:
     return list(document["spec"]["template"]["spec"]["containers"])
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from seedcli.agents.base import ActInputs, Agent
 from seedcli.errors import SeedError
+from seedcli.inference.device_memory import bytes_of, out_of_memory
 from seedcli.inference.devices import nearest, short_name
 from seedcli.inference.trajectories import ObservationStore
 from seedcli.specs import EnvSpec, map_arrays
@@ -163,10 +164,36 @@ class DevicePolicy:
             mine.assign(value)
 
     def publish(self, version: int) -> None:
-        """Copy the trained weights into the ones inference reads here, and give them their version."""
-        with self._lock, self._on_device():
-            self._publish()
-            self.version = version
+        """Copy the trained weights into the ones inference reads here, and give them their version.
+
+        Raises:
+            SeedError: the device is out of memory.
+        """
+        try:
+            with self._lock, self._on_device():
+                self._publish()
+                self.version = version
+        except tf.errors.ResourceExhaustedError as error:
+            raise self._out_of_memory(error, "to take new weights") from error
+
+    def _out_of_memory(self, error: tf.errors.ResourceExhaustedError, doing: str, rows: int = 0) -> SeedError:
+        """What to raise; `rows`: environments of the batch at hand, without the padded ones."""
+        rows = self._padded(rows) if self._pad_to and rows else rows
+        held = {
+            "inference's copy of the weights": bytes_of(self._network.variables),
+            f"the agent states of inference.max_envs = {self._scratch} environments": bytes_of(
+                tf.nest.flatten(self._table)
+            ),
+            "the observations that stay on it": 0 if self.store is None else self.store.nbytes,
+            f"a batch of {rows} environments": rows * self._row_bytes,
+            "what is computed of them": None,
+            "what trains there": None,
+        }
+        remedy = (
+            f"lower inference.max_envs = {self._scratch}, inference.batch_size or training.batch_size, or let other "
+            "devices train"
+        )
+        return out_of_memory(error, self.device, doing, held, remedy)
 
     def _padded(self, n: int) -> int:
         for size in self._pad_to:
@@ -183,7 +210,11 @@ class DevicePolicy:
         slots: npt.NDArray[np.int32],
         positions: npt.NDArray[np.int32] | None = None,
     ) -> Promise:
-        """See `policy.LanePolicy.begin`. The processor's work is done when this returns, an accelerator's begun."""
+        """See `policy.LanePolicy.begin`. The processor's work is done when this returns, an accelerator's begun.
+
+        Raises:
+            SeedError: the device is out of memory.
+        """
         begun = time.perf_counter()
         n = len(slots)
         if self._pad_to:
@@ -210,10 +241,7 @@ class DevicePolicy:
                     if self.accelerated:
                         self.meter.transfer_bytes += positions.nbytes
         except tf.errors.ResourceExhaustedError as error:
-            raise SeedError(
-                f"{self.device} has no memory left to answer {n} environments: lower inference.max_envs or "
-                "training.batch_size, or let other devices train"
-            ) from error
+            raise self._out_of_memory(error, f"to answer {n} environments", n) from error
         if not self.accelerated:
             self.meter.busy += time.perf_counter() - begun
         return Promise(action, recorded, n, version, begun)
@@ -226,10 +254,17 @@ class DevicePolicy:
         return observation
 
     def finish(self, promise: Promise) -> Decision:
-        """See `policy.LanePolicy.finish`."""
+        """See `policy.LanePolicy.finish`.
+
+        Raises:
+            SeedError: the device is out of memory.
+        """
         n = promise.rows
-        action = promise.action.numpy()[:n]
-        recorded = {name: value.numpy()[:n] for name, value in promise.recorded.items()}
+        try:
+            action = promise.action.numpy()[:n]
+            recorded = {name: value.numpy()[:n] for name, value in promise.recorded.items()}
+        except tf.errors.ResourceExhaustedError as error:
+            raise self._out_of_memory(error, f"to answer {n} environments", n) from error
         meter = self.meter
         meter.batches += 1
         meter.rows += n
@@ -238,13 +273,27 @@ class DevicePolicy:
         return Decision(action.view(self._action_dtype) if self._in_disguise else action, recorded, promise.version)
 
     def explore(self, exploration: npt.NDArray[np.float32]) -> None:
-        """Take how much the environments of all slots explore, [slots] float32."""
-        self._exploration.assign(exploration)
+        """Take how much the environments of all slots explore, [slots] float32.
+
+        Raises:
+            SeedError: the device is out of memory.
+        """
+        try:
+            self._exploration.assign(exploration)
+        except tf.errors.ResourceExhaustedError as error:
+            raise self._out_of_memory(error, "to take more environments in") from error
 
     def snapshot(self, slots: npt.NDArray[np.int32], first: npt.NDArray[np.bool_]) -> Any:
-        """See `policy.Policy.snapshot`."""
+        """See `policy.Policy.snapshot`.
+
+        Raises:
+            SeedError: the device is out of memory.
+        """
         if not self._stateful:
             return self._initial
-        with self._on_device():
-            states = self._snapshot(slots, first)
-        return tf.nest.map_structure(lambda x: x.numpy(), states)
+        try:
+            with self._on_device():
+                states = self._snapshot(slots, first)
+            return tf.nest.map_structure(lambda x: x.numpy(), states)
+        except tf.errors.ResourceExhaustedError as error:
+            raise self._out_of_memory(error, f"to keep the states of {len(slots)} environments") from error

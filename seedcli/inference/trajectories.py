@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from seedcli.errors import SeedError
 from seedcli.inference.arena import UnrollBuffer
+from seedcli.inference.device_memory import out_of_memory
 from seedcli.specs import ArraySpec, EnvSpec, map_arrays
 
 
@@ -60,15 +61,22 @@ class ObservationStore:
                     self._spec,
                 )
         except tf.errors.ResourceExhaustedError as error:
-            raise SeedError(
-                f"{device or 'the device'} has no memory for the {self.nbytes / 1e6:,.1f} MB of observations that stay "
-                "on it: set topology.device_trajectories = off, or lower inference.max_envs or training.batch_size"
-            ) from error
+            raise self._out_of_memory(error, "to keep observations") from error
         # A stack: what lies below `_top` is free.
         self._free = np.arange(places, dtype=np.int32)
         self._top = places
         self._holders = np.zeros(places, np.int16)  # buffers that hold each place
         self._lock = threading.Lock()
+
+    def _out_of_memory(self, error: tf.errors.ResourceExhaustedError, doing: str, nbytes: int = 0) -> SeedError:
+        """What to raise; `nbytes`: of the rows at hand."""
+        held = {
+            f"the observations of {self.places:,} records that stay on it": self.nbytes,
+            "the rows at hand": nbytes,
+            "what infers and trains there": None,
+        }
+        remedy = "set topology.device_trajectories = off, or lower inference.max_envs or training.batch_size"
+        return out_of_memory(error, self.device, doing, held, remedy)
 
     def _on_device(self) -> contextlib.AbstractContextManager[Any]:
         return tf.device(self.device) if self.device else contextlib.nullcontext()
@@ -89,6 +97,9 @@ class ObservationStore:
         """The same for the buffer that comes after `source`; its first records are those of `source` from `start` on.
 
         They have been carried over on the host.
+
+        Raises:
+            SeedError: the device has not the memory.
         """
         shared = len(source.memory) - start
         if source.store is self:
@@ -99,7 +110,11 @@ class ObservationStore:
             # They found no place when they came.
             rows = map_arrays(lambda a: a[:shared].reshape(-1, *a.shape[2:]), buffer.steps.observation)
             assert buffer.positions is not None
-            self.write(rows, buffer.positions[:shared].reshape(-1))
+            try:
+                self.write(rows, buffer.positions[:shared].reshape(-1))
+            except tf.errors.ResourceExhaustedError as error:
+                nbytes = sum(leaf.nbytes for leaf in tf.nest.flatten(rows))
+                raise self._out_of_memory(error, "to keep observations that found no room before", nbytes) from error
             return
         self._pass(buffer)
 
@@ -143,7 +158,11 @@ class ObservationStore:
     # -- observations ---------------------------------------------------------------------------------------------
 
     def write(self, observation: Any, positions: npt.NDArray[np.int32]) -> None:
-        """Keep an observation [N, ...], or such arrays by name, in the places [N]; it should be on the device."""
+        """Keep an observation [N, ...], or such arrays by name, in the places [N]; it should be on the device.
+
+        Raises:
+            tf.errors.ResourceExhaustedError: the device has not the memory; who asks knows what for.
+        """
 
         def keep(array: ArraySpec, table: tf.Variable, rows: Any) -> None:
             rows = tf.convert_to_tensor(rows)
@@ -155,7 +174,11 @@ class ObservationStore:
             map_arrays(keep, self._spec, self._table, observation)
 
     def read(self, positions: npt.NDArray[np.int32]) -> Any:
-        """What is kept in the places [R, N], as [R, N, ...] of `kept_type`, on the device."""
+        """What is kept in the places [R, N], as [R, N, ...] of `kept_type`, on the device.
+
+        Raises:
+            tf.errors.ResourceExhaustedError: the device has not the memory; who asks knows what for.
+        """
         with self._on_device():
             return map_arrays(
                 lambda table: tf.raw_ops.ResourceGather(resource=table.handle, indices=positions, dtype=table.dtype),

@@ -13,12 +13,13 @@ from typing import Any
 
 import grpc
 
-from seedcli.errors import ConnectionLost, DistrustedError, ProtocolError, SeedError, UnreachableError
+from seedcli.errors import ConnectionLost, DistrustedError, ProtocolError, SeedError
 from seedcli.net.addresses import check_known
 from seedcli.net.base import Frame, Payload
 from seedcli.net.frames import ANSWER_LIMIT, HEADER_BYTES, unpack_header
+from seedcli.net.greeting import not_a_learner, unanswered
 from seedcli.net.security import Security, TlsIdentity, refusal, tls_identity
-from seedcli.net.tls_probe import why_refused
+from seedcli.net.tls_probe import OTHER_PROTOCOL, why_refused
 from seedcli.specs import aligned_empty
 
 SERVICE = "seed.Actor"
@@ -81,14 +82,13 @@ class GrpcClient:
             except grpc.FutureTimeoutError as error:
                 if left <= 0:
                     ready.cancel()
-                    raise UnreachableError(
-                        f"no learner answered at {self.address} within {timeout:g} s: "
-                        "check the address, and that the learner runs"
-                    ) from error
+                    raise unanswered(self.address, timeout) from error
             reason = why_refused(self.address, self._identity, min(left, _PROBE_SECONDS))
             refusals = refusals + 1 if reason is not None else 0
             if reason is not None and refusals >= _REFUSALS:
                 ready.cancel()
+                if reason == OTHER_PROTOCOL:
+                    raise not_a_learner(self.address)
                 raise DistrustedError(refusal(self.address, self._security, reason))
 
     def _read(self) -> None:

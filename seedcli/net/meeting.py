@@ -23,11 +23,11 @@ from collections.abc import Callable, Sequence
 from seedcli.errors import ProtocolError, UsageError
 from seedcli.net.introductions import Introduction
 from seedcli.net.meeting_base import MAX_HOSTS, Meeting, MeetingCancelled
-from seedcli.net.meeting_chief import Chief
+from seedcli.net.meeting_chief import Chief, Door
 from seedcli.net.meeting_member import Member
 from seedcli.net.security import Security
 
-__all__ = ["Introduction", "Meeting", "MeetingCancelled", "meet"]
+__all__ = ["Door", "Introduction", "Meeting", "MeetingCancelled", "meet"]
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 10.0
@@ -43,6 +43,7 @@ def meet(
     stopped: Callable[[], bool] = lambda: False,
     beat_seconds: float = BEAT_SECONDS,
     silence_seconds: float = SILENCE_SECONDS,
+    door: Door | None = None,
 ) -> Meeting:
     """Meet the other learner hosts of a run; blocks until all of them are there.
 
@@ -54,6 +55,7 @@ def meet(
         timeout: seconds to wait for the others.
         stopped: asked ten times a second whether to give up.
         beat_seconds, silence_seconds: between heartbeats, and after which a host that was not heard is lost.
+        door: the chief's: it is told which connections are those of hosts.
 
     Raises:
         UsageError: a host did not come; hosts disagree in their configuration, version or index; the chief's address
@@ -64,11 +66,13 @@ def meet(
     """
     if len(hosts) > MAX_HOSTS:
         raise UsageError(f"topology.hosts names {len(hosts)} hosts, more than the limit of {MAX_HOSTS}: leave some out")
-    side = Chief if index == 0 else Member
+    paces = {"beat_seconds": beat_seconds, "silence_seconds": silence_seconds}
     try:
-        meeting: Meeting = side(
-            hosts, index, introduction, security, beat_seconds=beat_seconds, silence_seconds=silence_seconds
-        )
+        meeting: Meeting
+        if index == 0:
+            meeting = Chief(hosts, index, introduction, security, door=door, **paces)
+        else:
+            meeting = Member(hosts, index, introduction, security, **paces)
     except ProtocolError as error:
         raise UsageError(f"this host cannot be introduced to the other learner hosts: {error}") from error
     try:

@@ -232,6 +232,9 @@ class Meeting(ABC):
     def _take(self, parts: list[bytes], now: float) -> None:
         """Take a message; raises ProtocolError."""
 
+    def _understood(self, frame: zmq.Frame) -> None:  # noqa: B027  # most have nothing to do
+        """A message was taken; `frame` is the last of its parts."""
+
     @abstractmethod
     def _beat(self) -> None:
         """Say everything there is to say."""
@@ -312,11 +315,12 @@ class Meeting(ABC):
             pass
         for _ in range(_A_TURN):
             try:
-                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
             try:
-                self._take(parts, time.monotonic())
+                self._take([frame.bytes for frame in frames], time.monotonic())
+                self._understood(frames[-1])
             except ProtocolError as error:
                 self._malformed += 1
                 if self._malformed == 1:

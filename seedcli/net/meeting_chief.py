@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import logging
+import math
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +25,7 @@ from seedcli.net.messages import only, printable
 
 _log = logging.getLogger(__name__)
 
+_TRUSTED_SECONDS = 10.0
 _RIVAL_BEATS = 2  # heartbeats after which a host that is still heard has not just given way to another
 
 
@@ -40,11 +44,43 @@ class _Guest:
     left: bool = False
 
 
-class Chief(Meeting):
-    """The host 0: what the others say is put together here."""
+class Door:
+    """Whose connections to the chief's port may stay (an `inference.doorman.Listener`); safe from any thread.
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    Those over which a message was understood a moment ago: a host says something every second. So a stranger that is
+    given the descriptor of a connection which has just ended gains no more than that moment.
+
+    Args:
+        chief: "host:port" of the chief.
+
+    Attributes:
+        port: of it.
+    """
+
+    def __init__(self, chief: str) -> None:
+        parts = split_host_port(chief)
+        self.port: int | None = parts and parts[1]
+        self._heard: dict[int, float] = {}
+
+    def heard(self, descriptor: int) -> None:
+        """A message of a host has come over the connection with this descriptor."""
+        self._heard[descriptor] = time.monotonic()
+
+    def trusts(self, descriptor: int, address: tuple[str, int]) -> bool:
+        """See `inference.doorman.Listener.trusts`."""
+        return time.monotonic() - self._heard.get(descriptor, -math.inf) < _TRUSTED_SECONDS
+
+
+class Chief(Meeting):
+    """The host 0: what the others say is put together here.
+
+    Args:
+        door: told whose connections may stay; all others as for every host.
+    """
+
+    def __init__(self, *args: Any, door: Door | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._door = door
         self._guests: dict[int, _Guest] = {}
         # When another has first come as a host that is there already, and its identity.
         self._rivals: dict[int, tuple[float, bytes]] = {}
@@ -92,6 +128,12 @@ class Chief(Meeting):
             self._ended(index, message)
         elif index is not None:
             raise ProtocolError(f"a message of the kind {kind!r:.80}")
+
+    def _understood(self, frame: zmq.Frame) -> None:
+        if self._door is not None:
+            # A peer of ZeroMQ's first protocol has none: it is no host.
+            with contextlib.suppress(zmq.ZMQError):
+                self._door.heard(int(frame.get(zmq.SRCFD)))
 
     def _introduced(self, identity: bytes, index: int | None, message: dict[str, Any], now: float) -> None:
         only(message, frozenset(("index", "introduction")))

@@ -11,19 +11,18 @@ import socket
 import ssl
 
 from seedcli.net.addresses import split_host_port
+from seedcli.net.greeting import greeting, is_http2, is_zmq
 from seedcli.net.security import TlsIdentity
 
 # What an HTTP/2 client says first, with its empty SETTINGS; a server that wants to talk answers with its own.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-_SETTINGS = 4  # the type of that frame, its fourth byte
 _FRAME_HEAD = 9
-_ZMQ_SIGNATURE = b"\xff"
-_GREETING_SECONDS = 0.3
+OTHER_PROTOCOL = "it speaks something else than gRPC"
 
 
 def why_refused(address: str, identity: TlsIdentity | None, timeout: float) -> str | None:
     """Why the server at `address` ("host:port") does not speak HTTP/2 with this side: "" where there is nothing to add
-    to "another token"; None where it may not have been reached, or does.
+    to "another token", OTHER_PROTOCOL where it is no learner; None where it may not have been reached, or does.
 
     Args:
         identity: what this side shows and trusts; None: no TLS.
@@ -33,8 +32,11 @@ def why_refused(address: str, identity: TlsIdentity | None, timeout: float) -> s
     assert parts is not None
     host = parts[0].strip("[]")
     try:
-        if _greets_first(host, parts[1]):
+        said = greeting(host, parts[1])
+        if is_zmq(said):
             return f"that is a ZeroMQ port: write zmq://{address}"
+        if said and not is_http2(said):
+            return OTHER_PROTOCOL
         with socket.create_connection((host, parts[1]), timeout) as connection:
             if identity is None:
                 return _greet(connection)
@@ -52,16 +54,6 @@ def why_refused(address: str, identity: TlsIdentity | None, timeout: float) -> s
         return None
 
 
-def _greets_first(host: str, port: int) -> bool:
-    """Whether a ZeroMQ peer listens there, which says its greeting as soon as somebody connects."""
-    with socket.create_connection((host, port), _GREETING_SECONDS) as connection:
-        connection.settimeout(_GREETING_SECONDS)
-        try:
-            return connection.recv(1) == _ZMQ_SIGNATURE
-        except TimeoutError:
-            return False
-
-
 def _reason(error: ssl.SSLError) -> str:
     reason = (error.reason or "it ended the connection").lower().replace("_", " ")
     if "wrong version number" in reason or "record layer" in reason:
@@ -73,11 +65,11 @@ def _greet(connection: socket.socket) -> str | None:
     connection.sendall(_PREFACE)
     answer = b""
     while len(answer) < _FRAME_HEAD:
-        part = connection.recv(_FRAME_HEAD)
+        part = connection.recv(_FRAME_HEAD - len(answer))
         if not part:
             return "it ended the connection"
         answer += part
-    return None if answer[3] == _SETTINGS else "it speaks something else than gRPC"
+    return None if is_http2(answer) else OTHER_PROTOCOL
 
 
 def _context(identity: TlsIdentity) -> ssl.SSLContext:

@@ -19,11 +19,12 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from seedcli.errors import ConnectionLost, DistrustedError, ProtocolError, UnreachableError, UsageError
+from seedcli.errors import ConnectionLost, DistrustedError, ProtocolError, UsageError
 from seedcli.net.addresses import bindable_ip, check_known, join_host_port, listen_error, shown_host
 from seedcli.net.base import Frame, Payload
 from seedcli.net.curve import protect_client
 from seedcli.net.frames import ANSWER_LIMIT, unpack_header
+from seedcli.net.greeting import not_a_learner, other_protocol, unanswered
 from seedcli.net.router import RouterServer, keep_alive, skip, watch
 from seedcli.net.security import Security, refusal
 from seedcli.specs import aligned_empty
@@ -33,6 +34,7 @@ _SETTING = "net.zmq_port"
 _OTHER_PORT = "if that is its gRPC port, leave zmq:// out"
 _OTHER_WAY = f"one of the two does not encrypt; {_OTHER_PORT}"
 _REJECTIONS = 3  # connections that were accepted and ended before anything was said
+_PAUSE_MILLISECONDS = 100  # between them
 _REJECTED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _OTHER = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
@@ -98,7 +100,7 @@ class ZmqClient:
             (zmq.RCVHWM, incoming),
             (zmq.MAXMSGSIZE, ANSWER_LIMIT),
             (zmq.IPV6, int(self._url.startswith("tcp://["))),
-            (zmq.RECONNECT_IVL, 100),
+            (zmq.RECONNECT_IVL, _PAUSE_MILLISECONDS),
             (zmq.LINGER, 0),
         ):
             socket.setsockopt(option, value)
@@ -111,10 +113,7 @@ class ZmqClient:
     def connect(self, timeout: float) -> None:
         """See `net.base.ClientTransport.connect`: waits until a ZeroMQ peer has shaken hands."""
         check_known(self._url.removeprefix("tcp://"), self.address)
-        try:
-            self._socket.connect(self._url)
-        except zmq.ZMQError as error:
-            raise UsageError(f'"{self.address}" is no address to connect to ({error.strerror}): check it') from error
+        self._dial()
         deadline = time.monotonic() + timeout
         accepted, rejections = False, 0
         while (left := deadline - time.monotonic()) > 0:
@@ -131,11 +130,35 @@ class ZmqClient:
             elif accepted and event & _REJECTED:
                 # A learner that is just ending closes a connection once; one that does not want us does it each time.
                 accepted, rejections = False, rejections + 1
+                # Without a failed handshake before it: what came was no greeting of ZeroMQ's.
+                other = event == zmq.EVENT_DISCONNECTED
                 if rejections >= _REJECTIONS:
-                    raise DistrustedError(refusal(self.address, self._security, _OTHER_PORT))
-        raise UnreachableError(
-            f"no learner answered at {self.address} within {timeout:g} s: check the address, and that the learner runs"
-        )
+                    raise self._rejected(other)
+                if other:
+                    self._dial_again()
+        raise unanswered(self.address, timeout)
+
+    def _dial(self) -> None:
+        try:
+            self._socket.connect(self._url)
+        except zmq.ZMQError as error:
+            raise UsageError(f'"{self.address}" is no address to connect to ({error.strerror}): check it') from error
+
+    def _dial_again(self) -> None:
+        """Try a socket of its own: ZeroMQ gives an address up at which another protocol was spoken."""
+        socket, monitor = self._socket, self._monitor
+        time.sleep(_PAUSE_MILLISECONDS / 1000)
+        self._socket = self._dealer(b"C" + self._name, incoming=0)
+        self._monitor = watch(self._socket, _REJECTED | _OTHER)
+        socket.disable_monitor()
+        monitor.close(linger=0)
+        socket.close(linger=0)
+        self._dial()
+
+    def _rejected(self, other: bool) -> DistrustedError:
+        """The error for connections that came to nothing each time, the last because an `other` protocol was spoken."""
+        found = not_a_learner(self.address) if other else other_protocol(self.address)
+        return found or DistrustedError(refusal(self.address, self._security, _OTHER_PORT))
 
     def _event(self) -> int:
         return int(parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"])

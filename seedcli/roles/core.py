@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import tensorflow as tf
 
 from seedcli.agents import create_agent
 from seedcli.config import Config
+from seedcli.errors import SeedError
 from seedcli.inference.arena import Arena
+from seedcli.inference.device_memory import bytes_of, out_of_memory
 from seedcli.inference.engine import StepEngine
 from seedcli.inference.policy import AgentPolicy
 from seedcli.inference.streams import Stream
@@ -71,6 +74,9 @@ class LearnerCore:
         deadline: seconds an inference batch waits; None: as configured.
         devices: which train and infer; None: where TensorFlow puts things by itself.
         team: the hosts that train together with this one; None: it is alone.
+
+    Raises:
+        SeedError: a device is out of memory.
     """
 
     def __init__(
@@ -92,68 +98,104 @@ class LearnerCore:
         self.team = team
         host = (0, 1) if team is None else (team.index, team.size)
         local = local_share(config, *host)
-        with devices.scope():
-            self.agent = create_agent(
-                config.agent, config.training, spec, config.run.seed, precision=config.topology.precision
+        with self._memory("to build the learner"):
+            with devices.scope():
+                self.agent = create_agent(
+                    config.agent, config.training, spec, config.run.seed, precision=config.topology.precision
+                )
+            algorithm = self.agent.algorithm
+            actors = config.actors
+            self.policy = AgentPolicy(
+                self.agent,
+                spec,
+                max_slots=config.inference.max_envs,
+                seed=config.run.seed,
+                devices=devices.inference,
+                pad_to=padding(config, devices),
+                training_envs=actors.count * actors.envs - actors.evaluation_envs,
+                publish_every=config.topology.publish_every,
+                xla=config.topology.xla,
+                host=host,
             )
-        algorithm = self.agent.algorithm
-        actors = config.actors
-        self.policy = AgentPolicy(
-            self.agent,
-            spec,
-            max_slots=config.inference.max_envs,
-            seed=config.run.seed,
-            devices=devices.inference,
-            pad_to=padding(config, devices),
-            training_envs=actors.count * actors.envs - actors.evaluation_envs,
-            publish_every=config.topology.publish_every,
-            xla=config.topology.xla,
-            host=host,
+            self.arena = Arena(
+                spec,
+                algorithm.records,
+                algorithm.recorded,
+                # A replay takes buffers whole, one at a time; a queue's must be able to make up a batch.
+                batch_size=local.training.batch_size if algorithm.source == "queue" else 1,
+                queue_batches=config.training.queue_batches,
+                on_release=on_release,
+            )
+            self.trajectories = keep_observations(local, spec, algorithm, self.arena, self.policy, devices)
+            self.source = create_source(
+                self.agent, spec, local, self.arena, checkpoints.parent / REPLAY, devices.place, self.trajectories
+            )
+            self.engine = StepEngine(
+                algorithm,
+                spec,
+                self.policy,
+                self.arena,
+                max_envs=config.inference.max_envs,
+                batch_size=config.inference.batch_size,
+                deadline=config.inference.deadline_ms / 1000 if deadline is None else deadline,
+                on_unroll=self.source.put,
+                on_fault=on_fault,
+            )
+            self.trainer = Trainer(self.agent, config.training, config.run.steps, devices)
+            self.checkpointer = Checkpointer(
+                checkpoints,
+                config_text,
+                spec,
+                {"agent": self.agent.variables(), "optimizer": self.trainer.variables()},
+                keep=config.training.keep_checkpoints,
+                keep_every_hours=config.training.keep_every_hours,
+                attachment=self.source,
+            )
+            self._log_memory()
+
+    @contextlib.contextmanager
+    def _memory(self, doing: str) -> Iterator[None]:
+        """Within it a device that is out of memory is told of with what it holds."""
+        try:
+            yield
+        except tf.errors.ResourceExhaustedError as error:
+            raise self._out_of_memory(error, doing) from error
+
+    def _out_of_memory(self, error: tf.errors.ResourceExhaustedError, doing: str) -> SeedError:
+        # While the learner is being built, what failed has not been made, nor what comes after it.
+        max_envs = self.config.inference.max_envs
+        held: dict[str, int | None] = {"the network's weights": None}
+        lower = ""
+        if "agent" in vars(self):
+            network = self.agent.network
+            held = {
+                f"{network.count_params():,} parameters": bytes_of(self.agent.variables()),
+                "the optimizer's state": bytes_of(self.trainer.variables()) if "trainer" in vars(self) else None,
+                "inference's copy of the weights": bytes_of(network.variables),
+                f"the agent states of inference.max_envs = {max_envs} environments": self._state_bytes(),
+            }
+            lower = f"lower inference.max_envs = {max_envs}, "
+        if "policy" in vars(self):
+            stores = [device.store.nbytes for device in self.policy.devices if device.store is not None]
+            held["the observations that stay on it (topology.device_trajectories)"] = max(stores, default=0)
+        remedy = (
+            f"{lower}make the network smaller (agent.hidden, agent.channels, agent.lstm), let other devices infer "
+            "(topology.inference_devices), or end what else uses this one"
         )
-        self.arena = Arena(
-            spec,
-            algorithm.records,
-            algorithm.recorded,
-            # A replay takes buffers whole, one at a time; a queue's must be able to make up a batch.
-            batch_size=local.training.batch_size if algorithm.source == "queue" else 1,
-            queue_batches=config.training.queue_batches,
-            on_release=on_release,
-        )
-        self.trajectories = keep_observations(local, spec, algorithm, self.arena, self.policy, devices)
-        self.source = create_source(
-            self.agent, spec, local, self.arena, checkpoints.parent / REPLAY, devices.place, self.trajectories
-        )
-        self.engine = StepEngine(
-            algorithm,
-            spec,
-            self.policy,
-            self.arena,
-            max_envs=config.inference.max_envs,
-            batch_size=config.inference.batch_size,
-            deadline=config.inference.deadline_ms / 1000 if deadline is None else deadline,
-            on_unroll=self.source.put,
-            on_fault=on_fault,
-        )
-        self.trainer = Trainer(self.agent, config.training, config.run.steps, devices)
-        self.checkpointer = Checkpointer(
-            checkpoints,
-            config_text,
-            spec,
-            {"agent": self.agent.variables(), "optimizer": self.trainer.variables()},
-            keep=config.training.keep_checkpoints,
-            keep_every_hours=config.training.keep_every_hours,
-            attachment=self.source,
-        )
-        self._log_memory()
+        return out_of_memory(error, self.devices.training[0], doing, held, remedy)
+
+    def _state_bytes(self) -> int:
+        """Bytes of the agent states on an inference device: each has room for all environments, and one row more."""
+        with tf.device("CPU:0"):  # which has the memory where another has not
+            leaves = tf.nest.flatten(self.agent.initial_state(1))
+        return (self.config.inference.max_envs + 1) * bytes_of(leaves)
 
     def _log_memory(self) -> None:
         envs = max(1, self.config.actors.envs // self.config.actors.streams)
         bound = self.arena.bound_bytes(self.config.inference.max_envs, envs)
         weights = sum(int(np.prod(variable.shape)) for variable in self.agent.network.trainable_variables)
         batch = self.local_batch_size * self.agent.algorithm.records * self.spec.observation_bytes
-        leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(self.agent.initial_state(1))]
-        tables = len(self.devices.inference) * (self.config.inference.max_envs + 1)  # each device has room for all
-        states = tables * sum(leaf.nbytes for leaf in leaves)
+        states = len(self.devices.inference) * self._state_bytes()
         _log.info(
             "agent for %s: %s parameters; unrolls take at most %.0f MB with all of %d environments in streams of %d, "
             "their agent states %.0f MB, a training batch %.1f MB",
@@ -172,8 +214,13 @@ class LearnerCore:
         return self.config.training.batch_size // (1 if self.team is None else self.team.size)
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint: weights, optimizer, counters, random state."""
-        restore(checkpoint, {"agent": self.agent.variables(), "optimizer": self.trainer.variables()})
+        """Continue from a checkpoint: weights, optimizer, counters, random state.
+
+        Raises:
+            SeedError: a device is out of memory.
+        """
+        with self._memory(f"to take the weights of {checkpoint.path}"):
+            restore(checkpoint, {"agent": self.agent.variables(), "optimizer": self.trainer.variables()})
         self.source.restore(checkpoint.path)
         self._count_on(checkpoint.counters)
 
@@ -191,11 +238,16 @@ class LearnerCore:
         self.policy.publish(self.trainer.updates)
 
     def join(self) -> None:
-        """Take the chief's weights, optimizer and counters, which may be those of a checkpoint; all hosts do."""
+        """Take the chief's weights, optimizer and counters, which may be those of a checkpoint; all hosts do.
+
+        Raises:
+            SeedError: a device is out of memory.
+        """
         assert self.team is not None
         if self.team.began:
             self._count_on(self.team.began)
-        self.trainer.broadcast([*self.agent.variables(), *self.trainer.variables()])
+        with self._memory("to take the chief's weights"):
+            self.trainer.broadcast([*self.agent.variables(), *self.trainer.variables()])
         self.policy.publish(self.trainer.updates)
 
     def counted(self) -> dict[str, int]:

@@ -23,6 +23,7 @@ from seedcli.envs import create_env
 from seedcli.envs.base import VectorEnv
 from seedcli.envs.checks import check_finite
 from seedcli.errors import EXIT_DONE, CheckpointError, UsageError
+from seedcli.inference.device_memory import building
 from seedcli.inference.policy import AgentPolicy
 from seedcli.layering import from_toml_file
 from seedcli.roles.isolated_env import IsolatedEnv
@@ -105,9 +106,10 @@ class Player:
             environment = environment.model_copy(update={"rewards": "scoring"})
         self.config: Config = config.model_copy(update={"environment": environment})
         self._checkpoint = checkpoint
-        self._agent = create_agent(self.config.agent, self.config.training, checkpoint.spec, seed)
-        restore(checkpoint, {"agent": self._agent.variables()})
-        self._policy = AgentPolicy(self._agent, checkpoint.spec, max_slots=envs, seed=seed, greedy=not sample)
+        with building("to play the checkpoint", "lower --envs, or end what else uses the device"):
+            self._agent = create_agent(self.config.agent, self.config.training, checkpoint.spec, seed)
+            restore(checkpoint, {"agent": self._agent.variables()})
+            self._policy = AgentPolicy(self._agent, checkpoint.spec, max_slots=envs, seed=seed, greedy=not sample)
         role: Role = "evaluation" if "evaluation" in self._agent.algorithm.roles else "training"
         self._policy.assign(np.arange(envs, dtype=np.int32), role, np.arange(envs))
 

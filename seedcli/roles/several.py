@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import logging
-import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 import seedcli
 from seedcli.config import Config
 from seedcli.errors import EXIT_DONE, SeedError, UsageError
+from seedcli.inference.doorman import Doorman
 from seedcli.layering import Resolved, describe
 from seedcli.net.addresses import join_host_port, split_host_port
 from seedcli.net.base import ServerTransport
-from seedcli.net.meeting import Introduction, Meeting, MeetingCancelled, meet
+from seedcli.net.meeting import Door, Introduction, Meeting, MeetingCancelled, meet
 from seedcli.net.security import Security
 from seedcli.roles.core import share_cores
 from seedcli.roles.hosts import actor_addresses, free_port, named_in_logs
@@ -28,6 +29,7 @@ from seedcli.roles.resuming import resume_point
 from seedcli.roles.runfolder import RunFolder
 from seedcli.roles.stopping import Signals
 from seedcli.roles.team import Team
+from seedcli.roles.watchdog import Guard
 from seedcli.telemetry.exporter import Exporter, open_exporter
 from seedcli.telemetry.live import View, make_view
 from seedcli.telemetry.logs import setup_logging
@@ -40,7 +42,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_CONNECT_SECONDS = 120.0
+# All hosts have met by then, so none need be waited for; but TensorFlow's server takes some to start on a busy machine.
+_CONNECT_SECONDS = (20.0, 120.0)  # at least and at most, between them topology.host_timeout
 _FLUSH_SECONDS = 5.0
 # What the chief tells first: why there is nothing to do, or "", and the counters of the checkpoint it goes on from.
 _FINISHED, _COUNTERS = "finished", "counters"
@@ -102,11 +105,13 @@ def run_host(
             actors=actor_addresses(hosts[index], bound_host(config), ports(transports)),
             folder=str(folder.path.absolute()) if folder is not None else "",
         )
+        door = stack.enter_context(_watched(hosts[0])) if index == 0 else None
         _log.info("waiting for %s at %s", _counted(len(hosts) - 1), hosts[0])
         try:
             meeting = meet(
                 hosts, index, introduction,
                 security=security, timeout=config.topology.host_timeout, stopped=signals.raised.is_set,
+                door=door,
             )  # fmt: skip
             team = Team(meeting, tuple(hosts), index, config.topology.host_timeout, signals.raised.is_set)
             stack.enter_context(_left_in_order(team))
@@ -125,7 +130,7 @@ def run_host(
             for transport in transports:
                 transport.close()
             return signals.status or EXIT_DONE
-        devices = _devices(plan, meeting)
+        devices = _devices(plan, meeting, config.topology.host_timeout)
         signals.insist()  # TensorFlow takes SIGTERM for itself
         _log.info("met %s; TensorFlow's own connections between hosts are not protected", _counted(len(hosts) - 1))
         return supervise(
@@ -205,6 +210,14 @@ def _compared(resolved: Resolved, plan: Plan) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
+def _watched(chief: str) -> Iterator[Door]:
+    """Have the connections of strangers to the meeting's port ended, as those to the ports for actors are."""
+    door = Door(chief)
+    with contextlib.closing(Doorman([door], time.monotonic)):
+        yield door
+
+
+@contextlib.contextmanager
 def _left_in_order(team: Team) -> Iterator[None]:
     """Leave the meeting in the end, and say why where the others cannot know."""
     try:
@@ -215,21 +228,22 @@ def _left_in_order(team: Team) -> Iterator[None]:
     team.meeting.close("" if team.parted else "it was stopped before training had begun")
 
 
-def _devices(plan: Plan, meeting: Meeting) -> Devices:
-    servers = [introduction.tensorflow for introduction in meeting.introductions]
+def _devices(plan: Plan, meeting: Meeting, patience: float) -> Devices:
+    """This host's devices, connected with those of the others; this process is killed where that takes too long."""
+    servers = ", ".join(introduction.tensorflow for introduction in meeting.introductions)
+    limit = float(np.clip(patience, *_CONNECT_SECONDS))
+    _log.info("TensorFlow connects %s; this process is killed where it cannot within %.0f s", servers, limit)
     # TensorFlow keeps Python from running while it waits for the others: no thread and no signal could end that.
-    with open(os.devnull, "w") as nowhere:
-        faulthandler.dump_traceback_later(_CONNECT_SECONDS, exit=True, file=nowhere)
-        try:
-            return _connected(plan, servers)
-        finally:
-            faulthandler.cancel_dump_traceback_later()
+    guard = Guard(
+        limit,
+        f"TensorFlow's servers at {servers} have not connected within {limit:.0f} s: they need "
+        "every port between the learner hosts, and every host alive; this host is killed: start all again",
+    )
+    with contextlib.closing(guard):
+        return _connected(plan, servers.split(", "))
 
 
 def _connected(plan: Plan, servers: Sequence[str]) -> Devices:
-    _log.info(
-        "TensorFlow connects %s; this process ends where it cannot within %.0f s", ", ".join(servers), _CONNECT_SECONDS
-    )
     try:
         return Devices(
             plan,

@@ -12,6 +12,7 @@ from seedcli.config import ActorsConfig, Config
 from seedcli.envs import check_environment_name
 from seedcli.errors import UsageError
 from seedcli.layering import load_config
+from seedcli.topology import Inventory, make_plan
 
 _SIGNAL_SLACK = 60  # seconds by which SLURM may send a signal too early (man sbatch, --signal)
 
@@ -39,7 +40,7 @@ class Job:
         mem: memory of the job on each node, such as "16G"; None: SLURM's default.
         actor_mem: memory of each of the array's jobs; None: SLURM's default.
         signal_seconds: how long before the time limit the learner is told to stop.
-        requeue: whether the job is queued again when it is stopped in the middle.
+        requeue: whether the job is queued again when it is stopped in the middle, or its learner dies.
         sbatch: further options of sbatch, one a line.
         venv: a virtual environment to activate; None: `seed` is found as it was at submission.
         setup: lines of shell to run first.
@@ -156,6 +157,7 @@ def check(job: Job) -> ActorsConfig:
         _check_text("sbatch", option, r"--?[a-zA-Z].*", "an option of sbatch, such as --qos=long")
     _check_layout(job)
     _check_learner_hosts(job, config)
+    _check_devices(job, config)
     return config.actors
 
 
@@ -217,3 +219,20 @@ def _check_learner_hosts(job: Job, config: Config) -> None:
             f"topology.platform = tpu must not be used with --learner-hosts {hosts}, because the cores of a TPU belong "
             "to one host: leave one of the two out"
         )
+
+
+def _check_devices(job: Job, config: Config) -> None:
+    """Refuse a topology that does not fit the devices that a learner host will have, as far as they are known."""
+    topology = config.topology
+    if not job.gpus and topology.platform != "cpu":
+        # What a node gives without --gpus only SLURM knows: TPUs, or GPUs asked for by an option of its own.
+        if topology.platform == "gpu" and not any(re.search(r"gpu|^-G", option) for option in job.sbatch):
+            raise UsageError(
+                "topology.platform = gpu needs GPUs, and --gpus is 0: give --gpus N, those of each learner host, or "
+                "use another platform"
+            )
+        return
+    learner = "the learner" if job.learner_hosts == 1 else "each learner host"
+    gpus = Inventory(gpus=job.gpus, whose=f"{learner} with --gpus {job.gpus}" if job.gpus else learner)
+    hosts = tuple(f"host:{number}" for number in range(job.learner_hosts)) if job.learner_hosts > 1 else ()
+    make_plan(config.model_copy(update={"topology": topology.model_copy(update={"hosts": hosts})}), gpus)

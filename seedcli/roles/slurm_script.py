@@ -8,6 +8,11 @@ SIGTERM to what a step has started: at preemption (two within a moment, which th
 and through `--signal=TERM@SECONDS` ahead of the time limit. The script never passes the signal on, because a second one
 would end the learner without a checkpoint. Its status 143 then means "stopped in the middle", whatever the cause was.
 
+A learner that is killed or crashes ends with 128 and the signal's number, and `srun` with that status, whatever other
+tasks end with. The job is queued again then too, but not for ever: a learner that dies soon after each start has a
+reason that time does not heal. SLURM_RESTART_COUNT cannot tell, because it counts preemptions and time limits as well,
+of which a long run sees many; so the script keeps a count of its own beside the logs.
+
 Several learner hosts are the tasks of that one step, one a node: SLURM tells them who they are and signals all of them.
 A host that dies must not have SLURM kill the others (`--kill-on-bad-exit=0`): they end by themselves, and the first one
 writes a checkpoint. Where a whole node fails, the step waits for it (`--wait=0`) until SLURM queues the job again.
@@ -22,6 +27,7 @@ from seedcli.config import ActorsConfig
 from seedcli.roles.slurm import Job, check, command
 
 _RESTARTS = 5  # of one actor, each within an hour of the last
+_REQUEUES = 3  # of a job whose learner dies, each within an hour of its start
 
 
 def job_script(job: Job) -> str:
@@ -82,7 +88,7 @@ learner=$!"""
 _LEARNER_HOSTS = """
 # {hosts} learner hosts train one model together, each on a node of its own. TensorFlow's connections between the nodes
 # are neither encrypted nor authenticated, which --trust-network accepts: their network must be private, or a firewall
-# keep others away. If a host dies, the others end by themselves within a minute, and so does the job.
+# keep others away. If a host dies, the others end by themselves within a minute, and the step ends with its status.
 "${{step[@]}}" --job-name=learner --nodes={hosts} --ntasks={hosts} --ntasks-per-node=1 --cpus-per-task={cpus}{gpus} \\
   --output="$logs/learner-%j-%t.log" \\
   {command} --trust-network \\
@@ -172,11 +178,26 @@ for ((i = 0; i < 30 && status == 0; i++)); do
 done"""
 
 _REQUEUE = """
-# Stopped in the middle. If the job still counts as running, SLURM is not about to end it or to queue it again: the time
-# limit is near, and this queues it again.
-if ((status == 143)) && [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
+# If the job still counts as running, SLURM is not about to end it or to queue it again: then this queues it again.
+running() {{ [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; }}
+
+# The learner was stopped in the middle (143: the time limit is near), or it is dead: killed (137; 253 where SLURM saw
+# that memory ran out) or crashed. That may be chance, but not {allowed} times in a row, each within an hour of a start.
+# A count that cannot be kept, on a full disk say, queues nothing again.
+deaths=$logs/deaths-of-$SLURM_JOB_ID
+((status > 130 && status != 143 && SECONDS < 3600)) || rm -f "$deaths"
+if ((status == 143)) && running; then
   echo "queued again, to go on from the checkpoint"
   scontrol requeue "$SLURM_JOB_ID"
+elif ((status > 130 && status != 143)) && running; then
+  count=$(($(cat "$deaths" 2> /dev/null) + 1))
+  if ((count > {requeues})); then
+    rm -f "$deaths"
+    echo "not queued again: the learner has died {allowed} times in a row, each within an hour of its start"
+  elif echo "$count" > "$deaths"; then
+    echo "queued again after death $count of {allowed}, to go on from the checkpoint"
+    scontrol requeue "$SLURM_JOB_ID"
+  fi
 fi"""
 
 _EXIT = """
@@ -296,7 +317,7 @@ def _who(job: Job) -> str:
 
 def _end(job: Job) -> Iterator[str]:
     if job.requeue:
-        yield _REQUEUE
+        yield _REQUEUE.format(requeues=_REQUEUES, allowed=_REQUEUES + 1)
     yield _EXIT
 
 

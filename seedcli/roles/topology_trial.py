@@ -20,6 +20,7 @@ import numpy.typing as npt
 from seedcli.agents import create_agent
 from seedcli.agents.base import UnrollBatch
 from seedcli.config import Config
+from seedcli.inference.device_memory import building
 from seedcli.inference.lane import share
 from seedcli.inference.policy import AgentPolicy
 from seedcli.roles.core import padding
@@ -212,21 +213,22 @@ def try_plan(config: Config, spec: EnvSpec, plan: Plan, seconds: float) -> Trial
         SeedError: a device has not the memory.
     """
     devices = Devices(plan)
-    with devices.scope():
-        agent = create_agent(config.agent, config.training, spec, config.run.seed, precision=plan.precision)
     rows = batch_rows(config, len(devices.inference))
-    policy = AgentPolicy(
-        agent,
-        spec,
-        max_slots=rows * len(devices.inference),
-        seed=config.run.seed,
-        devices=devices.inference,
-        pad_to=padding(config, devices),
-        training_envs=config.actors.count * config.actors.envs,
-        publish_every=plan.publish_every,
-        xla=plan.xla,
-    )
-    trainer = Trainer(agent, config.training, config.run.steps, devices)
+    with building("for this ratio", "lower actors.count, actors.envs or training.batch_size"):
+        with devices.scope():
+            agent = create_agent(config.agent, config.training, spec, config.run.seed, precision=plan.precision)
+        policy = AgentPolicy(
+            agent,
+            spec,
+            max_slots=rows * len(devices.inference),
+            seed=config.run.seed,
+            devices=devices.inference,
+            pad_to=padding(config, devices),
+            training_envs=config.actors.count * config.actors.envs,
+            publish_every=plan.publish_every,
+            xla=plan.xla,
+        )
+        trainer = Trainer(agent, config.training, config.run.steps, devices)
     unrolls = random_unrolls(agent, spec, config.training.batch_size)
     trainings = config.replay.ratio if agent.algorithm.source == "replay" else 1.0
     actors, prefetch = _Actors(policy, spec, rows), _Prefetch(devices, unrolls)

@@ -1,7 +1,7 @@
 """Notices an environment that does not come back: a thread, and a process for what stops all threads.
 
 A simulator may hang while it holds Python's global lock (DeepMind Lab holds it in every call). Then no thread of this
-process runs any more, and only another process can end it.
+process runs any more, and only another process can end it. TensorFlow does the same while it connects learner hosts.
 """
 
 from __future__ import annotations
@@ -49,6 +49,43 @@ while True:
 """
 
 
+class Guard:
+    """A process that says why and kills this one (SIGKILL), once it has not been told for too long that all is well.
+
+    Time in which this process was stopped by a signal does not count. There is one on Linux alone.
+
+    Args:
+        limit: seconds.
+        sentence: what it says on standard error before it kills.
+        tick: seconds between looks.
+    """
+
+    def __init__(self, limit: float, sentence: str, *, tick: float = _TICK_SECONDS) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        if sys.platform == "linux":
+            self._process = subprocess.Popen(
+                [sys.executable, "-S", "-E", "-c", _GUARD, str(os.getpid()), str(limit), str(tick), sentence],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # a terminal's Ctrl-C is not for it
+            )
+
+    def tell(self) -> None:
+        """Say that all is well: its time begins anew."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                os.write(self._process.stdin.fileno(), b".")
+
+    def close(self) -> None:
+        """End the process; safe to call twice."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            self._process = None
+
+
 class Watchdog:
     """Notices a call that has not returned for too long; a context manager around each such call.
 
@@ -80,25 +117,17 @@ class Watchdog:
         self._inside = False
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
+        self._guard: Guard | None = None
         if limit:
             self._guard = self._start_guard(name)
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
 
-    def _start_guard(self, name: str) -> subprocess.Popen[bytes] | None:
-        if sys.platform != "linux":
-            return None
+    def _start_guard(self, name: str) -> Guard:
         # Later than the thread, which does more about it where it can.
         limit = self._limit + 5 * self._tick
         sentence = f"{name} has not come back for {limit:.0f} s and holds Python's lock: this actor is killed"
-        arguments = [str(os.getpid()), str(limit), str(self._tick), sentence]
-        return subprocess.Popen(
-            [sys.executable, "-S", "-E", "-c", _GUARD, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,  # a terminal's Ctrl-C is not for it
-        )
+        return Guard(limit, sentence, tick=self._tick)
 
     def __enter__(self) -> None:
         self._calls += 1
@@ -110,7 +139,8 @@ class Watchdog:
     def _watch(self) -> None:
         call, spent, asked, before = 0, 0.0, 0.0, time.monotonic()
         while not self._stop.wait(self._tick):
-            self._tell_guard()
+            if self._guard is not None:
+                self._guard.tell()
             now = time.monotonic()
             # After SIGSTOP this thread comes back late: only a tick of that counts.
             passed, before = min(now - before, 2 * self._tick), now
@@ -127,22 +157,13 @@ class Watchdog:
                 self._on_hang(spent)
                 return
 
-    def _tell_guard(self) -> None:
-        if self._guard is not None and self._guard.stdin is not None:
-            with contextlib.suppress(OSError):
-                os.write(self._guard.stdin.fileno(), b".")
-
     def close(self) -> None:
         """End the thread and the process; safe to call twice."""
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=5)
         if self._guard is not None:
-            self._guard.kill()
-            self._guard.wait()
-            if self._guard.stdin is not None:
-                self._guard.stdin.close()
-            self._guard = None
+            self._guard.close()
 
 
 class PendingSignals:

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from seedcli.agents.base import UnrollBatch
 from seedcli.errors import SeedError, UsageError
+from seedcli.inference.device_memory import bytes_of, out_of_memory
 from seedcli.topology import Inventory, Plan
 
 _BY_ROW = ("state", "weights")  # fields of an `UnrollBatch` whose first axis is the columns; of all others the second
@@ -154,10 +155,15 @@ class Devices:
                     part = tf.nest.map_structure(_to_tensor, _columns(unrolls, i * columns, (i + 1) * columns))
                     parts.append(part if kept is None else part._replace(observation=kept[i]))
         except tf.errors.ResourceExhaustedError as error:
-            raise SeedError(
-                f"a training device has no memory left for a batch of {batch_bytes(unrolls) / 1e6:,.1f} MB: lower "
-                "training.batch_size, training.unroll_length or inference.max_envs, or let other devices infer"
-            ) from error
+            held = {
+                f"a batch of {len(unrolls.weights) // self.replicas} unrolls": batch_bytes(unrolls) // self.replicas,
+                "the one before it": None,
+                "what trains and infers there": None,
+            }
+            remedy = (
+                "lower training.batch_size, training.unroll_length or inference.max_envs, or let other devices infer"
+            )
+            raise out_of_memory(error, self.training[0], "to take a training batch", held, remedy) from error
         return self.strategy.experimental_distribute_values_from_function(
             lambda context: parts[context.replica_id_in_sync_group % self.replicas]
         )
@@ -165,8 +171,7 @@ class Devices:
 
 def batch_bytes(unrolls: UnrollBatch) -> int:
     """Bytes of all arrays of a batch, wherever they are."""
-    leaves = tf.nest.flatten(unrolls, expand_composites=True)
-    return sum(int(np.prod(leaf.shape, dtype=np.int64)) * tf.as_dtype(leaf.dtype).size for leaf in leaves)
+    return bytes_of(tf.nest.flatten(unrolls, expand_composites=True))
 
 
 def _columns(unrolls: UnrollBatch, start: int, stop: int) -> UnrollBatch:

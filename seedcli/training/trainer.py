@@ -15,6 +15,7 @@ from seedcli.agents.optimizer import apply_where, clip_gradients, learning_rate,
 from seedcli.agents.replicas import assign, total
 from seedcli.config import TrainingConfig
 from seedcli.errors import SeedError
+from seedcli.inference.device_memory import bytes_of, out_of_memory
 from seedcli.training.batches import PreparedBatch
 from seedcli.training.devices import Devices, batch_bytes
 
@@ -184,13 +185,13 @@ class Trainer:
             scale = self.loss_scale
             try:
                 outcome, parts = self._update(unrolls, None if scale is None else tf.constant(scale, tf.float32))
-                loss, norm = float(outcome.loss), float(outcome.norm)
+                loss, norm, applied = float(outcome.loss), float(outcome.norm), bool(outcome.finite)
+                metrics = {name: float(value) for name, value in outcome.metrics.items()}
+                priorities = np.concatenate([part.numpy() for part in parts]) if parts else None
+                lag = self.updates - batch.versions[self._agent.algorithm.burn_in : -1]
+                fault = self._count(applied, loss, batch)
             except tf.errors.ResourceExhaustedError as error:
-                raise SeedError(self._out_of_memory(unrolls)) from error
-            applied = bool(outcome.finite)
-            lag = self.updates - batch.versions[self._agent.algorithm.burn_in : -1]
-            fault = self._count(applied, loss, batch)
-            metrics = {name: float(value) for name, value in outcome.metrics.items()}
+                raise self._out_of_memory(error, unrolls) from error
             if scale is not None:
                 metrics["loss_scale"] = scale
             return UpdateResult(
@@ -202,7 +203,7 @@ class Trainer:
                 policy_lag_max=int(lag.max()),
                 metrics=metrics,
                 fault=fault,
-                priorities=np.concatenate([part.numpy() for part in parts]) if parts else None,
+                priorities=priorities,
                 control=control,
             )
 
@@ -237,25 +238,22 @@ class Trainer:
             self.loss_scale = min(2.0 * self.loss_scale, _LARGEST_SCALE)
             self._good_updates = 0
 
-    def _out_of_memory(self, unrolls: UnrollBatch) -> str:
-        """The sentence for a device whose memory does not hold an update."""
-        network, config = self._agent.network, self._config
-        sizes = [variable.value.dtype.size * int(np.prod(variable.shape)) for variable in network.variables]
-        weights = sum(sizes) + sum(v.dtype.size * int(np.prod(v.shape)) for v in self.variables())
-        device = self._devices.training[0] or "the training device"
-        held = ""
-        if device.startswith("GPU"):
-            peak = tf.config.experimental.get_memory_info(device)["peak"]
-            held = f" of the {peak / 1e6:,.0f} MB it held"
-        columns = config.batch_size // (self._devices.strategy.num_replicas_in_sync if self._devices.distributed else 1)
-        return (
-            f"{device} is out of memory:{held} a batch of {columns} unrolls takes "
-            f"{batch_bytes(unrolls) / self._devices.replicas / 1e6:,.1f} MB, {network.count_params():,} parameters and "
-            f"the optimizer's state {weights / 1e6:,.1f} MB, and the rest are the activations of "
-            f"{columns * self._agent.algorithm.records:,} records and what inference keeps: lower "
-            f"training.batch_size = {config.batch_size}, training.unroll_length = {config.unroll_length} or "
+    def _out_of_memory(self, error: tf.errors.ResourceExhaustedError, unrolls: UnrollBatch) -> SeedError:
+        """What to raise where a device's memory does not hold an update."""
+        config, devices = self._config, self._devices
+        columns = config.batch_size // (devices.strategy.num_replicas_in_sync if devices.distributed else 1)
+        weights = bytes_of(self._agent.variables()) + bytes_of(self.variables())
+        held = {
+            f"a batch of {columns} unrolls": batch_bytes(unrolls) // devices.replicas,
+            f"{self._agent.network.count_params():,} parameters and the optimizer's state": weights,
+            f"the activations of {columns * self._agent.algorithm.records:,} records": None,
+            "what inference keeps": None,
+        }
+        remedy = (
+            f"lower training.batch_size = {config.batch_size}, training.unroll_length = {config.unroll_length} or "
             "inference.max_envs, or set topology.precision = mixed_bfloat16"
         )
+        return out_of_memory(error, devices.training[0] or "the training device", "for an update", held, remedy)
 
     # -- between hosts ------------------------------------------------------------------------------------------
 

@@ -16,8 +16,9 @@ from tensorflow.python.framework import config as tensorflow_config
 
 from seedcli.agents.base import AlgorithmSpec
 from seedcli.config import Config
-from seedcli.errors import SeedError, UsageError
+from seedcli.errors import UsageError
 from seedcli.inference.arena import Arena
+from seedcli.inference.device_memory import out_of_memory
 from seedcli.inference.policy import AgentPolicy
 from seedcli.inference.trajectories import ObservationStore, kept_type
 from seedcli.specs import ArraySpec, EnvSpec, map_arrays
@@ -43,6 +44,7 @@ class Trajectories:
 
     def __init__(self, spec: EnvSpec, devices: Devices) -> None:
         self._spec = spec.observation
+        self._record_bytes = spec.observation_bytes
         self._devices = devices
         self.uploaded = 0
         self.copied = 0
@@ -68,10 +70,16 @@ class Trajectories:
                 )
             )
         except tf.errors.ResourceExhaustedError as error:
-            raise SeedError(
-                f"a device has no memory left for the observations of {columns} unrolls: set "
-                "topology.device_trajectories = off, or lower training.batch_size or inference.max_envs"
-            ) from error
+            stores = {piece.buffer.store for piece in pieces} - {None}
+            records = sum(len(piece.buffer.memory) * (piece.stop - piece.start) for piece in pieces)
+            held = {
+                f"the observations of {columns} unrolls": records // self._devices.replicas * self._record_bytes,
+                "the observations that stay on it": max((store.nbytes for store in stores if store), default=0),
+                "what infers and trains there": None,
+            }
+            remedy = "set topology.device_trajectories = off, or lower training.batch_size or inference.max_envs"
+            doing = "to gather a training batch"
+            raise out_of_memory(error, self._devices.training[0], doing, held, remedy) from error
 
     def _part(self, pieces: list[Piece], device: str) -> Any:
         """What one training device gets, of each run of neighbours in one store at a time."""

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from seedcli.errors import RefusedError, UsageError
 from seedcli.net import connect
@@ -102,6 +104,19 @@ def test_own_certificates_are_taken(authority: Authority) -> None:
             actor = Actor(learner.server.address, security=Security(MINE, mine))
             actor.echo(0, bytes(1000))
             actor.client.close()
+
+
+def test_any_health_client_may_ask_where_actors_show_no_certificate(authority: Authority) -> None:
+    credentials = grpc.ssl_channel_credentials(Path(authority.ca).read_bytes())
+    for files, answered in ((authority.issue(), True), (with_ca(authority.issue(), authority.ca), False)):
+        with serving(files) as learner, grpc.secure_channel(learner.server.address, credentials) as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            if answered:
+                status = check(health_pb2.HealthCheckRequest(service="seed.Actor"), timeout=LIMIT).status
+                assert status == health_pb2.HealthCheckResponse.SERVING
+            else:
+                with pytest.raises(grpc.RpcError):
+                    check(health_pb2.HealthCheckRequest(), timeout=LIMIT)
 
 
 def test_own_certificates_do_not_take_the_place_of_the_token(authority: Authority) -> None:

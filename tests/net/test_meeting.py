@@ -22,8 +22,10 @@ import pytest
 import zmq
 
 from seedcli.errors import DistrustedError, ProtocolError, SeedError, UnreachableError, UsageError
+from seedcli.inference import doorman
+from seedcli.inference.doorman import Doorman
 from seedcli.net.curve import protect_client
-from seedcli.net.meeting import Introduction, Meeting, MeetingCancelled, meet
+from seedcli.net.meeting import Door, Introduction, Meeting, MeetingCancelled, meet
 from seedcli.net.meeting_chief import Chief
 from seedcli.net.meeting_member import Member
 from seedcli.net.security import Security
@@ -261,6 +263,50 @@ def test_what_is_too_large_to_say() -> None:
     large = introduction(0, agent__x="x" * 70_000)
     with pytest.raises(UsageError, match="cannot be introduced"):
         meet(free_hosts(2), 0, large, security=SECURITY, timeout=1.0)
+
+
+def ended(visitor: socket.socket) -> bool:
+    """Whether the other end closes the connection."""
+    try:
+        return visitor.recv(1000)[-1:] == b"" or ended(visitor)  # ZeroMQ greets
+    except ConnectionError:
+        return True
+
+
+def listens(address: str) -> bool:
+    with socket.socket() as probe:
+        host, port = address.split(":")
+        return probe.connect_ex((host, int(port))) == 0
+
+
+@pytest.mark.parametrize("security", [SECURITY, None], ids=["token", "insecure"])
+def test_strangers_at_the_chiefs_port_are_ended_and_hosts_stay(
+    held: Hosts, monkeypatch: pytest.MonkeyPatch, security: Security | None
+) -> None:
+    monkeypatch.setattr(doorman, "PROOF_SECONDS", 3.0)
+    monkeypatch.setattr(doorman, "STRANGERS", 8)
+    hosts = free_hosts(2)
+    door, address = Door(hosts[0]), tuple(hosts[0].split(":"))
+    with contextlib.closing(Doorman([door], time.monotonic)) as guard, contextlib.ExitStack() as stack:
+        chief = held.start(hosts, 0, door=door, security=security)
+        wait_until(lambda: listens(hosts[0]))
+
+        def visit() -> socket.socket:
+            visitor = stack.enter_context(socket.create_connection(address, LIMIT))
+            visitor.settimeout(LIMIT)
+            return visitor
+
+        strangers = [visit() for _ in range(20)]
+        begun = time.monotonic()
+        assert all(map(ended, strangers[:12])) and time.monotonic() - begun < 2.5  # there were too many
+        both = chief, held.start(hosts, 1, security=security)
+        meetings = [future.result(LIMIT) for future in both]
+        assert all(map(ended, strangers[12:])) and time.monotonic() - begun > 2.5
+        wait_until(lambda: guard.strangers == 0)
+        count = guard.ended
+        time.sleep(3.5)
+        # The connection of the host is as old as any of theirs was, and stands.
+        assert guard.ended == count and not any(meeting.lost for meeting in meetings)
 
 
 # -- what they agree on

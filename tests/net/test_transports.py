@@ -15,7 +15,6 @@ from typing import Any
 import grpc
 import pytest
 import zmq
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import seedcli.net.grpc as grpc_transport
 from seedcli.errors import RefusedError, UsageError
@@ -239,15 +238,6 @@ def test_what_waits_in_a_grpc_connection_is_bounded(learner: Learner, join: Join
     assert longest == connection.frames
     for _ in range(2000):
         assert actor.client.receive(LIMIT) is not None
-
-
-@pytest.mark.parametrize("kind", ["grpc"])
-def test_the_health_service_answers(learner: Learner) -> None:
-    with grpc.insecure_channel(learner.server.address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        for service in ("", "seed.Actor"):
-            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=LIMIT)
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
 @pytest.mark.parametrize(("server", "setting"), [(GrpcServer, "net.grpc_port"), (ZmqServer, "net.zmq_port")])

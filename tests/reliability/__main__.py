@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.reliability import connections, fuzz, hostile
+from tests.reliability import connections, fuzz, hostile, stall
 from tests.reliability.chaos import run_chaos
 from tests.reliability.cut import run_cut
 from tests.reliability.hosts import why_not
@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         "--how", choices=("silent", "unplugged"), default="silent", help="packets vanish, or a link is down"
     )
     cut.set_defaults(run=_cut)
-    for command in (fuzz, hostile, connections):
+    for command in (fuzz, hostile, connections, stall):
         command.add_parser(commands, shared)
     return parser
 

@@ -21,7 +21,7 @@ from tests.system.harness import COUNTER, TINY, Fleet, Learner, Process, countin
 ENVS = 8  # of the actor
 LOG_BYTES_A_SECOND = 4096  # that a learner under attack may write to its log
 _LIMIT = 60.0
-# Checkpoints only when asked for: TensorFlow's allocator takes some hundred MB for the first dozens of them.
+# Checkpoints only when asked for, so that what is measured is what peers cost.
 _VALUES = (*TINY, "training.checkpoint_seconds=3600")
 SPEC = EnvSpec(f"gymnasium/{COUNTER}", ArraySpec((4,), "float32"), ActionSpec((4,)))
 LAYOUT = RowLayout(SPEC, 1)

@@ -10,6 +10,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from seedcli.cli import main
@@ -71,6 +72,22 @@ def stopped(job: Job, before: int) -> int:
     return at
 
 
+def killed(job: Job, *, host: int = 0) -> int:
+    """Kill the learner of a host; returns the steps of the checkpoint that the job, which waits in the queue again,
+    goes on from."""
+
+    def learner() -> list[psutil.Process]:
+        found = [process for process in job.cluster.processes(job.run) if process.cmdline()[2:3] == ["learner"]]
+        return [process for process in found if process.environ()["SLURM_PROCID"] == str(host)]
+
+    (process,) = wait_for(learner, f"the learner of host {host}")
+    process.send_signal(signal.SIGKILL)
+    job.wait_for_state("PENDING")
+    wait_for(lambda: not job.cluster.processes(job.run), "the end of the job's processes")
+    assert "the learner ended with status 137\nqueued again after death 1 of 4" in job.logs()
+    return max(checkpoints(job.run))
+
+
 def serving(run: Path) -> tuple[int, ...]:
     """Actors of each of two learner hosts."""
     return tuple(last(folder, "actors") for folder in (run, run / "hosts" / "1"))
@@ -96,10 +113,10 @@ def test_the_cartpole_example_completes(cluster: Cluster, tmp_path: Path) -> Non
     wait_for(lambda: not cluster.processes(job.run), "the end of the job's processes")
 
 
-def test_a_job_on_two_nodes_is_requeued_and_preempted_and_finishes(
+def test_a_job_on_two_nodes_is_requeued_and_preempted_and_killed_and_finishes(
     cluster: Cluster, script: Print, tmp_path: Path
 ) -> None:
-    job = cluster.submit(script("--actors", "3", "--nodes", "2", steps=6_000), tmp_path / "run")
+    job = cluster.submit(script("--actors", "3", "--nodes", "2", steps=9_000), tmp_path / "run")
     before = job.wait_for_checkpoint()
     cluster.call("scontrol", "requeue", job.number)
     requeued_at = stopped(job, before)
@@ -108,8 +125,11 @@ def test_a_job_on_two_nodes_is_requeued_and_preempted_and_finishes(
     cluster.call("sbatch", "--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true")
     preempted_at = stopped(job, before)
     job.start_now()
-    completes(job, restarts=2)
-    goes_on(job, requeued_at, preempted_at)
+    wait_for(lambda: newer(job, preempted_at), "a checkpoint after the second stop")
+    killed_at = killed(job)
+    job.start_now()
+    completes(job, restarts=3)
+    goes_on(job, requeued_at, preempted_at, killed_at)
 
 
 def test_the_time_limit_is_met_with_a_checkpoint_and_the_job_goes_on(
@@ -167,31 +187,34 @@ def test_a_dead_actor_is_replaced_and_scancel_ends_all_with_a_checkpoint(
     assert job.show()["Restarts"] == "0"
 
 
-def test_two_learner_hosts_train_together_are_requeued_and_finish(
+def test_two_learner_hosts_train_together_are_requeued_and_killed_and_finish(
     cluster: Cluster, script: Print, tmp_path: Path
 ) -> None:
-    job = cluster.submit(script("--learner-hosts", "2", "--actors", "2", steps=5_000), tmp_path / "run")
+    job = cluster.submit(script("--learner-hosts", "2", "--actors", "2", steps=8_000), tmp_path / "run")
     other = job.run / "hosts" / "1"
     wait_for(lambda: serving(job.run) == (1, 1), "each host serves one of the actors, which know the run's folder only")
     before = job.wait_for_checkpoint()
     cluster.call("scontrol", "requeue", job.number)
     at = stopped(job, before)
+    job.start_now()
+    wait_for(lambda: newer(job, at), "a checkpoint after the first stop")
+    killed_at = killed(job, host=1)
     lines = {folder: len(metrics(folder)) for folder in (job.run, other)}
     job.start_now()
-    completes(job, restarts=1)
+    completes(job, restarts=2)
 
-    goes_on(job, at, learner=f"learner-{job.number}-0")
+    goes_on(job, at, killed_at, learner=f"learner-{job.number}-0")
     assert "host 1/2: " in job.log(f"learner-{job.number}-1")
     assert [folder.name for folder in (job.run / "hosts").iterdir()] == ["1"] and not checkpoints(other)
     for folder, earlier in lines.items():
         now = metrics(folder)
-        assert {line["learner_updates"] for line in now[:earlier]} - {0}, "updates before the stop"
+        assert {line["learner_updates"] for line in now[:earlier]} - {0}, "updates before the last stop"
         assert max(line["actors"] for line in now[earlier:]) == 1, "an actor after it, on each host"
         for counter in ("env_steps", "learner_updates"):
             counted = [line[counter] for line in now]
             assert counted == sorted(counted), f"{counter} of {folder} fall"
     ends = [metrics(folder)[-1] for folder in lines]
-    assert ends[0]["env_steps"] == ends[1]["env_steps"] == max(checkpoints(job.run)) >= 5_000
+    assert ends[0]["env_steps"] == ends[1]["env_steps"] == max(checkpoints(job.run)) >= 8_000
     assert ends[0]["learner_updates"] == ends[1]["learner_updates"] > 0
 
 

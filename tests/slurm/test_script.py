@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -173,6 +175,66 @@ def test_values_are_text_to_the_shell(tmp_path: Path) -> None:
     assert (Path(logdir) / "slurm").is_dir() and not (tmp_path / "hacked").exists()
 
 
+TOOLS = {
+    "srun": """case "$*" in *--job-name=learner*) sleep 0.2; exit "$STATUS" ;; *) exec sleep 60 ;; esac""",
+    "squeue": """case "$*" in *%j*) echo learner ;; *%T*) echo "$STATE" ;; esac""",
+    "scontrol": """echo "scontrol $*" """,
+}
+
+
+def ends(run: Path, status: int, *, job: Job = SCRIPTS["one job"], state: str = "RUNNING", seconds: int = 0) -> str:
+    """What a job prints, with SLURM's own programs played, whose learner ends with `status`, `seconds` after its
+    start, while the job is in `state` for SLURM."""
+    run.mkdir(exist_ok=True)
+    for name, text in TOOLS.items():
+        (run / name).write_text(f"#!/bin/bash\n{text}\n")
+        (run / name).chmod(0o755)
+    (run / "job.sbatch").write_text(job_script(job))
+    own = {"SLURM_JOB_ID": "7", "SEED_RUN": str(run), "STATUS": str(status), "STATE": state, "SECONDS": str(seconds)}
+    with subprocess.Popen(
+        ["bash", str(run / "job.sbatch")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={"PATH": f"{run}:/usr/bin:/bin", **own},
+        start_new_session=True,
+    ) as process:
+        try:
+            assert process.wait(30) == status
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)  # the actors' step, which SLURM would end
+        assert process.stdout is not None
+        return process.stdout.read()
+
+
+@pytest.mark.parametrize("status", [134, 137, 139, 143, 253])
+def test_a_learner_that_is_stopped_or_dies_is_queued_again(tmp_path: Path, status: int) -> None:
+    assert ends(tmp_path, status).endswith("scontrol requeue 7\n")
+    assert "scontrol" not in ends(tmp_path / "2", status, state="COMPLETING"), "SLURM decides"
+    assert "scontrol" not in ends(tmp_path / "3", status, job=SCRIPTS["not requeued"])
+
+
+@pytest.mark.parametrize("status", [1, 2, 3, 4, 129, 130])
+def test_a_learner_that_fails_or_is_told_to_end_is_not_queued_again(tmp_path: Path, status: int) -> None:
+    assert "scontrol" not in ends(tmp_path, status)
+
+
+def test_a_learner_that_dies_at_each_start_is_not_queued_again_for_ever(tmp_path: Path) -> None:
+    for death in (1, 2, 3):
+        assert f"after death {death} of 4, to go on from the checkpoint\nscontrol requeue" in ends(tmp_path, 137)
+    last = ends(tmp_path, 139)
+    assert "ended with status 139\nnot queued again: the learner has died 4 times in a row" in last
+    assert "scontrol" not in last
+
+
+def test_deaths_are_counted_anew_after_a_good_hour_or_a_clean_stop(tmp_path: Path) -> None:
+    ends(tmp_path, 137)
+    assert "after death 2 of 4" in ends(tmp_path, 137)
+    assert "after death 1 of 4" in ends(tmp_path, 137, seconds=3600)
+    ends(tmp_path, 143, state="COMPLETING")  # preempted
+    assert "after death 1 of 4" in ends(tmp_path, 137)
+
+
 def test_the_users_environment_does_not_change_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(preset="cartpole_vtrace", actors=1)
     before = job_script(job)
@@ -251,6 +313,44 @@ def test_malformed_time_limits(time: str) -> None:
         ),
         (["--preset", "cartpole_vtrace", "--learner-hosts", "2", "--set", "topology.platform=tpu"], "tpu"),
         (
+            ["--preset", "football_vtrace", "--set", "topology.training_devices=5", "--gpus", "4"],
+            "topology.training_devices = 5 is more than the 4 GPUs of the learner with --gpus 4",
+        ),
+        (
+            ["--preset", "football_vtrace_8gpu", "--learner-hosts", "2", "--gpus", "2"],
+            "= 4 is more than the 2 GPUs of each learner host with --gpus 2",
+        ),
+        (
+            ["--preset", "football_vtrace", "--set", "topology.training_devices=3", "--gpus", "4"],
+            "training.batch_size = 32 must be a multiple of 3",
+        ),
+        (
+            [
+                "--preset",
+                "football_vtrace",
+                "--learner-hosts",
+                "4",
+                "--set",
+                "topology.training_devices=3",
+                "--gpus",
+                "4",
+            ],
+            "training.batch_size = 32 must be a multiple of 12, 3 training devices on each of 4 hosts",
+        ),
+        (["--preset", "football_vtrace_8gpu"], "--gpus is 0: give --gpus N"),
+        (["--preset", "football_vtrace_tpu8", "--gpus", "1"], "no TPU on the learner with --gpus 1"),
+        (
+            [
+                "--preset",
+                "cartpole_vtrace",
+                "--set",
+                "topology.platform=cpu",
+                "--set",
+                "topology.training_devices=2",
+            ],
+            "the 1 CPU of the learner",
+        ),
+        (
             [
                 "--preset",
                 "cartpole_vtrace",
@@ -267,3 +367,19 @@ def test_bad_input_is_one_sentence(arguments: list[str], said: str, capsys: pyte
     status, out, err = printed(capsys, *arguments)
     assert (status, out) == (2, "")
     assert err.startswith("seed: ") and err.count("\n") == 1 and said in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["football_vtrace_8gpu", "--gpus", "8"],
+        ["football_vtrace_8gpu", "--gpus", "4"],  # all of them do both
+        ["football_vtrace_8gpu", "--learner-hosts", "2", "--gpus", "8"],
+        ["football_vtrace_8gpu", "--sbatch=--gres=gpu:a100:8"],
+        ["football_vtrace_tpu8"],
+        ["football_vtrace", "--set", "topology.training_devices=2"],  # SLURM alone knows what the node has
+    ],
+)
+def test_a_topology_that_may_fit_is_printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = printed(capsys, "--preset", *arguments)
+    assert (status, out[:12], err) == (0, "#!/bin/bash\n", "")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +60,35 @@ def test_a_learner_that_does_not_answer(fleet: Fleet, scheme: str) -> None:
     actor = fleet.actor(address, "--reconnect-timeout", "1")
     actor.ends_with(3)
     assert address in actor.sentence and "--reconnect-timeout" in actor.sentence
+
+
+@pytest.mark.parametrize("scheme", ["", "zmq://"])
+def test_what_answers_is_no_learner(fleet: Fleet, scheme: str) -> None:
+    """Another protocol is refused; what only accepts may be a learner that stands still, and is waited for."""
+    write_token(fleet.folder / "config" / "seed" / "token")
+    with socket.create_server(("127.0.0.1", 0)) as other, socket.create_server(("127.0.0.1", 0)) as silent:
+        stop = threading.Event()
+
+        def greet() -> None:
+            while not stop.is_set():
+                with contextlib.suppress(TimeoutError), other.accept()[0] as connection:
+                    connection.sendall(b"SSH-2.0-OpenSSH_9.2p1\r\n")
+                    stop.wait(0.1)
+
+        other.settimeout(0.1)
+        greeting = threading.Thread(target=greet)
+        greeting.start()
+        try:
+            addresses = [f"{scheme}127.0.0.1:{listener.getsockname()[1]}" for listener in (other, silent)]
+            refused, waiting = (fleet.actor(address, "--reconnect-timeout", "8") for address in addresses)
+            refused.ends_with(4)
+            waiting.ends_with(3)
+        finally:
+            stop.set()
+            greeting.join(LIMIT)
+    assert addresses[0] in refused.sentence and "does not speak" in refused.sentence
+    assert addresses[1] in waiting.sentence and "--reconnect-timeout" in waiting.sentence
+    assert "connections are accepted there" in waiting.stderr
 
 
 @pytest.mark.parametrize("key", ["grpc_port", "zmq_port"])

@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 from seedcli.cli import main
+from seedcli.roles import evaluator
 from seedcli.roles.runfolder import LOCK
 from seedcli.training.checkpoint import list_checkpoints, open_checkpoint
+from tests.inference.test_device_memory import exhausted
 from tests.system.harness import TINY, Fleet, Process, checkpoints, fleet_in, metrics, sets, wait_for
 
 KEYS = {"checkpoint", "env_steps", "episodes", "return_mean", "return_std", "returns", "length_mean"}
@@ -74,6 +76,15 @@ def evaluate(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
     status = main(["eval", *arguments])
     captured = capsys.readouterr()
     return status, captured.out, captured.err
+
+
+def test_a_device_without_the_memory_is_said(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluator, "AgentPolicy", exhausted)
+    status, stdout, stderr = evaluate(capsys, str(run.folder))
+    assert (status, stdout) == (1, "") and len(stderr.splitlines()) == 1
+    assert "out of memory to play the checkpoint" in stderr and "lower --envs" in stderr
 
 
 def test_a_run_and_its_newest_checkpoint_are_the_same(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from tests.system.harness import TINY, Fleet, Process, checkpoints, counting, last, metrics, sets, wait_for
-from tests.system.hosts import PATIENCE, free_addresses, learners
+from tests.system.hosts import FAULT, PATIENCE, Crowd, free_addresses, learners
 
 VALUES = sets(*TINY, *counting(0.004), PATIENCE)
 RUN = ("--preset", "gymnasium_vtrace", "--steps", "1000000000", "--logdir", "run", *VALUES)
@@ -53,10 +56,24 @@ def test_two_hosts_count_stop_and_go_on_together(fleet: Fleet) -> None:
     assert all(actor.running for actor in actors)
 
     # A host that dies ends the job, for whoever starts it again; nothing that was trained is lost.
+    chief.kill()
+    ends_soon(member, "host 0")
+    own = {process.pid for actor in actors for process in (psutil.Process(actor.pid), *actor.children())}
+    wait_for(lambda: {process.pid for process in fleet.marked()} <= own, "the end of all but the actors", limit=5)
+    stopped_at = max(checkpoints(run))
+    chief, member = learners(fleet, 2, *RUN, "--continue", tf_config=True)
+    wait_for(lambda: steps_of(other, (chief, member, *actors)) > stopped_at + 1000, "steps after the chief's death")
+    assert f"at {stopped_at:,} environment steps" in chief.stderr
+
     member.kill()
-    chief.ends_with(1, limit=60)
-    assert "start all hosts again with --continue" in chief.sentence
+    ends_soon(chief, "host 1")
     assert max(checkpoints(run)) > stopped_at + 1000
+
+
+def ends_soon(process: Process, dead: str) -> None:
+    """Have a host find out, in the time that is promised, that another was killed."""
+    process.ends_with(1, limit=20)
+    assert dead in process.sentence and "start all hosts again with --continue" in process.sentence
 
 
 def test_a_host_without_data_does_not_hold_up_the_others_for_ever(fleet: Fleet) -> None:
@@ -76,6 +93,55 @@ def test_a_host_that_is_stopped_before_there_is_an_actor_stops_the_others(fleet:
     member.ends_with(143)
     chief.ends_with(1, limit=30)
     assert "it was stopped before training had begun" in chief.sentence
+
+
+NOT_CONNECTED = "have not connected within 20 s"
+FAULTY = (*RUN, "--set", "topology.host_timeout=20")
+
+
+def test_a_host_that_stands_still_while_tensorflow_connects_does_not_hold_up_the_others_for_ever(fleet: Fleet) -> None:
+    fleet.environ[FAULT] = "stopped"
+    chief, member = learners(fleet, 2, *FAULTY, modules=("seedcli", "tests.system.hosts"))
+    wait_for(lambda: "TensorFlow connects" in chief.stderr, "the hosts have met")
+    begun = time.monotonic()
+    chief.ends_with(-signal.SIGKILL, limit=35)
+    assert time.monotonic() - begun > 18 and NOT_CONNECTED in chief.sentence
+    # The time that it was stopped is nobody's fault: only now its own begins, in which nobody answers.
+    assert member.running
+    begun = time.monotonic()
+    member.send(signal.SIGCONT)
+    member.ends_with(-signal.SIGKILL, limit=35)
+    assert time.monotonic() - begun > 18 and NOT_CONNECTED in member.sentence
+
+
+def test_a_host_whose_tensorflow_cannot_listen_says_so_and_the_others_stop_waiting(fleet: Fleet) -> None:
+    fleet.environ[FAULT] = "taken"
+    chief, member = learners(fleet, 2, *FAULTY, modules=("seedcli", "tests.system.hosts"))
+    member.ends_with(1)
+    assert "cannot reach each other (Could not start gRPC server)" in member.sentence
+    chief.ends_with(-signal.SIGKILL, limit=35)
+    assert NOT_CONNECTED in chief.sentence and "every port between the learner hosts" in chief.sentence
+
+
+def test_strangers_at_the_meetings_port_keep_nobody_from_meeting_and_training(fleet: Fleet) -> None:
+    run, hosts = fleet.folder / "run", free_addresses(2)
+    together = (*RUN, "--hosts", ",".join(hosts), "--trust-network")
+    chief = fleet.learner(*together)
+    system = psutil.Process(chief.pid)
+    system.rlimit(psutil.RLIMIT_NOFILE, (400, 400))
+    with Crowd(hosts[0], 500) as crowd:
+        wait_for(lambda: crowd.ended > 200, "strangers come, and are ended, before there is another host")
+        member = fleet.learner(*together, "--host-index", "1")
+        actors = [fleet.actor(str(run), "--envs", "4") for _ in range(2)]
+        wait_for(lambda: steps_of(run, (chief, member, *actors)) > 500, "steps of both hosts")
+        size, before = system.memory_info().rss, crowd.ended
+        wait_for(lambda: steps_of(run, (chief, member, *actors)) > 1500, "more steps")
+        wait_for(lambda: crowd.ended > before + 300, "strangers are ended in training too")
+        assert system.num_fds() < 400 - 16 and max(checkpoints(run)) > 500
+        assert system.memory_info().rss - size < 100 * 2**20
+    member.send(signal.SIGTERM)
+    chief.ends_with(143)
+    member.ends_with(143)
 
 
 def test_hosts_that_disagree_are_told_in_what(fleet: Fleet) -> None:

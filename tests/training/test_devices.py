@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from seedcli.errors import UsageError
+from seedcli.errors import SeedError, UsageError
 from seedcli.topology import Plan
 from seedcli.training.devices import Devices, batch_bytes
 from tests.system.hosts import free_addresses
@@ -179,6 +179,27 @@ def test_one_device_of_one_host_needs_no_strategy() -> None:
     assert control == 1.0
     with pytest.raises(ValueError, match="without a batch"):
         trainer.update(None, env_steps=0)
+
+
+def test_a_batch_that_finds_no_memory_is_told_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: Any) -> None:
+        message = "OOM when allocating tensor on /job:localhost/replica:0/task:0/device:GPU:1 by allocator GPU_1_bfc"
+        raise tf.errors.ResourceExhaustedError(None, None, message)
+
+    devices = Devices.default()
+    agent, _ = make("vtrace", devices)
+    (batch,) = batches(agent, 1)
+    nbytes = batch_bytes(batch.unrolls)
+    monkeypatch.setattr(tf, "convert_to_tensor", exhausted)
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", lambda device: {"peak": 2_000_000_000})
+    with pytest.raises(SeedError) as raised:
+        devices.place(batch.unrolls)
+    assert raised.value.exit_status == 1
+    assert str(raised.value) == (
+        "GPU:1 is out of memory to take a training batch, of which TensorFlow has had 2,000.0 MB at most: it is to "
+        f"hold a batch of {B} unrolls ({nbytes / 1e3:.1f} kB), the one before it and what trains and infers there; "
+        "lower training.batch_size, training.unroll_length or inference.max_envs, or let other devices infer"
+    )
 
 
 def test_processors_of_several_hosts_train_as_one_device_each() -> None:

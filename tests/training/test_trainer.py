@@ -236,14 +236,36 @@ def test_without_memory_it_is_said_what_took_it_and_what_to_lower(monkeypatch):
     def exhausted(*_):
         raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
 
+    # 3 numbers, 8 units, 2 actions and the value.
+    assert agent.network.count_params() == 3 * 8 + 8 + 8 * 2 + 2 + 8 + 1
+    weights = sum(v.numpy().nbytes for v in [*agent.variables(), *trainer.variables()])
+    batch = 2 * 5 * (3 * 4 + 4 + 1 + 1 + 4 + 2 * 4) + 2 * 4
+
+    def check():
+        with pytest.raises(SeedError) as raised:
+            trainer.update(_batch(), env_steps=0)
+        sentence = str(raised.value)
+        assert sentence.startswith("the training device is out of memory for an update: it is to hold ")
+        assert f"a batch of 2 unrolls ({batch / 1e3:.1f} kB)" in sentence
+        assert f"59 parameters and the optimizer's state ({weights / 1e3:.1f} kB)" in sentence
+        assert "the activations of 10 records" in sentence and "training.batch_size = 2" in sentence
+        for setting in ("training.unroll_length = 4", "inference.max_envs", "topology.precision"):
+            assert setting in sentence
+
+    update = trainer._update
     monkeypatch.setattr(trainer, "_update", exhausted)
-    with pytest.raises(SeedError) as raised:
-        trainer.update(_batch(), env_steps=0)
-    sentence = str(raised.value)
-    for part in ("out of memory", "a batch of 2 unrolls", "activations of 10 records", "training.batch_size = 2"):
-        assert part in sentence
-    for setting in ("training.unroll_length = 4", "inference.max_envs", "topology.precision"):
-        assert setting in sentence
+    check()
+
+    class Unread:
+        __float__ = exhausted
+
+    def unread(*args):
+        outcome, parts = update(*args)
+        return outcome._replace(metrics={"entropy": Unread()}), parts
+
+    # An accelerator may find it out only when its results are read.
+    monkeypatch.setattr(trainer, "_update", unread)
+    check()
 
 
 @pytest.mark.skipif(not tf.config.list_physical_devices("GPU"), reason="there is no GPU")

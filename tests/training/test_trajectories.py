@@ -13,14 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seedcli.config import Config
-from seedcli.errors import UsageError
+from seedcli.errors import SeedError, UsageError
+from seedcli.inference.arena import Arena
 from seedcli.inference.trajectories import ObservationStore
 from seedcli.specs import DTYPES, ActionSpec, ArraySpec, EnvSpec
 from seedcli.training import trajectories
+from seedcli.training.batches import Piece
 from seedcli.training.devices import Devices
 from seedcli.training.sources import QueueSource
 from seedcli.training.trajectories import Trajectories
@@ -219,6 +222,30 @@ def test_bits_of_any_type_are_kept(dtype: str, shape: tuple[int, ...]) -> None:
     assert store.nbytes == 7 * size
 
 
+def test_a_batch_that_finds_no_memory_is_told_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: Any, **__: Any) -> None:
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+
+    spec = EnvSpec("test/env", ArraySpec((1000,), "float32"), ActionSpec((2,)))
+    arena = Arena(spec, 5, {}, batch_size=4, queue_batches=1)
+    arena.admit(3)
+    buffer = arena.acquire(3)
+    assert buffer is not None
+    store = ObservationStore(spec, "", 49)
+    store.open(buffer)
+    monkeypatch.setattr(tf.raw_ops, "ResourceGather", exhausted)
+    with pytest.raises(SeedError) as raised:
+        Trajectories(spec, Devices.default()).gather([Piece(buffer, 0, 2)])
+    assert raised.value.exit_status == 1
+    for part in (
+        "out of memory to gather a training batch",
+        "the observations of 2 unrolls (40.0 kB)",
+        "the observations that stay on it (0.2 MB)",
+        "set topology.device_trajectories = off, or lower training.batch_size or inference.max_envs",
+    ):
+        assert part in str(raised.value)
+
+
 # -- what the setting means ---------------------------------------------------------------------------------------
 
 
@@ -227,7 +254,6 @@ def _keep(
 ) -> Any:
     """`keep_observations` for one device of a kind, of which so many bytes are free."""
     from seedcli.agents import create_agent
-    from seedcli.inference.arena import Arena
     from seedcli.inference.policy import AgentPolicy
 
     config = Config.model_validate(

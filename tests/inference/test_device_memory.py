@@ -1,0 +1,170 @@
+"""Inference on a device that is out of memory says what took it and what to lower, wherever it shows."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from seedcli.agents import create_agent
+from seedcli.config import AgentConfig, TrainingConfig
+from seedcli.errors import EXIT_FAILED, SeedError
+from seedcli.inference import trajectories
+from seedcli.inference.device_memory import bytes_of, out_of_memory
+from seedcli.inference.device_policy import DevicePolicy
+from seedcli.inference.policy import AgentPolicy
+from seedcli.inference.trajectories import ObservationStore
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
+
+SPEC = EnvSpec("test/env", ArraySpec((1000,), "float32"), ActionSpec((3,)))
+MAX_ENVS = 6
+# One layer of 8, the LSTM (what comes in: 8; 5 units, 4 gates, biases), the heads for 3 actions and the value.
+WEIGHTS = (1000 * 8 + 8) + (8 * 20 + 5 * 20 + 20) + (5 * 3 + 3) + (5 + 1)
+STATES = (MAX_ENVS + 1) * 2 * 5 * 4  # hidden and cell, float32
+ROW = 4000 + 4 + 1 + 4  # observation, reward, first, slot
+
+
+def exhausted(*_: Any, **__: Any) -> Any:
+    """In place of a call of TensorFlow that finds no memory."""
+    raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[7,5]")
+
+
+class Unread:
+    """A result that is found missing when it is read."""
+
+    numpy = staticmethod(exhausted)
+
+
+def _policy(**kwargs: Any) -> DevicePolicy:
+    agent = create_agent(AgentConfig(hidden=(8,), lstm=5), TrainingConfig(), SPEC, 3)
+    return AgentPolicy(agent, SPEC, max_slots=MAX_ENVS, seed=9, **kwargs).devices[0]
+
+
+def _begin(policy: DevicePolicy, n: int, positions: Any = None) -> Any:
+    slots = np.arange(n, dtype=np.int32)
+    return policy.begin(np.zeros((n, 1000), np.float32), np.zeros(n, np.float32), slots == 0, slots, positions)
+
+
+def _check(error: SeedError, *parts: str) -> None:
+    sentence = str(error)
+    assert error.exit_status == EXIT_FAILED and isinstance(error.__cause__, tf.errors.ResourceExhaustedError)
+    assert "\n" not in sentence and ". " not in sentence
+    for part in parts:
+        assert part in sentence, sentence
+
+
+HELD = (
+    "CPU:0 is out of memory",
+    f"inference's copy of the weights ({WEIGHTS * 4 / 1e3:.1f} kB)",
+    f"the agent states of inference.max_envs = 6 environments ({STATES / 1e3:.1f} kB)",
+)
+LOWER = ("lower inference.max_envs = 6, inference.batch_size or training.batch_size", "let other devices train")
+
+
+def test_a_gpu_that_tensorflow_names_is_named_with_the_most_it_has_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def info(device: str) -> dict[str, int]:
+        asked.append(device)
+        return {"current": 1, "peak": 14_912_000_000}
+
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", info)
+    message = "OOM when allocating tensor on /job:localhost/replica:0/task:0/device:GPU:3 by allocator GPU_3_bfc"
+    error = tf.errors.ResourceExhaustedError(None, None, message)
+    held = {"the weights": 2_500_000, "nothing": 0, "a batch": 1_234, "the rest": None}
+    told = out_of_memory(error, "GPU:0", "to learn", held, "lower training.batch_size")
+    assert asked == ["GPU:3"] and told.exit_status == EXIT_FAILED
+    assert str(told) == (
+        "GPU:3 is out of memory to learn, of which TensorFlow has had 14,912.0 MB at most: it is to hold "
+        "the weights (2.5 MB), a batch (1.2 kB) and the rest; lower training.batch_size"
+    )
+    # Nothing is known of the memory of a device that TensorFlow has not started: the sentence does without.
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", lambda device: exhausted())
+    unnamed = tf.errors.ResourceExhaustedError(None, None, "Out of memory")
+    assert str(out_of_memory(unnamed, "GPU:1", "to learn", held, "")).startswith("GPU:1 is out of memory to learn: it")
+    assert str(out_of_memory(unnamed, "", "to learn", held, "")).startswith("the device is out of memory")
+
+
+def test_bytes_are_of_variables_of_any_kind() -> None:
+    layer = keras.layers.Dense(3)
+    layer.build((None, 4))
+    assert bytes_of([*layer.variables, tf.zeros([2, 2], tf.uint8), tf.Variable(0.0)]) == 4 * (12 + 3) + 4 + 4
+
+
+@pytest.mark.parametrize(("pad_to", "rows"), [((), 3), ((4, 8), 4)])
+def test_a_batch_that_finds_no_memory(monkeypatch: pytest.MonkeyPatch, pad_to: tuple[int, ...], rows: int) -> None:
+    policy = _policy(pad_to=pad_to)
+    batch = f"a batch of {rows} environments ({rows * ROW / 1e3:.1f} kB)"
+    monkeypatch.setattr(policy, "_act", exhausted)
+    with pytest.raises(SeedError) as raised:
+        _begin(policy, 3)
+    _check(raised.value, *HELD, *LOWER, "to answer 3 environments", batch)
+    assert "observations that stay" not in str(raised.value)
+
+
+@pytest.mark.parametrize("missing", ["action", "logits"])
+def test_an_answer_that_is_found_missing_when_it_is_read(missing: str) -> None:
+    policy = _policy()
+    promise = _begin(policy, 2)
+    if missing == "action":
+        promise = promise._replace(action=Unread())
+    else:
+        promise = promise._replace(recorded={**promise.recorded, missing: Unread()})
+    with pytest.raises(SeedError) as raised:
+        policy.finish(promise)
+    _check(
+        raised.value, *HELD, *LOWER, "to answer 2 environments", f"a batch of 2 environments ({2 * ROW / 1e3:.1f} kB)"
+    )
+    assert policy.meter.batches == 0
+
+
+def test_weights_states_and_new_environments_that_find_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = _policy()
+    slots, first = np.arange(2, dtype=np.int32), np.zeros(2, np.bool_)
+    monkeypatch.setattr(policy, "_publish", exhausted)
+    with pytest.raises(SeedError) as raised:
+        policy.publish(5)
+    _check(raised.value, *HELD, *LOWER, "to take new weights")
+    assert policy.version == 0 and "a batch of" not in str(raised.value)
+    with monkeypatch.context() as patch:
+        patch.setattr(policy, "_snapshot", lambda *_: {"hidden": Unread()})
+        with pytest.raises(SeedError) as raised:
+            policy.snapshot(slots, first)
+    _check(raised.value, *HELD, *LOWER, "to keep the states of 2 environments")
+    policy._exploration = SimpleNamespace(assign=exhausted)
+    with pytest.raises(SeedError) as raised:
+        policy.explore(np.zeros(MAX_ENVS + 1, np.float32))
+    _check(raised.value, *HELD, *LOWER, "to take more environments in")
+
+
+def test_observations_that_stay_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = _policy()
+    policy.store = ObservationStore(SPEC, "", 49)
+    monkeypatch.setattr(trajectories.tf.raw_ops, "ResourceScatterUpdate", exhausted)
+    with pytest.raises(SeedError) as raised:
+        _begin(policy, 2, np.array([3, 4], np.int32))
+    _check(raised.value, *HELD, *LOWER, "the observations that stay on it (0.2 MB)", "to answer 2 environments")
+
+
+def test_a_table_of_observations_that_finds_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ObservationStore(SPEC, "", 49)
+    settings = ("topology.device_trajectories = off", "inference.max_envs", "training.batch_size")
+    held = "the observations of 49 records that stay on it (0.2 MB)"
+    # Records that found no place when they came, and are brought to the device for the unroll that goes on from them.
+    records = np.zeros((2, 1, 1000), np.float32)
+    lost = SimpleNamespace(store=None, memory=range(2), num_envs=1, steps=SimpleNamespace(observation=records))
+    buffer = SimpleNamespace(
+        store=None, memory=range(3), num_envs=1, positions=None, steps=SimpleNamespace(observation=records)
+    )
+    monkeypatch.setattr(trajectories.tf.raw_ops, "ResourceScatterUpdate", exhausted)
+    with pytest.raises(SeedError) as raised:
+        store.follow(buffer, lost, 1)  # type: ignore[arg-type]
+    _check(raised.value, "out of memory to keep observations", held, "the rows at hand (4.0 kB)", *settings)
+    monkeypatch.setattr(trajectories.tf, "zeros", exhausted)
+    with pytest.raises(SeedError) as raised:
+        ObservationStore(SPEC, "GPU:1", 49)
+    _check(raised.value, "GPU:1 is out of memory to keep observations", held, *settings)
