@@ -36,8 +36,9 @@ def mean_return(fleet: Fleet, preset: str, *values: str, seed: int = SEED) -> fl
     return float(evaluation["return_mean"])
 
 
-def test_a_cue_is_recalled(fleet: Fleet) -> None:
-    assert mean_return(fleet, "recall_r2d2") >= 0.95
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
+def test_a_cue_is_recalled(fleet: Fleet, precision: str) -> None:
+    assert mean_return(fleet, "recall_r2d2", f"topology.precision={precision}") >= 0.95
 
 
 def test_without_memory_it_is_guessed(fleet: Fleet) -> None:
