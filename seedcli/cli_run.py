@@ -309,6 +309,9 @@ def _configure(
 
     if kept == "continue" and logdir is None:
         raise UsageError("--continue and --standby need --logdir DIR, the folder of the run")
+    run = logdir.absolute().parent.parent if logdir is not None and logdir.absolute().parent.name == "hosts" else None
+    if run is not None and (run / "config.toml").is_file():
+        raise UsageError(f"{logdir} is the folder of one learner host in that of a run: give --logdir {run}")
     there = logdir if kept in ("resume", "continue") and preset is None and config is None else None
     if preset is None and config is None and there is None:
         raise UsageError(

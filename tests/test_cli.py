@@ -416,3 +416,5 @@ def test_none_stands_by_for_several_hosts_whose_run_says_so_itself(
     status, sentence = failure(capsys, "learner", "--standby", "--logdir", "D")
     assert status == 2 and "--standby is for one learner host" in sentence
     assert len(role.calls) == 1
+    status, sentence = failure(capsys, "learner", "--continue", "--logdir", "D/hosts/1")
+    assert status == 2 and "is the folder of one learner host" in sentence and sentence.rstrip().endswith("/D")

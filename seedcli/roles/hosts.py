@@ -39,7 +39,8 @@ def resolve_hosts(config: Config, environ: Mapping[str, str]) -> tuple[tuple[str
     which then run `seed learner`.
 
     Raises:
-        UsageError: they contradict themselves, or there are several without `--trust-network`.
+        UsageError: they contradict themselves, or there are several without `--trust-network`, or with a replay that
+            is to be kept.
     """
     topology = config.topology
     if topology.hosts:
@@ -59,7 +60,21 @@ def resolve_hosts(config: Config, environ: Mapping[str, str]) -> tuple[tuple[str
             f"{where} names {len(hosts)} learner hosts, which need --trust-network: TensorFlow's connections between "
             f"them are neither encrypted nor authenticated, so use a private network{alone}"
         )
+    check_replay(config, len(hosts))
     return hosts, index
+
+
+def check_replay(config: Config, hosts: int) -> None:
+    """Refuse a replay that is to be kept where each of several learner hosts has a part of it.
+
+    Raises:
+        UsageError: it is.
+    """
+    if hosts > 1 and config.replay.save and config.agent.algorithm == "r2d2":
+        raise UsageError(
+            f"replay.save = true must be false with {hosts} learner hosts: each has a part of the replay, and "
+            "checkpoints are the chief's"
+        )
 
 
 def _check_hosts(where: str, hosts: Sequence[str], index: int) -> None:

@@ -158,7 +158,7 @@ def run_learner(resolved: Resolved, folder: RunFolder, *, live: bool, hosts: Seq
 
     try:
         if hosts:
-            return run_host(resolved, lambda _: folder, hosts, 0, transports, security, view, announce, exporter, done)
+            return run_host(resolved, lambda *_: folder, hosts, 0, transports, security, view, announce, exporter, done)
         devices = use_devices(config)
         return supervise(resolved, folder, transports, view, announce=announce, exporter=exporter, devices=devices)
     finally:

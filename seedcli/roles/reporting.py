@@ -256,11 +256,19 @@ class Reporter:
             episode_return_100=_mean(list(self._last_100)),
             dropped_unrolls=max(core.engine.stats.dropped_unrolls, core.source.dropped) if core is not None else 0,
             folder=self._folder.path,
-            goes_on="start all learner hosts again with --continue" if learner.team is not None else "",
+            goes_on=self._goes_on(),
             resumed_at=self._resumed_at,
             playable=bool(list_checkpoints(self._folder.checkpoints)),
         )
         print_summary(console, summary)
+
+    def _goes_on(self) -> str:
+        """How several hosts go on; "" for one, whose run the summary names."""
+        team = self._learner.team
+        if team is None:
+            return ""
+        run = self._folder.path if team.chief else self._folder.path.parent.parent  # of a host's own folder in it
+        return f"start all learner hosts again with --continue --logdir {run}"
 
     def close(self) -> None:
         """Close the files and the view; safe to call twice."""

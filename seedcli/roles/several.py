@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import seedcli
 from seedcli.config import Config
-from seedcli.errors import EXIT_DONE, SeedError, UsageError
+from seedcli.errors import EXIT_DONE, SeedError
 from seedcli.inference.doorman import Doorman
 from seedcli.layering import Resolved, describe
 from seedcli.net.addresses import join_host_port, split_host_port
@@ -26,7 +26,7 @@ from seedcli.roles.core import share_cores
 from seedcli.roles.hosts import actor_addresses, free_port, named_in_logs
 from seedcli.roles.listeners import bound_host, learner_security, open_transports, ports
 from seedcli.roles.resuming import resume_point
-from seedcli.roles.runfolder import RunFolder
+from seedcli.roles.runfolder import HOSTS, RunFolder
 from seedcli.roles.stopping import Signals
 from seedcli.roles.team import Team
 from seedcli.roles.watchdog import Guard
@@ -63,7 +63,7 @@ def use_devices(config: Config) -> Devices:
 
 def run_host(
     resolved: Resolved,
-    folder_of: Callable[[str], RunFolder],
+    folder_of: Callable[[str, bool], RunFolder],
     hosts: Sequence[str],
     index: int,
     transports: Sequence[ServerTransport],
@@ -77,7 +77,8 @@ def run_host(
 
     Args:
         resolved: the configuration with its sources.
-        folder_of: gives this host's own folder, from the chief's; of a chief its own is asked for with "".
+        folder_of: gives this host's own folder, from the chief's and from whether the run is gone on with; a chief's
+            own is asked for with "" and False.
         hosts, index: "host:port" of each, the chief first, and which of them this is.
         transports, security: listeners, bound already, and what protects them.
         view: where progress is shown.
@@ -96,7 +97,7 @@ def run_host(
     with contextlib.ExitStack() as stack:
         stack.callback(signals.restore)
         stack.enter_context(named_in_logs(index, len(hosts)))
-        folder = folder_of("") if index == 0 else None
+        folder = folder_of("", False) if index == 0 else None
         server = join_host_port(_name(hosts[index]), free_port(_name(hosts[index])))
         introduction = Introduction(
             config=_compared(resolved, plan),
@@ -106,7 +107,7 @@ def run_host(
             folder=str(folder.path.absolute()) if folder is not None else "",
         )
         door = stack.enter_context(_watched(hosts[0])) if index == 0 else None
-        _log.info("waiting for %s at %s", _counted(len(hosts) - 1), hosts[0])
+        _log.info("%s", _waiting(hosts, index, config.topology.host_timeout))
         try:
             meeting = meet(
                 hosts, index, introduction,
@@ -123,7 +124,7 @@ def run_host(
                 team.parted = True
                 return EXIT_DONE
             if folder is None:
-                folder = stack.enter_context(folder_of(meeting.introductions[0].folder))
+                folder = stack.enter_context(folder_of(meeting.introductions[0].folder, bool(team.began)))
             setup_logging(folder.log_path, view, debug=False)
             team.wait_for_all()
         except MeetingCancelled:
@@ -159,7 +160,7 @@ def run_member(
         resolved: the configuration with its sources.
         logdir: the run's folder as this host sees it; None: where the chief says it is.
         hosts, index: see `run_host`.
-        fresh: the folder's earlier run is replaced.
+        fresh: the folder's earlier run is replaced, unless the chief goes on with it.
         live: show a live view.
     """
     config = resolved.config
@@ -169,25 +170,27 @@ def run_member(
     view = make_view(live)
     setup_logging(None, view, debug=False)
 
-    def folder_of(chiefs: str) -> RunFolder:
-        path = (logdir or Path(chiefs)) / "hosts" / str(index)
-        return RunFolder.create(path, config.run.preset, resume=False if fresh else None, overwrite=fresh)
+    def folder_of(chiefs: str, goes_on: bool) -> RunFolder:
+        path = (logdir or Path(chiefs)) / HOSTS / str(index)
+        anew = fresh and not goes_on
+        return RunFolder.create(path, config.run.preset, resume=False if anew else None, overwrite=anew)
 
     return run_host(resolved, folder_of, hosts, index, transports, security, view, lambda learner, view: None, exporter)
 
 
 def _plan(config: Config, hosts: Sequence[str], index: int) -> Plan:
     """What this host's devices do."""
-    if config.replay.save and config.agent.algorithm == "r2d2":
-        raise UsageError(
-            f"replay.save = true must be false with {len(hosts)} learner hosts: each has a part of the replay, and "
-            "checkpoints are the chief's"
-        )
     topology = config.topology.model_copy(update={"hosts": tuple(hosts), "host_index": index})
     plan = make_plan(config.model_copy(update={"topology": topology}), find_inventory())
     prepare(plan)
     share_cores()
     return plan
+
+
+def _waiting(hosts: Sequence[str], index: int, seconds: float) -> str:
+    others = " and ".join(f"host {number} ({host})" for number, host in enumerate(hosts) if number != index)
+    where = "here" if index == 0 else f"at {hosts[0]}"
+    return f"waiting {where} for {others}, at most {seconds:g} s (topology.host_timeout)"
 
 
 def _counted(others: int) -> str:

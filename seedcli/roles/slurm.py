@@ -12,6 +12,7 @@ from seedcli.config import ActorsConfig, Config
 from seedcli.envs import check_environment_name
 from seedcli.errors import UsageError
 from seedcli.layering import load_config
+from seedcli.roles.hosts import check_replay
 from seedcli.topology import Inventory, make_plan
 
 _SIGNAL_SLACK = 60  # seconds by which SLURM may send a signal too early (man sbatch, --signal)
@@ -158,6 +159,7 @@ def check(job: Job) -> ActorsConfig:
     _check_layout(job)
     _check_learner_hosts(job, config)
     _check_devices(job, config)
+    check_replay(config, job.learner_hosts)
     return config.actors
 
 

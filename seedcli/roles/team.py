@@ -10,6 +10,7 @@ Every host reads the same sums, so all of them apply an update or none does, and
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,9 +25,12 @@ from seedcli.inference.service import InferenceService
 from seedcli.net.meeting import Meeting, MeetingCancelled
 from seedcli.roles.hosts import Placement
 
+_log = logging.getLogger(__name__)
+
 _LOOK_SECONDS = 0.05
 _REPORT_SECONDS = 0.5
 _WHY_SECONDS = 12.0  # longer than the silence after which a host counts as lost
+_TELL_SECONDS = 10.0  # without a batch at a host, after which that is said
 _GO = "go"
 COUNTERS = ("env_steps", "episodes", "evaluation_steps", "evaluation_episodes", "trained_steps")
 
@@ -78,6 +82,7 @@ class Team:
         self._base = dict.fromkeys(COUNTERS, 0)
         self.totals = dict(self._base)
         self._short_since: float | None = None
+        self._short_told = False
         self._service: InferenceService | None = None
         self._next_report = 0.0
 
@@ -198,11 +203,18 @@ class Team:
     def _check_patience(self, short: tuple[int, ...]) -> None:
         now = time.monotonic()
         if not short or len(short) == self.size:  # nobody waits for anybody
-            self._short_since = None
+            self._short_since, self._short_told = None, False
             return
         if self._short_since is None:
             self._short_since = now
         waited = now - self._short_since
+        if waited > _TELL_SECONDS and not self._short_told:
+            self._short_told = True
+            _log.warning(
+                "%s has had no training batch for %.0f s, and the others wait: give it actors; all stop after %g s "
+                "(topology.host_timeout)",
+                self.named(short), waited, self._patience,
+            )  # fmt: skip
         if waited > self._patience:
             raise SeedError(
                 f"{self.named(short)} had no training batch for {waited:.0f} s (topology.host_timeout = "

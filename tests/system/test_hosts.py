@@ -45,12 +45,14 @@ def test_two_hosts_count_stop_and_go_on_together(fleet: Fleet) -> None:
     assert state["counters"]["trained_steps"] <= state["counters"]["env_steps"] == ended[0]["env_steps"]
     assert state["counters"]["trained_steps"] > 0.7 * state["counters"]["env_steps"]  # of one host alone: at most half
 
-    stopped_at = ended[0]["env_steps"]
-    chief, member = learners(fleet, 2, *RUN, "--continue")
+    stopped_at, before = ended[0]["env_steps"], metrics(other)[0]
+    # Whether the run is gone on with is the chief's to say: nothing of the other host's own is lost.
+    chief, member = learners(fleet, 2, *RUN, each=(["--continue"], []))
     wait_for(lambda: steps_of(other, (chief, member, *actors)) > stopped_at + 1000, "steps of the run gone on with")
     assert f"at {stopped_at:,} environment steps" in chief.stderr
     steps = [line["env_steps"] for line in metrics(run)]
     assert steps == sorted(steps)
+    assert metrics(other)[0] == before
     updates = [line["learner_updates"] for line in metrics(other)]
     assert updates == sorted(updates) and updates[-1] > ended[1]["learner_updates"]
     assert all(actor.running for actor in actors)
@@ -83,6 +85,7 @@ def test_a_host_without_data_does_not_hold_up_the_others_for_ever(fleet: Fleet) 
         assert process.wait() == 1, process.stderr
     said = chief.sentence + member.sentence
     assert "topology.host_timeout = 25" in said and "had no training batch for" in said
+    assert "and the others wait: give it actors" in chief.stderr
 
 
 def test_a_host_that_is_stopped_before_there_is_an_actor_stops_the_others(fleet: Fleet) -> None:
