@@ -306,11 +306,12 @@ def _configure(
     """The configuration of a run; None where it stands in a folder that another learner may hold still."""
     from seedcli.envs import check_environment_name
     from seedcli.layering import load_config
+    from seedcli.roles.runfolder import CONFIG, run_of_host
 
     if kept == "continue" and logdir is None:
         raise UsageError("--continue and --standby need --logdir DIR, the folder of the run")
-    run = logdir.absolute().parent.parent if logdir is not None and logdir.absolute().parent.name == "hosts" else None
-    if run is not None and (run / "config.toml").is_file():
+    run = run_of_host(logdir.absolute()) if logdir is not None else None
+    if run is not None and (run / CONFIG).is_file():
         raise UsageError(f"{logdir} is the folder of one learner host in that of a run: give --logdir {run}")
     there = logdir if kept in ("resume", "continue") and preset is None and config is None else None
     if preset is None and config is None and there is None:

@@ -244,6 +244,10 @@ class Meeting(ABC):
         """Find out who has been silent for too long."""
 
     @abstractmethod
+    def _excuse(self, seconds: float) -> None:
+        """So many seconds have passed in which this host could hear nobody."""
+
+    @abstractmethod
     def _say_ended(self, body: bytes) -> None:
         """Tell everybody else that this host has ended."""
 
@@ -303,9 +307,11 @@ class Meeting(ABC):
                 with self._changed:
                     self._said = asked
                     self._changed.notify_all()
-            # Where this process was held up, what came meanwhile is read first.
+            # Where this process was held up, as all are while TensorFlow connects them, that is nobody's silence.
             if now - turn < 2 * self._beat_seconds + _LOOK_SECONDS:
                 self._judge(now)
+            else:
+                self._excuse(now - turn)
             turn = now
 
     def _read(self) -> None:

@@ -233,6 +233,10 @@ class Chief(Meeting):
                 _log.warning("%s has not been heard for %.0f s", called(self.hosts, index), silent)
                 self._forget(index)
 
+    def _excuse(self, seconds: float) -> None:
+        for guest in self._guests.values():
+            guest.heard += seconds
+
     def _say_ended(self, body: bytes) -> None:
         for identity in [guest.identity for guest in self._guests.values()] + [
             rival for _, rival in self._rivals.values()

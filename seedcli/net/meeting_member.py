@@ -183,6 +183,9 @@ class Member(Meeting):
         if self._met and silent > self._silence_seconds and not self._chief_left:
             self._lose(f"{called(self.hosts, 0)} has not been heard for {silent:.0f} s")
 
+    def _excuse(self, seconds: float) -> None:
+        self._heard += seconds
+
     def _watch(self) -> None:
         """Find out whether the chief lets this host in; ZeroMQ's monitor knows."""
         while self._monitor.poll(0):

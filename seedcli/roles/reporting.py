@@ -16,7 +16,7 @@ from rich.console import Console
 
 from seedcli.roles.device_report import DeviceReport
 from seedcli.roles.fleet import FleetWatch
-from seedcli.roles.runfolder import RunFolder
+from seedcli.roles.runfolder import RunFolder, run_of_host
 from seedcli.telemetry.exporter import Health, Phase
 from seedcli.telemetry.fleet import CONNECTED, ActorRow, count_states
 from seedcli.telemetry.live import Summary, View, print_profile, print_summary
@@ -267,7 +267,7 @@ class Reporter:
         team = self._learner.team
         if team is None:
             return ""
-        run = self._folder.path if team.chief else self._folder.path.parent.parent  # of a host's own folder in it
+        run = self._folder.path if team.chief else run_of_host(self._folder.path)
         return f"start all learner hosts again with --continue --logdir {run}"
 
     def close(self) -> None:

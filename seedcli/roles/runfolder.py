@@ -205,6 +205,11 @@ class RunFolder:
         self.close()
 
 
+def run_of_host(path: Path) -> Path | None:
+    """The folder of the run in which `path` is that of one learner host; None where it is none."""
+    return path.parent.parent if path.parent.name == HOSTS else None
+
+
 def _new_folder(parent: Path) -> Path:
     """A folder that nothing else has, named by the time; runs started in the same second get -2, -3, ..."""
     parent.mkdir(parents=True, exist_ok=True)
