@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from seedcli.agents import q_targets, targets
 from seedcli.agents.base import ActInputs, ActOutputs, AlgorithmSpec, LossOutputs, Role, State, UnrollBatch
+from seedcli.agents.calls import traced
 from seedcli.agents.networks import DuelingQNetwork, evaluate, observe
 from seedcli.agents.replicas import assign
 from seedcli.config import AgentConfig, TrainingConfig
@@ -66,11 +67,10 @@ class R2D2Agent:
         self.network = self.make_network()
         self.target_network = self.make_network()
         self.target_network.trainable = False
-        self._copy_to_target = tf.function(self._copy_to_target_impl, autograph=False)
+        self._copy_to_target = traced(self._copy_to_target_impl)
         records = [self.algorithm.records, None]
-        self._initial_priorities = tf.function(
+        self._initial_priorities = traced(
             self._initial_priorities_impl,
-            autograph=False,
             input_signature=[
                 tf.TensorSpec(records, tf.float32),
                 tf.TensorSpec(records, tf.bool),

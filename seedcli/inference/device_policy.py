@@ -14,6 +14,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from seedcli.agents.base import ActInputs, Agent
+from seedcli.agents.calls import traced
 from seedcli.errors import SeedError
 from seedcli.inference.device_memory import bytes_of, out_of_memory
 from seedcli.inference.devices import nearest, short_name
@@ -115,10 +116,9 @@ class DevicePolicy:
         self.meter = DeviceMeter(self.device, "inference")
         rows = [None]
         # TensorFlow takes the methods of several objects for one function, and warns that it is traced again and again.
-        self._act = tf.function(
+        self._act = traced(
             functools.partial(self._act_impl),
-            autograph=False,
-            jit_compile=compiled or None,
+            jit_compile=compiled,
             input_signature=[
                 map_arrays(lambda array: tf.TensorSpec([*rows, *array.shape], array.dtype), spec.observation),
                 tf.TensorSpec(rows, tf.float32),
@@ -127,12 +127,11 @@ class DevicePolicy:
                 tf.TensorSpec([2], tf.int32),
             ],
         )
-        self._snapshot = tf.function(
+        self._snapshot = traced(
             functools.partial(self._gather),
-            autograph=False,
             input_signature=[tf.TensorSpec(rows, tf.int32), tf.TensorSpec(rows, tf.bool)],
         )
-        self._publish = tf.function(functools.partial(self._publish_impl), autograph=False)
+        self._publish = traced(functools.partial(self._publish_impl))
 
     def _on_device(self) -> contextlib.AbstractContextManager[Any]:
         return tf.device(self._device) if self._device else contextlib.nullcontext()

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from seedcli.agents.base import Agent, UnrollBatch
+from seedcli.agents.calls import traced
 from seedcli.agents.optimizer import apply_where, clip_gradients, learning_rate, make_optimizer
 from seedcli.agents.replicas import assign, total
 from seedcli.config import TrainingConfig
@@ -99,10 +100,9 @@ class Trainer:
         with self._devices.scope():
             self.optimizer = make_optimizer(config)
             self.optimizer.build(agent.network.trainable_variables)
-        self._gradients: Any = self._gradients_impl
-        if plan is not None and plan.xla != "off":
-            self._gradients = tf.function(self._gradients_impl, autograph=False, jit_compile=True)
-        self._update = tf.function(self._update_impl, autograph=False, reduce_retracing=True)
+            xla = plan is not None and plan.xla != "off"
+            self._gradients: Any = traced(self._gradients_impl, jit_compile=True) if xla else self._gradients_impl
+            self._update = traced(self._update_impl, reduce_retracing=True, direct=not xla)
         self._sum_over_hosts = tf.function(self._sum_over_hosts_impl, autograph=False)
         self.loss_scale = _FIRST_SCALE if plan is not None and plan.precision == "mixed_float16" else None
         self._good_updates = 0
