@@ -88,12 +88,23 @@ class AgentConfig(Section):
     reward_scale: Positive = Field(1.0, description="rewards are multiplied by this in the loss, before any clipping")
     reward_clip: NonNegative = Field(0.0, description="rewards are clipped to ± this in the loss; 0: off")
     normalize_observations: bool = Field(
-        False, description="vectors of floats are scaled by their running mean and variance, clipped to ±10"
+        False, description="numbers that are no image are scaled by their running mean and variance, clipped to ±10"
+    )
+    normalize_values: bool = Field(
+        False, description="V-trace: values are learned in units of their targets, advantages in their own (PopArt)"
+    )
+    separate_value: bool = Field(False, description="V-trace: policy and value share no layers")
+    activation: Literal["tanh", "relu"] = Field("tanh", description="of the hidden layers of mlp")
+    bound_cost: NonNegative = Field(
+        0.0, description="V-trace, Box actions: weight of the penalty on means out of bounds"
     )
     initial_std: Positive = Field(1.0, description="V-trace, Box actions: the policy's standard deviation at the start")
     lambda_: Fraction = Field(1.0, alias="lambda", description="V-trace λ")
     rho_clip: Positive = Field(1.0, description="V-trace ρ̄, clips importance weights of the TD errors")
     c_clip: Positive = Field(1.0, description="V-trace c̄, clips importance weights of the traces")
+    policy_clip: NonNegative = Field(
+        0.0, description="V-trace: no policy gradient where π/μ has left 1 ± this in its direction; 0: off"
+    )
     baseline_cost: NonNegative = Field(0.5, description="V-trace: weight of the value loss")
     entropy_cost: NonNegative = Field(0.01, description="V-trace: weight of the entropy bonus")
     dueling_hidden: Annotated[int, Field(ge=0)] = Field(

@@ -85,6 +85,7 @@ class ActionSpec:
         categories: choices of each part: (n,) for Discrete, (n1, …, nk) for MultiDiscrete; () for a Box.
         size: numbers of a Box action, d; 0 for anything else. The environment's array is flattened in C order.
         vector: a MultiDiscrete of one part, which is [1] where a Discrete action is a scalar.
+        unbounded: which numbers of a Box action lack a bound, ascending.
 
     A Box action is float32 in units of the space: -1 stands for its lower bound, 1 for its upper one, and what lies
     beyond is clipped by the environment's adapter. A part of the space without bounds is taken as it is.
@@ -93,8 +94,11 @@ class ActionSpec:
     categories: tuple[int, ...] = ()
     size: int = 0
     vector: bool = False
+    unbounded: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if any(not 0 <= index < self.size for index in self.unbounded):
+            raise ValueError(f"unbounded {self.unbounded!r} must be indices of an action of size {self.size}")
         if (not self.categories) == (self.size < 1) or (self.categories and min(self.categories) < 1):
             raise ValueError(
                 f"an action is categories or a size, each positive, not {self.categories!r} and {self.size}"
@@ -118,12 +122,22 @@ class ActionSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-serialisable form."""
-        return {"categories": list(self.categories), "size": self.size, "vector": self.vector}
+        return {
+            "categories": list(self.categories),
+            "size": self.size,
+            "vector": self.vector,
+            "unbounded": list(self.unbounded),
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ActionSpec:
         """Read back `to_dict`'s form; raises ValueError, TypeError, KeyError."""
-        return cls(tuple(int(n) for n in data["categories"]), int(data["size"]), bool(data["vector"]))
+        return cls(
+            tuple(int(n) for n in data["categories"]),
+            int(data["size"]),
+            bool(data["vector"]),
+            tuple(int(n) for n in data.get("unbounded", ())),
+        )
 
 
 # One array, or arrays by name (a Dict observation, nested ones flattened to "outer/inner"), in the order of the names.

@@ -39,7 +39,7 @@ def create_agent(
     """
     if agent.normalize_observations and not normalized_arrays(agent, spec):
         _log.warning(
-            "agent.normalize_observations = true has nothing to scale: observations of %s hold no vectors of floats",
+            "agent.normalize_observations = true has nothing to scale: observations of %s hold no numbers but images",
             spec.name,
         )
     if agent.algorithm == "r2d2":

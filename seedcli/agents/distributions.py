@@ -36,6 +36,13 @@ class Distribution(Protocol):
     def entropy(self, params: tf.Tensor) -> tf.Tensor:
         """Entropy, of a density the differential one, [...] float32, nats."""
 
+    def spread(self, params: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        """How far policies [M, P] differ from one another, scalar float32, nats: 0 where all are the same.
+
+        The mean divergence of a policy from the mixture of all, in which each counts by its weight [M], which add up
+        to 1: the mutual information of observation and action.
+        """
+
 
 class Categorical:
     """One of n categories, by unnormalised log-probabilities [..., n]; actions are [...] int32."""
@@ -61,6 +68,11 @@ class Categorical:
         """See `Distribution.entropy`."""
         log_p = tf.nn.log_softmax(params)
         return -tf.reduce_sum(tf.exp(log_p) * log_p, axis=-1)
+
+    def spread(self, params: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        """See `Distribution.spread`."""
+        mixture = tf.linalg.matvec(tf.nn.softmax(params), weights, transpose_a=True)
+        return -tf.reduce_sum(tf.math.xlogy(mixture, mixture)) - tf.tensordot(self.entropy(params), weights, 1)
 
 
 class MultiCategorical:
@@ -92,6 +104,10 @@ class MultiCategorical:
     def entropy(self, params: tf.Tensor) -> tf.Tensor:
         """See `Distribution.entropy`."""
         return tf.add_n([part.entropy(x) for part, x in zip(self._parts, self._split(params), strict=True)])
+
+    def spread(self, params: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        """See `Distribution.spread`: the sum over the parts."""
+        return tf.add_n([part.spread(x, weights) for part, x in zip(self._parts, self._split(params), strict=True)])
 
     def _split(self, params: tf.Tensor) -> list[tf.Tensor]:
         return tf.split(params, self._categories, axis=-1)
@@ -130,6 +146,14 @@ class DiagonalGaussian:
         """See `Distribution.entropy`."""
         _, log_std = tf.split(params, 2, axis=-1)
         return tf.reduce_sum(log_std + 0.5 * math.log(2.0 * math.pi * math.e), axis=-1)
+
+    def spread(self, params: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        """See `Distribution.spread`, with a normal distribution of the same variance for the mixture."""
+        mean, log_std = tf.split(params, 2, axis=-1)
+        centre = tf.linalg.matvec(mean, weights, transpose_a=True)
+        between = tf.linalg.matvec(tf.square(mean - centre), weights, transpose_a=True)
+        within = tf.linalg.matvec(tf.exp(2.0 * log_std), weights, transpose_a=True)
+        return 0.5 * tf.reduce_sum(tf.math.log1p(between / within))
 
 
 def make_distribution(action: ActionSpec) -> Distribution:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from seedcli.agents.base import State
 from seedcli.agents.frame_stack import ObservationStack, one_hot
-from seedcli.agents.torsos import make_torso, orthogonal
+from seedcli.agents.torsos import make_torso, orthogonal, saturation
 from seedcli.config import AgentConfig
 from seedcli.specs import ActionSpec, EnvSpec
 
@@ -132,16 +132,17 @@ class Encoder(keras.layers.Layer):
         self._previous = PreviousAction(spec.action) if config.previous_action_reward else None
         self._stack = ObservationStack(config, spec, keras.DTypePolicy(precision).compute_dtype)
         self.normalizers = list(self._stack.normalizers.values())
+        self.towers = 2 if config.separate_value else 1
         with layers_computing_in(precision):
-            self.torso = make_torso(config, spec, rng)
-            self.lstm = Lstm(config.lstm, rng) if config.lstm else None
+            self.torsos = [make_torso(config, spec, rng) for _ in range(self.towers)]
+            self.lstms = [Lstm(config.lstm, rng) for _ in range(self.towers if config.lstm else 0)]
 
     def initial_state(self, batch_size: int | tf.Tensor) -> dict[str, Any]:
         """The state at the start of an episode."""
         state = self._stack.initial_state(batch_size)
-        if self.lstm is not None:
-            state["lstm_hidden"] = tf.zeros([batch_size, self.lstm.units])
-            state["lstm_cell"] = tf.zeros([batch_size, self.lstm.units])
+        for hidden, cell, lstm in self._memories():
+            state[hidden] = tf.zeros([batch_size, lstm.units])
+            state[cell] = tf.zeros([batch_size, lstm.units])
         if self._previous is not None:
             state["previous_action"] = self._previous.initial_state(batch_size)
         return state
@@ -158,11 +159,18 @@ class Encoder(keras.layers.Layer):
             Features [N, F] float32, and the next state but for the action, which `remember` adds.
         """
         stacked, after = self._stack.step(observation, state)
-        x = self._with_previous(self.torso(stacked), state.get("previous_action"), reward)
-        if self.lstm is not None:
-            x, cell = self.lstm.step(self.lstm(x), state["lstm_hidden"], state["lstm_cell"])
-            after.update(lstm_hidden=x, lstm_cell=cell)
-        return x, {**state, **after}
+        features = [self._with_previous(torso(stacked), state.get("previous_action"), reward) for torso in self.torsos]
+        for i, (hidden, cell, lstm) in enumerate(self._memories()):
+            features[i], after[cell] = lstm.step(lstm(features[i]), state[hidden], state[cell])
+            after[hidden] = features[i]
+        return _side_by_side(features), {**state, **after}
+
+    def split(self, features: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Of features [M, F] those for the policy and those for the value, the same where a torso serves both."""
+        if self.towers == 1:
+            return features, features
+        policy, value = tf.split(features, 2, axis=-1)
+        return policy, value
 
     def remember(self, state: State, action: tf.Tensor) -> State:
         """The state with the action [N, ...] chosen on the record in it."""
@@ -187,19 +195,28 @@ class Encoder(keras.layers.Layer):
         previous = None
         if self._previous is not None:
             previous, after["previous_action"] = self._previous.unroll(action, first, state["previous_action"])
-        x = self._with_previous(self.torso(stacked), previous, tf.reshape(reward, [-1]))
-        if self.lstm is not None:
-            length = reward.shape[0]
-            projected = tf.reshape(self.lstm(x), [length, -1, 4 * self.lstm.units])
-            keep = tf.cast(tf.logical_not(first), tf.float32)[..., tf.newaxis]
-            hidden, cell = state["lstm_hidden"], state["lstm_cell"]
-            hiddens = []
-            for gates_t, keep_t in zip(tf.unstack(projected, length), tf.unstack(keep, length), strict=True):
-                hidden, cell = self.lstm.step(gates_t, hidden * keep_t, cell * keep_t)
-                hiddens.append(hidden)
-            x = tf.concat(hiddens, axis=0)
-            after.update(lstm_hidden=hidden, lstm_cell=cell)
-        return x, {**state, **after}
+        flat = tf.reshape(reward, [-1])
+        features = [self._with_previous(torso(stacked), previous, flat) for torso in self.torsos]
+        for i, (hidden, cell, lstm) in enumerate(self._memories()):
+            start = state[hidden], state[cell]
+            features[i], after[hidden], after[cell] = _unroll_lstm(lstm, reward.shape[0], features[i], first, *start)
+        return _side_by_side(features), {**state, **after}
+
+    def _memories(self) -> Iterator[tuple[str, str, Lstm]]:
+        """The names in the state of each LSTM's hidden vector and cell, and the LSTM."""
+        for prefix, lstm in zip(("", "value_"), self.lstms, strict=False):
+            yield f"{prefix}lstm_hidden", f"{prefix}lstm_cell", lstm
+
+    def saturation(self, features: tf.Tensor) -> tf.Tensor:
+        """The share of units that hardly pass a gradient to what is below them, scalar float32.
+
+        Those of the LSTM, or else of the torso's last layer, as `torsos.saturation` counts them in features [M, F].
+        """
+        parts = tf.split(features, self.towers, axis=-1)
+        if self.lstms:
+            return tf.add_n([saturation(part, "tanh") for part in parts]) / self.towers
+        each = zip(self.torsos, parts, strict=True)
+        return tf.add_n([torso.saturation(part[:, : torso.units]) for torso, part in each]) / self.towers
 
     def observe(self, observation: Any, keep: tf.Tensor) -> None:
         """Take records [T, B, ...] of the columns of `keep` [B] bool into the statistics of `normalizers`."""
@@ -216,3 +233,23 @@ class Encoder(keras.layers.Layer):
         if self._reward_clip:
             reward = tf.clip_by_value(reward, -self._reward_clip, self._reward_clip)
         return tf.concat([x, self._previous.features(previous_action), reward[:, tf.newaxis]], axis=-1)
+
+
+def _side_by_side(features: list[tf.Tensor]) -> tf.Tensor:
+    return features[0] if len(features) == 1 else tf.concat(features, axis=-1)
+
+
+def _unroll_lstm(
+    lstm: Lstm, length: int, x: tf.Tensor, first: tf.Tensor, hidden: tf.Tensor, cell: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Hidden vectors [L·B, units] for inputs x [L·B, F], and hidden vector and cell [B, units] after the last.
+
+    The state starts again at zero where `first` [L, B] bool; L is `length`.
+    """
+    projected = tf.reshape(lstm(x), [length, -1, 4 * lstm.units])
+    keep = tf.cast(tf.logical_not(first), tf.float32)[..., tf.newaxis]
+    hiddens = []
+    for gates_t, keep_t in zip(tf.unstack(projected, length), tf.unstack(keep, length), strict=True):
+        hidden, cell = lstm.step(gates_t, hidden * keep_t, cell * keep_t)
+        hiddens.append(hidden)
+    return tf.concat(hiddens, axis=0), hidden, cell

@@ -150,12 +150,17 @@ class FrameStack:
 
 
 def normalized_arrays(config: AgentConfig, spec: EnvSpec) -> list[str]:
-    """Names of the arrays that `agent.normalize_observations` scales: vectors of floats, where it is on."""
+    """Names of the arrays that `agent.normalize_observations` scales: numbers that are no image, where it is on."""
     return [
         name
         for name, array in spec.arrays.items()
-        if config.normalize_observations and array.dtype.startswith("float") and not takes_images(config, array)
+        if config.normalize_observations and _is_vector_of_numbers(array) and not takes_images(config, array)
     ]
+
+
+def _is_vector_of_numbers(array: ArraySpec) -> bool:
+    """Whether an array holds numbers of any size, not categories, flags or an array of two values."""
+    return np.dtype(array.dtype).kind in "fiu" and not array.categories and not array.binary
 
 
 class ObservationStack:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from seedcli.agents.base import State, UnrollBatch
 from seedcli.agents.encoder import Encoder
 from seedcli.agents.torsos import orthogonal
+from seedcli.agents.value_scale import ValueScale
 from seedcli.config import AgentConfig
 from seedcli.specs import EnvSpec, map_arrays
 
@@ -99,10 +100,12 @@ class PolicyValue(NamedTuple):
     Attributes:
         policy: [N, P] or [L, B, P] float32, parameters of the policy's distribution (`distributions`).
         value: [N] or [L, B] float32.
+        features: [N, F] or [L, B, F] float32, what both were made of.
     """
 
     policy: tf.Tensor
     value: tf.Tensor
+    features: tf.Tensor
 
 
 class PolicyValueNetwork(RecurrentNetwork):
@@ -117,10 +120,15 @@ class PolicyValueNetwork(RecurrentNetwork):
         else:
             self.policy = keras.layers.Dense(sum(spec.action.categories), kernel_initializer=initializer, name="policy")
         self.value = keras.layers.Dense(1, kernel_initializer=orthogonal(rng, 1.0), name="value")
+        self.value_scale = ValueScale() if config.normalize_values else None
 
     def heads(self, features: tf.Tensor) -> PolicyValue:
         """See `RecurrentNetwork.heads`."""
-        return PolicyValue(self.policy(features), self.value(features)[:, 0])
+        of_policy, of_value = self.encoder.split(features)
+        value = self.value(of_value)[:, 0]
+        if self.value_scale is not None:
+            value = self.value_scale(value)
+        return PolicyValue(self.policy(of_policy), value, features)
 
 
 class DuelingQNetwork(RecurrentNetwork):

@@ -34,11 +34,11 @@ class Normalizer(keras.layers.Layer):
         self.squares = statistic("squares", shape)
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
-        """Frames x [..., *shape] float32, normalized."""
+        """Frames x [..., *shape] of any numbers, normalized, float32."""
         count, mean, squares = (tf.convert_to_tensor(v.value) for v in (self.count, self.mean, self.squares))
         variance = tf.where(count > 0.0, squares / tf.maximum(count, 1.0), 1.0)
         mean, scale = tf.cast(mean, tf.float32), tf.cast(tf.math.rsqrt(variance + _EPSILON), tf.float32)
-        return tf.clip_by_value((x - mean) * scale, -_LIMIT, _LIMIT)
+        return tf.clip_by_value((tf.cast(x, tf.float32) - mean) * scale, -_LIMIT, _LIMIT)
 
     def update(self, frames: tf.Tensor, keep: tf.Tensor) -> None:
         """Add frames [T, B, *shape] of the columns of `keep` [B] bool to the statistics.

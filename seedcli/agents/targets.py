@@ -83,7 +83,9 @@ def vtrace(
     """V-trace targets and policy-gradient advantages.
 
     Espeholt et al., "IMPALA" (2018), equation 1, with c_s = λ·min(c̄, ρ_s) (its remark 2), written as the recursion
-    v_s − V(x_s) = δ_s + γ_s·c_s·(v_{s+1} − V(x_{s+1})); the advantages are those of its section 4.2.
+    v_s − V(x_s) = δ_s + γ_s·c_s·(v_{s+1} − V(x_{s+1})). The advantages are ρ_s·(r_s + γ_s·q_{s+1} − V(x_s)) with
+    q = λ·v + (1 − λ)·V: those of its section 4.2 where λ = 1, and on-policy those of Schulman et al., "High-Dimensional
+    Continuous Control Using Generalized Advantage Estimation" (2016), for any λ.
 
     Args:
         log_rho_tm1: [T, B] float32, log π(a)/μ(a) of the actions taken on records 0 … T-1.
@@ -109,8 +111,25 @@ def vtrace(
     correction = _discounted_sum(td_error, discount_t * c_tm1)
     vs_tm1 = v_tm1 + correction
     vs_t = tf.concat([vs_tm1[1:], v_t[-1:]], axis=0)
-    advantages = rho_tm1 * (r_t + discount_t * vs_t - v_tm1)
+    q_t = lambda_ * vs_t + (1.0 - lambda_) * v_t
+    advantages = rho_tm1 * (r_t + discount_t * q_t - v_tm1)
     return VTraceTargets(vs_tm1, advantages, rho_tm1)
+
+
+def inside_trust_region(log_rho_tm1: tf.Tensor, advantages: tf.Tensor, clip: float) -> tf.Tensor:
+    """Where a policy gradient may still move the policy: 1, else 0; no gradient flows through it.
+
+    The clipped objective of Schulman et al., "Proximal Policy Optimization Algorithms" (2017), equation 7, has no
+    gradient where the ratio π/μ has passed 1 + ε and the advantage would raise it, or 1 − ε and would lower it.
+
+    Args:
+        log_rho_tm1: [T, B] float32, log π(a)/μ(a).
+        advantages: [T, B] float32.
+        clip: ε.
+    """
+    ratio = tf.exp(log_rho_tm1)
+    passed = tf.where(advantages > 0.0, ratio > 1.0 + clip, ratio < 1.0 - clip)
+    return tf.stop_gradient(tf.cast(tf.logical_not(passed), tf.float32))
 
 
 def _discounted_sum(x: tf.Tensor, decay: tf.Tensor) -> tf.Tensor:

@@ -50,18 +50,33 @@ def _dense(units: int, activation: str, rng: np.random.Generator) -> keras.layer
     return keras.layers.Dense(units, activation=activation, kernel_initializer=orthogonal(rng, _RELU_GAIN))
 
 
-class MlpTorso(keras.layers.Layer):
-    """Fully connected layers with tanh: [N, D] → [N, hidden[-1]]."""
+def saturation(x: tf.Tensor, activation: str) -> tf.Tensor:
+    """The share of a layer's outputs x [M, F] that hardly pass a gradient, scalar float32.
 
-    def __init__(self, hidden: Sequence[int], rng: np.random.Generator) -> None:
+    With tanh those beyond ±0.99, of every record; with ReLU the units that are 0 for all M records.
+    """
+    stuck = tf.abs(x) > 0.99 if activation == "tanh" else tf.reduce_max(x, axis=0) <= 0.0
+    return tf.reduce_mean(tf.cast(stuck, tf.float32))
+
+
+class MlpTorso(keras.layers.Layer):
+    """Fully connected layers with tanh or ReLU: [N, D] → [N, hidden[-1]]."""
+
+    def __init__(self, hidden: Sequence[int], activation: str, rng: np.random.Generator) -> None:
         super().__init__(name="mlp")
-        self.stages = [_dense(units, "tanh", rng) for units in hidden]
+        self._activation = activation
+        self.stages = [_dense(units, activation, rng) for units in hidden]
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
         """Features of x [N, D] float32."""
         for layer in self.stages:
             x = layer(x)
+        self.units = int(x.shape[-1])
         return x
+
+    def saturation(self, features: tf.Tensor) -> tf.Tensor:
+        """See `saturation`; 0 where there are no layers."""
+        return saturation(features, self._activation) if self.stages else tf.constant(0.0)
 
 
 class Conv(NamedTuple):
@@ -77,6 +92,7 @@ class ConvTorso(keras.layers.Layer):
 
     def __init__(self, name: str, convolutions: Sequence[Conv], units: int, rng: np.random.Generator) -> None:
         super().__init__(name=name)
+        self.units = units
         self.stages = [_conv(*conv, "valid", "relu", rng) for conv in convolutions]
         self.dense = _dense(units, "relu", rng)
 
@@ -85,6 +101,10 @@ class ConvTorso(keras.layers.Layer):
         for layer in self.stages:
             x = layer(x)
         return self.dense(_flatten(x))
+
+    def saturation(self, features: tf.Tensor) -> tf.Tensor:
+        """See `saturation`."""
+        return saturation(features, "relu")
 
 
 class DeepTorso(keras.layers.Layer):
@@ -98,6 +118,7 @@ class DeepTorso(keras.layers.Layer):
 
     def __init__(self, channels: Sequence[int], rng: np.random.Generator) -> None:
         super().__init__(name="impala_deep")
+        self.units = 256
         # Every block adds its output to its input: scaled so, all of them together add what one of gain √2 would.
         residual_gain = _RELU_GAIN / math.sqrt(len(channels) * self.BLOCKS)
         self.entries = [_conv(filters, 3, 1, "same", None, rng) for filters in channels]
@@ -109,7 +130,7 @@ class DeepTorso(keras.layers.Layer):
             ]
             for filters in channels
         ]
-        self.dense = _dense(256, "relu", rng)
+        self.dense = _dense(self.units, "relu", rng)
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
         """Features of x [N, H, W, C] float32."""
@@ -118,6 +139,10 @@ class DeepTorso(keras.layers.Layer):
             for inner, outer in blocks:
                 x = x + outer(inner(tf.nn.relu(x)))
         return self.dense(_flatten(tf.nn.relu(x)))
+
+    def saturation(self, features: tf.Tensor) -> tf.Tensor:
+        """See `saturation`."""
+        return saturation(features, "relu")
 
 
 def _flatten(x: tf.Tensor) -> tf.Tensor:
@@ -139,13 +164,20 @@ class MixedTorso(keras.layers.Layer):
         self._vector_names = tuple(vectors)
         self.images = list(images.values())
         self.mlp = mlp
+        self._torsos = self.images + ([] if mlp is None else [mlp])
 
     def call(self, arrays: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Features [N, F], those of the images first, of arrays by name: [N, H, W, C] or [N, D] float32."""
         parts = [torso(arrays[name]) for name, torso in zip(self._image_names, self.images, strict=True)]
         if self.mlp is not None:
             parts.append(self.mlp(tf.concat([arrays[name] for name in self._vector_names], axis=-1)))
+        self.units = sum(torso.units for torso in self._torsos)
         return tf.concat(parts, axis=-1)
+
+    def saturation(self, features: tf.Tensor) -> tf.Tensor:
+        """See `saturation`; each part counts by its width."""
+        parts = zip(self._torsos, tf.split(features, [torso.units for torso in self._torsos], axis=-1), strict=True)
+        return tf.add_n([torso.saturation(part) * (torso.units / self.units) for torso, part in parts])
 
 
 _SHALLOW = (Conv(16, 8, 4), Conv(32, 4, 2))
@@ -168,7 +200,7 @@ def takes_images(config: AgentConfig, array: ArraySpec) -> bool:
 
 def _torso_of_one(config: AgentConfig, rng: np.random.Generator) -> Any:
     if config.network == "mlp":
-        return MlpTorso(config.hidden, rng)
+        return MlpTorso(config.hidden, config.activation, rng)
     if config.network == "impala_shallow":
         return ConvTorso("impala_shallow", _SHALLOW, 256, rng)
     if config.network == "nature":
@@ -187,7 +219,7 @@ def make_torso(config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> 
         return _torso_of_one(config, rng)
     images = {name: _torso_of_one(config, rng) for name, array in spec.arrays.items() if takes_images(config, array)}
     vectors = [name for name in spec.arrays if name not in images]
-    return MixedTorso(images, vectors, MlpTorso(config.hidden, rng) if vectors else None)
+    return MixedTorso(images, vectors, MlpTorso(config.hidden, config.activation, rng) if vectors else None)
 
 
 def input_shapes(config: AgentConfig, spec: EnvSpec) -> dict[str, tuple[int, ...]]:

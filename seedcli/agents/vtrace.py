@@ -37,12 +37,19 @@ class VTraceAgent:
         self._precision = precision
         self._distribution = make_distribution(spec.action)
         self._batch_size = training.batch_size
+        # 1 for each number of a Box action with two bounds, [d] float32.
+        self._bounded = None
+        if len(spec.action.unbounded) < spec.action.size:
+            self._bounded = tf.constant([i not in spec.action.unbounded for i in range(spec.action.size)], tf.float32)
         self.algorithm = AlgorithmSpec(
             name="vtrace",
             burn_in=0,
             unroll_length=training.unroll_length,
             source="queue",
-            recorded={self._distribution.name: ArraySpec((self._distribution.size,), "float32")},
+            recorded={
+                self._distribution.name: ArraySpec((self._distribution.size,), "float32"),
+                **({"value": ArraySpec((), "float32")} if config.normalize_values else {}),
+            },
         )
         self.network = self.make_network()
 
@@ -64,11 +71,35 @@ class VTraceAgent:
         action = self._distribution.sample(outputs.policy, inputs.seed)
         greedy_action = self._distribution.mode(outputs.policy)
         recorded = {self._distribution.name: outputs.policy}
+        if self._config.normalize_values:
+            recorded["value"] = outputs.value
         return ActOutputs(action, recorded, greedy_action), network.remember(state, action)
 
     def observe(self, unrolls: UnrollBatch) -> None:
         """See `agents.base.Agent.observe`."""
         observe(self.network, unrolls, self.algorithm.burn_in)
+        scale = self.network.value_scale
+        if scale is None:
+            return
+        reward = tf.ensure_shape(unrolls.reward, [self.algorithm.records, None])
+        r_t, discount_t, mask_tm1 = self._transitions(reward, unrolls)
+        mask_tm1 *= tf.cast(unrolls.weights > 0.0, tf.float32)
+        # The values that acting predicted: evaluating the network once more would cost a third of an update.
+        target = targets.vtrace(
+            log_rho_tm1=tf.zeros_like(r_t),
+            r_t=r_t,
+            discount_t=discount_t,
+            mask_tm1=mask_tm1,
+            values=unrolls.recorded["value"],
+            lambda_=self._config.lambda_,
+        )
+        scale.update(target.vs_tm1, target.pg_advantages, r_t, mask_tm1, self.network.value)
+
+    def _transitions(self, reward: tf.Tensor, unrolls: UnrollBatch) -> targets.Transitions:
+        """The transitions of an unroll whose raw rewards are [T+1, B]."""
+        config = self._config
+        reward = targets.scaled_rewards(reward, config.reward_scale, config.reward_clip)
+        return targets.transitions(reward, unrolls.terminated, unrolls.truncated, config.discount)
 
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
         """−log π(a)·advantage + baseline_cost·½(v_s − V)² − entropy_cost·H(π), summed and divided by T·B.
@@ -82,16 +113,12 @@ class VTraceAgent:
             and "explained_variance" (the share of the targets' variance that the values explain: at most 1).
         """
         config, algorithm = self._config, self.algorithm
-        burn_in = algorithm.burn_in
         reward = tf.ensure_shape(unrolls.reward, [algorithm.records, None])
-        outputs = evaluate(self.network, unrolls._replace(reward=reward), burn_in)
-        reward = targets.scaled_rewards(reward, config.reward_scale, config.reward_clip)
-        r_t, discount_t, mask_tm1 = targets.transitions(
-            reward[burn_in:], unrolls.terminated[burn_in:], unrolls.truncated[burn_in:], config.discount
-        )
+        outputs = evaluate(self.network, unrolls._replace(reward=reward), algorithm.burn_in)
+        r_t, discount_t, mask_tm1 = self._transitions(reward, unrolls)
 
-        action, policy = unrolls.action[burn_in:-1], outputs.policy[:-1]
-        behaviour = unrolls.recorded[self._distribution.name][burn_in:-1]
+        action, policy = unrolls.action[:-1], outputs.policy[:-1]
+        behaviour = unrolls.recorded[self._distribution.name][:-1]
         log_pi = self._distribution.log_prob(policy, action)
         log_mu = self._distribution.log_prob(behaviour, action)
         v_tm1 = outputs.value[:-1]
@@ -106,10 +133,16 @@ class VTraceAgent:
             lambda_=config.lambda_,
         )
 
-        policy_loss = -log_pi * target.pg_advantages
-        value_loss = 0.5 * tf.square(target.vs_tm1 - v_tm1) * mask_tm1
+        value_unit, advantage_unit = self._units()
+        policy_loss = -log_pi * target.pg_advantages / advantage_unit
+        if config.policy_clip:
+            policy_loss *= targets.inside_trust_region(log_pi - log_mu, target.pg_advantages, config.policy_clip)
+        value_loss = 0.5 * tf.square((target.vs_tm1 - v_tm1) / value_unit) * mask_tm1
         entropy = self._distribution.entropy(policy) * mask_tm1
         each = policy_loss + config.baseline_cost * value_loss - config.entropy_cost * entropy
+        if self._bounded is not None:
+            excess = tf.nn.relu(tf.abs(self._distribution.mode(policy)) - 1.0) * self._bounded
+            each += config.bound_cost * tf.reduce_sum(tf.square(excess), axis=-1) * mask_tm1
         loss = tf.reduce_sum(each * unrolls.weights) / (algorithm.unroll_length * self._batch_size)
 
         count = tf.maximum(tf.reduce_sum(mask_tm1), 1.0)
@@ -117,9 +150,11 @@ class VTraceAgent:
         def mean(x: tf.Tensor) -> tf.Tensor:
             return tf.reduce_sum(x * mask_tm1) / count
 
-        variance = mean(tf.square(target.vs_tm1 - mean(target.vs_tm1)))
-        error = target.vs_tm1 - v_tm1
-        unexplained = mean(tf.square(error - mean(error)))
+        def variance(x: tf.Tensor) -> tf.Tensor:
+            return mean(tf.square(x - mean(x)))
+
+        smallest = 1e-8 * tf.square(value_unit)
+        target_variance = tf.maximum(variance(target.vs_tm1), smallest)
         metrics = {
             "policy_loss": mean(policy_loss),
             "value_loss": mean(value_loss),
@@ -127,9 +162,28 @@ class VTraceAgent:
             "value": mean(v_tm1),
             "advantage": mean(target.pg_advantages),
             "rho": mean(target.rho_tm1),
-            "explained_variance": 1.0 - unexplained / tf.maximum(variance, 1e-8),
+            "explained_variance": 1.0 - variance(target.vs_tm1 - v_tm1) / target_variance,
+            "value_scale": value_unit,
+            "advantage_scale": advantage_unit,
+            "value_spread": tf.sqrt(variance(v_tm1) / target_variance),
+            "policy_spread": self._distribution.spread(
+                tf.reshape(policy, [-1, self._distribution.size]), tf.reshape(mask_tm1, [-1]) / count
+            ),
+            "saturated_units": self.network.encoder.saturation(
+                tf.reshape(outputs.features, [-1, outputs.features.shape[-1]])
+            ),
         }
+        if self._bounded is not None:
+            outside = tf.cast(tf.abs(self._distribution.mode(policy)) > 1.0, tf.float32) * self._bounded
+            metrics["means_outside"] = mean(tf.reduce_sum(outside, axis=-1)) / tf.reduce_sum(self._bounded)
         return LossOutputs(loss, None, tf.nest.map_structure(tf.stop_gradient, metrics))
+
+    def _units(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """What value errors and advantages are divided by, scalars float32."""
+        scale = self.network.value_scale
+        if scale is None:
+            return tf.constant(1.0), tf.constant(1.0)
+        return tf.cast(scale.moments()[1], tf.float32), scale.advantage_scale()
 
     def after_update(self, update: int) -> None:
         """Nothing follows an update: there is no target network."""

@@ -292,10 +292,10 @@ class Actions:
             size = math.prod(self._shape)
             if not 1 <= size <= _MAX_PARTS:
                 raise UsageError(f"{name} has a Box of {size} numbers as action space; there must be 1 to {_MAX_PARTS}")
-            self.spec = ActionSpec(size=size)
             low, high = (np.asarray(bound, np.float64).reshape(-1) for bound in (space.low, space.high))
             low, high = np.where(low <= -_NO_BOUND, -np.inf, low), np.where(high >= _NO_BOUND, np.inf, high)
             bounded = np.isfinite(low) & np.isfinite(high)
+            self.spec = ActionSpec(size=size, unbounded=tuple(np.flatnonzero(~bounded).tolist()))
             self._low, self._high = low, high
             # Halved first: the distance of two bounds of float64 may be no float64.
             above, below = np.where(bounded, high / 2, 0.5), np.where(bounded, low / 2, -0.5)

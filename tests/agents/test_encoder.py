@@ -125,9 +125,9 @@ def test_stages_of_the_deep_network() -> None:
     config = {"network": "impala_deep", "hidden": ()}
     default = PolicyValueNetwork(agent_config(**config), image, 0)
     larger = PolicyValueNetwork(agent_config(**config, channels=(16, 32, 32, 32)), image, 0)
-    filters = [[v.shape[-1] for v in net.encoder.torso.variables if len(v.shape) == 4] for net in (default, larger)]
+    filters = [[v.shape[-1] for v in net.encoder.torsos[0].variables if len(v.shape) == 4] for net in (default, larger)]
     assert filters == [[16, 32, 32, *[16] * 4, *[32] * 8], [16, 32, 32, 32, *[16] * 4, *[32] * 12]]
-    assert larger.encoder.torso.dense.kernel.shape == (5 * 6 * 32, 256)
+    assert larger.encoder.torsos[0].dense.kernel.shape == (5 * 6 * 32, 256)
     small = environment(ArraySpec((15, 16), "uint8"))
     assert PolicyValueNetwork(agent_config(**config), small, 0).variables
     with pytest.raises(UsageError, match="16×16"):

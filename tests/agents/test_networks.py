@@ -165,7 +165,7 @@ def test_the_lstm_agrees_with_keras() -> None:
     import keras
 
     net = PolicyValueNetwork(agent_config(hidden=(), lstm=6), VECTOR, seed=2)
-    lstm = net.encoder.lstm
+    lstm = net.encoder.lstms[0]
     assert lstm is not None
     np.testing.assert_array_equal(lstm.bias.numpy(), np.repeat([0.0, 1.0, 0.0, 0.0], 6))
     records = random_records(VECTOR, 8, 3, ends=0.0)
@@ -221,8 +221,8 @@ def test_published_sizes(network: str, shape: tuple[int, ...], units: int) -> No
     net = PolicyValueNetwork(
         agent_config(network=network), EnvSpec("test/full", ArraySpec(shape, "uint8"), ActionSpec((18,))), 0
     )
-    assert net.encoder.torso.dense.kernel.shape[-1] == units
+    assert net.encoder.torsos[0].dense.kernel.shape[-1] == units
     inputs = {"impala_shallow": 9 * 9 * 32, "nature": 7 * 7 * 64, "impala_deep": 9 * 12 * 32}[network]
-    assert net.encoder.torso.dense.kernel.shape[0] == inputs
-    convolutions = [v for v in net.encoder.torso.variables if len(v.shape) == 4]
+    assert net.encoder.torsos[0].dense.kernel.shape[0] == inputs
+    convolutions = [v for v in net.encoder.torsos[0].variables if len(v.shape) == 4]
     assert len(convolutions) == {"impala_shallow": 2, "nature": 3, "impala_deep": 15}[network]

@@ -50,7 +50,7 @@ def layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
 def test_torso_and_memory_compute_in_16_bits_and_nothing_else_does(spec: EnvSpec, torso: str, precision: str) -> None:
     mixed = network(PolicyValueNetwork, spec, torso, precision)
     encoder = mixed.encoder
-    inner = [*layers(encoder.torso), *layers(encoder.lstm)]
+    inner = [*layers(encoder.torsos[0]), *layers(encoder.lstms[0])]
     assert {layer.compute_dtype for layer in inner} == {COMPUTES[precision]}
     heads = [*layers(mixed.value), *layers(mixed.policy)]
     assert {layer.compute_dtype for layer in heads} == {"float32"}
@@ -90,7 +90,7 @@ def test_gradients_and_losses_are_float32_and_close(algorithm: str) -> None:
         assert loss.dtype == tf.float32 and {gradient.dtype for gradient in gradients} == {tf.float32}
         found[precision] = float(loss), np.concatenate([gradient.numpy().ravel() for gradient in gradients])
         inference = agent.make_network()
-        assert inference.encoder.lstm.compute_dtype == agent.network.encoder.lstm.compute_dtype
+        assert inference.encoder.lstms[0].compute_dtype == agent.network.encoder.lstms[0].compute_dtype
     (loss, gradient), (rough_loss, rough) = found["float32"], found["mixed_bfloat16"]
     assert rough_loss == pytest.approx(loss, rel=0.05)
     assert rough @ gradient / np.linalg.norm(rough) / np.linalg.norm(gradient) > 0.99

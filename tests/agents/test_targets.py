@@ -93,7 +93,8 @@ def reference_vtrace(
                 for t in range(s, end - start):
                     piece[s] += np.prod(gamma[s:t]) * np.prod(c[s:t]) * delta[t]
             vs[start:end, b] = piece[:-1]
-            advantages[start:end, b] = np.minimum(rho_clip, rho) * (reward + gamma * piece[1:] - value[:-1])
+            bootstrap = lam * piece[1:] + (1 - lam) * value[1:]
+            advantages[start:end, b] = np.minimum(rho_clip, rho) * (reward + gamma * bootstrap - value[:-1])
             start = end + 1
     return vs, advantages
 
@@ -109,6 +110,29 @@ def test_agrees_with_the_printed_sum(length: int, rho_clip: float, c_clip: float
     expected = reference_vtrace(records, values, log_rho, 0.97, rho_clip, c_clip, lam)
     np.testing.assert_allclose(vs, expected[0], atol=2e-5)
     np.testing.assert_allclose(advantages, expected[1], atol=2e-5)
+
+
+def test_on_policy_advantages_are_generalized_advantage_estimates() -> None:
+    length, columns, discount, lam = 25, 8, 0.9, 0.8
+    records = random_records(VECTOR, length + 1, columns, seed=5, ends=0.1)
+    values = np.random.default_rng(6).normal(size=(length + 1, columns))
+    _, advantages, _ = run(records, values, np.zeros((length, columns)), discount, lambda_=lam)
+    final = records["terminated"] | records["truncated"]
+    following = np.zeros(columns)
+    for t in reversed(range(length)):
+        bootstrap = np.where(records["terminated"][t + 1], 0.0, values[t + 1])
+        error = records["reward"][t + 1] + discount * bootstrap - values[t]
+        following = np.where(final[t], 0.0, error + discount * lam * np.where(final[t + 1], 0.0, following))
+        np.testing.assert_allclose(advantages[t], following, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "moves"),
+    [(1.3, 1.0, False), (1.3, -1.0, True), (0.7, 1.0, True), (0.7, -1.0, False), (1.1, 1.0, True), (0.9, -1.0, True)],
+)
+def test_the_policy_stops_at_the_edge_of_its_trust_region(ratio: float, advantage: float, moves: bool) -> None:
+    inside = targets.inside_trust_region(tf.constant([[np.log(ratio)]], tf.float32), tf.constant([[advantage]]), 0.2)
+    assert inside.numpy().tolist() == [[float(moves)]]
 
 
 def test_on_policy_targets_are_n_step_returns() -> None:

@@ -1,0 +1,106 @@
+"""Running statistics of value targets and advantages: the units in which a network predicts values."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from seedcli.agents.replicas import assign, total
+
+# Transitions after which a sample's weight has fallen to 1/e.
+HORIZON = 20_000.0
+_SMALLEST = 1e-6  # of a scale, in units of rewards
+
+
+class ValueScale(keras.layers.Layer):
+    """PopArt: van Hasselt et al., "Learning values across many orders of magnitude" (2016); Hessel et al. (2018).
+
+    A value head gives n(x), and the value is V(x) = σ·n(x) + μ, with the running mean μ and deviation σ of the value
+    targets. Whenever these change, the head's weights are changed so that every V(x) stays what it was. Before the
+    first update μ is 0 and σ is 1.
+
+    The statistics are exponential averages over transitions, corrected for their start, in variables that are not
+    trained: first and second moment of the targets, second moment of the advantages, and the weight that they hold.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="value_scale", trainable=False)
+
+        def statistic(name: str) -> keras.Variable:
+            return self.add_weight(
+                shape=(), initializer="zeros", dtype="float64", trainable=False, autocast=False, name=name
+            )
+
+        self.weight, self.first, self.second, self.advantage_second = (
+            statistic(name) for name in ("weight", "first", "second", "advantage_second")
+        )
+        self.built = True
+
+    def moments(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """μ and σ, scalars float64."""
+        return self._moments(*(tf.convert_to_tensor(v.value) for v in (self.weight, self.first, self.second)))
+
+    @staticmethod
+    def _moments(weight: tf.Tensor, first: tf.Tensor, second: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        known = weight > 0.0
+        weight = tf.where(known, weight, 1.0)
+        mean = first / weight
+        deviation = tf.sqrt(tf.maximum(second / weight - tf.square(mean), 0.0))
+        return mean, tf.where(known, tf.maximum(deviation, _SMALLEST), 1.0)
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        """Values [M] float32 of what the head gives, [M] float32."""
+        mean, deviation = self.moments()
+        return x * tf.cast(deviation, tf.float32) + tf.cast(mean, tf.float32)
+
+    def advantage_scale(self) -> tf.Tensor:
+        """Running root mean square of the advantages, scalar float32; 1 before the first update."""
+        weight, second = (tf.convert_to_tensor(v.value) for v in (self.weight, self.advantage_second))
+        scale = tf.sqrt(second / tf.where(weight > 0.0, weight, 1.0))
+        return tf.cast(tf.where(weight > 0.0, tf.maximum(scale, _SMALLEST), 1.0), tf.float32)
+
+    def update(
+        self,
+        target_tm1: tf.Tensor,
+        advantage_tm1: tf.Tensor,
+        r_t: tf.Tensor,
+        mask_tm1: tf.Tensor,
+        head: keras.layers.Dense,
+    ) -> None:
+        """Take a training batch into the statistics, and keep the head's values.
+
+        A batch without any reward tells nothing of their scale, and is left out, as is one that is not finite. Where a
+        batch is spread over devices each calls this with its own columns, and all get the statistics of the whole.
+
+        Args:
+            target_tm1: [T, B] float32, value targets.
+            advantage_tm1: [T, B] float32.
+            r_t: [T, B] float32, rewards of the transitions.
+            mask_tm1: [T, B] float32, 1 where a transition counts, else 0.
+            head: the linear layer under `call`.
+        """
+        mask = tf.cast(mask_tm1, tf.float64)
+        target, advantage = (tf.where(mask > 0.0, tf.cast(x, tf.float64), 0.0) for x in (target_tm1, advantage_tm1))
+        rewarded = tf.cast(tf.math.count_nonzero(r_t * mask_tm1), tf.float64)
+        count, first, second, advantage_second, rewarded = total(
+            [
+                tf.reduce_sum(mask),
+                tf.reduce_sum(target),
+                tf.reduce_sum(tf.square(target)),
+                tf.reduce_sum(tf.square(advantage)),
+                rewarded,
+            ]
+        )
+        keep = tf.exp(-count / HORIZON)
+        part = (1.0 - keep) / tf.maximum(count, 1.0)
+        statistics = [self.weight, self.first, self.second, self.advantage_second]
+        old = [tf.convert_to_tensor(v.value) for v in statistics]
+        added = [count, first, second, advantage_second]
+        new = [keep * before + part * batch for before, batch in zip(old, added, strict=True)]
+        usable = (rewarded > 0.0) & tf.reduce_all(tf.math.is_finite(tf.stack(new)))
+        new = [tf.where(usable, after, before) for after, before in zip(new, old, strict=True)]
+        old_mean, old_deviation = self._moments(*old[:3])
+        mean, deviation = self._moments(*new[:3])
+        kernel = tf.cast(old_deviation / deviation, tf.float32) * head.kernel.value
+        bias = tf.cast((old_deviation * tf.cast(head.bias.value, tf.float64) + old_mean - mean) / deviation, tf.float32)
+        assign([*(v.value for v in statistics), head.kernel.value, head.bias.value], [*new, kernel, bias])
