@@ -134,6 +134,7 @@ class TrainingConfig(Section):
         0, description="records in front of an unroll that only bring the recurrent state up to date, K"
     )
     batch_size: PositiveInt = Field(32, description="unrolls of a training batch, B")
+    reuse: PositiveInt = Field(1, description="updates made on each batch; without a replay")
     optimizer: Literal["adam", "rmsprop"] = Field("adam", description="optimizer")
     learning_rate: Positive = Field(1e-3, description="learning rate at the start")
     learning_rate_end: NonNegative = Field(0.0, description="learning rate at run.steps, reached linearly")

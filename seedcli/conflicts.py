@@ -138,6 +138,11 @@ def _replay_conflicts(config: Config) -> Iterator[str]:
             "topology.device_trajectories = on must be auto or off with agent.algorithm r2d2: its replay packs "
             "observations in the host's memory"
         )
+    if training.reuse > 1:
+        yield (
+            f"training.reuse = {training.reuse} must be 1 with agent.algorithm r2d2: how often it trains on an unroll is "
+            "replay.ratio"
+        )
     if agent.n_step > training.unroll_length:
         yield (
             f"agent.n_step = {agent.n_step} must be at most training.unroll_length = {training.unroll_length}: "

@@ -210,11 +210,12 @@ def parse_spec(message: Mapping[str, Any], envs: int) -> tuple[EnvSpec, dict[str
     action = message.get("action")
     if not isinstance(action, dict):
         raise ProtocolError("action must be an object")
-    only(action, frozenset(("categories", "size", "vector")))
+    only(action, frozenset(("categories", "size", "vector", "unbounded")))
     parts = _sizes(action, "categories", _MAX_PARTS, 1, _MAX_ACTIONS)
     size = _integer(action, "size", 0, _MAX_PARTS)
     if not isinstance(action.get("vector"), bool):
         raise ProtocolError("vector must be true or false")
+    _sizes(action, "unbounded", _MAX_PARTS, 0, max(size - 1, 0))
     if sum(parts) > _MAX_ACTIONS:
         raise ProtocolError(f"an action of {sum(parts)} categories in all is more than the limit of {_MAX_ACTIONS}")
     if 4 * max(len(parts), size) * envs > ANSWER_LIMIT:

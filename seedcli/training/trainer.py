@@ -1,7 +1,8 @@
-"""One update: losses and gradients of all devices added up, clipped by their norm, applied; or dropped and named."""
+"""Updates: losses and gradients of all devices added up, clipped by their norm, applied; or dropped and named."""
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -31,7 +32,8 @@ class UpdateResult(NamedTuple):
 
     Attributes:
         applied: whether the weights changed.
-        loss: the loss of the batch of all hosts, possibly not finite.
+        loss: the loss of the batch of all hosts, possibly not finite; like the norm and the metrics a mean over the
+            uses of the batch.
         grad_norm: global norm before clipping.
         learning_rate: what was used.
         policy_lag: mean over trained records of (updates made before this one − the record's policy version).
@@ -74,6 +76,21 @@ class _Outcome(NamedTuple):
     priorities: tf.Tensor | None
 
 
+class _Told(NamedTuple):
+    """What an update gives the host.
+
+    Attributes:
+        scalars: [3 + metrics] float32, means over the uses of the batch: 1 where the update was applied, else 0; loss;
+            norm; the metrics in the order of their names. One tensor is fetched sooner than one for each of them.
+        metrics: by name, of which only the names are read.
+        priorities: of each training device of this host; () where the algorithm gives none.
+    """
+
+    scalars: tf.Tensor
+    metrics: dict[str, tf.Tensor]
+    priorities: tuple[tf.Tensor, ...]
+
+
 class Trainer:
     """Owns the optimizer and the traced update of an agent.
 
@@ -85,7 +102,7 @@ class Trainer:
 
     Attributes:
         updates: updates applied; also the policy version of the weights.
-        trained_steps: environment steps this host trained on: T·B an applied update, less the resets among them.
+        trained_steps: environment steps this host trained on: T·B a batch, less the resets among them.
         dropped: updates dropped because something was not finite.
         waited: seconds spent until all hosts had come to their updates.
         loss_scale: what the loss is multiplied by before gradients are taken; None but for mixed_float16.
@@ -120,9 +137,12 @@ class Trainer:
         gradients = tape.gradient(scaled, self._agent.network.trainable_variables)
         return _Gradients(outputs.loss, gradients, dict(outputs.metrics), outputs.priorities)
 
-    def _replica(self, unrolls: UnrollBatch, scale: tf.Tensor | None) -> tuple[_Outcome, list[tf.Tensor]]:
+    def _replica(
+        self, unrolls: UnrollBatch, scale: tf.Tensor | None, *, observes: bool
+    ) -> tuple[_Outcome, list[tf.Tensor]]:
         """What one device does: the sums come before the clipping, so that all clip by the norm of the whole."""
-        self._agent.observe(unrolls)
+        if observes:
+            self._agent.observe(unrolls)
         mine = self._gradients(unrolls, scale)
         loss, metrics, gradients = self._total(mine)
         if scale is not None:
@@ -141,20 +161,27 @@ class Trainer:
         metrics = {name: value / number for name, value in zip(mine.metrics, rest, strict=False)}
         return loss, metrics, rest[len(metrics) :]
 
-    def _update_impl(self, unrolls: UnrollBatch, scale: tf.Tensor | None) -> tuple[_Outcome, tuple[Any, ...]]:
+    def _update_impl(self, unrolls: UnrollBatch, rate: tf.Tensor, scale: tf.Tensor | None) -> _Told:
         devices = self._devices
-        outcome, gradients = devices.run(self._replica, unrolls, scale)
-        priorities = () if outcome.priorities is None else devices.local(outcome.priorities)
-        same = tf.nest.map_structure(lambda x: devices.local(x)[0], outcome._replace(priorities=None))
-        apply_where(same.finite, self.optimizer, gradients, self._agent.network.trainable_variables)
-        return same, priorities
+        self.optimizer.learning_rate.assign(rate)
+        scalars: list[tf.Tensor] = []
+        for use in range(self._config.reuse):
+            replica = functools.partial(self._replica, observes=use == 0)
+            outcome, gradients = devices.run(replica, unrolls, scale)
+            priorities = () if outcome.priorities is None else devices.local(outcome.priorities)
+            same = tf.nest.map_structure(lambda x: devices.local(x)[0], outcome._replace(priorities=None))
+            apply_where(same.finite, self.optimizer, gradients, self._agent.network.trainable_variables)
+            metrics = [same.metrics[name] for name in sorted(same.metrics)]
+            each = (same.finite, same.loss, same.norm, *metrics)
+            scalars.append(tf.stack([tf.cast(value, tf.float32) for value in each]))
+        return _Told(tf.add_n(scalars) / len(scalars), same.metrics, priorities)
 
     # -- on the host --------------------------------------------------------------------------------------------
 
     def update(
         self, batch: PreparedBatch | None, env_steps: int, control: npt.NDArray[np.float64] | None = None
     ) -> UpdateResult:
-        """Train on a batch.
+        """Train on a batch, `training.reuse` times.
 
         With several hosts all of them call this, and wait for each other. Where the first element of the sum of
         `control` is not 0, because one of them has no batch, none of them does anything else.
@@ -178,16 +205,16 @@ class Trainer:
                     return UpdateResult(False, np.nan, np.nan, rate, np.nan, 0, {}, None, None, control)
             if batch is None:
                 raise ValueError("an update without a batch, where control does not say so")
-            self.optimizer.learning_rate.assign(rate)
             unrolls = batch.unrolls
             if isinstance(unrolls.weights, np.ndarray):
                 unrolls = self._devices.place(unrolls)
             scale = self.loss_scale
             try:
-                outcome, parts = self._update(unrolls, None if scale is None else tf.constant(scale, tf.float32))
-                loss, norm, applied = float(outcome.loss), float(outcome.norm), bool(outcome.finite)
-                metrics = {name: float(value) for name, value in outcome.metrics.items()}
-                priorities = np.concatenate([part.numpy() for part in parts]) if parts else None
+                told = self._update(unrolls, np.float32(rate), None if scale is None else np.float32(scale))
+                share, loss, norm, *values = told.scalars.numpy().tolist()
+                applied = round(share * self._config.reuse)
+                metrics = dict(zip(sorted(told.metrics), values, strict=True))
+                priorities = np.concatenate([part.numpy() for part in told.priorities]) if told.priorities else None
                 lag = self.updates - batch.versions[self._agent.algorithm.burn_in : -1]
                 fault = self._count(applied, loss, batch)
             except tf.errors.ResourceExhaustedError as error:
@@ -195,7 +222,7 @@ class Trainer:
             if scale is not None:
                 metrics["loss_scale"] = scale
             return UpdateResult(
-                applied=applied,
+                applied=bool(applied),
                 loss=loss,
                 grad_norm=norm,
                 learning_rate=rate,
@@ -207,19 +234,21 @@ class Trainer:
                 control=control,
             )
 
-    def _count(self, applied: bool, loss: float, batch: PreparedBatch) -> str | None:
-        """Count an update, and say what was wrong with it."""
-        if applied:
+    def _count(self, applied: int, loss: float, batch: PreparedBatch) -> str | None:
+        """Count the updates of a batch, and say what was wrong with those that were not applied."""
+        for _ in range(applied):
             self.updates += 1
-            self.trained_steps += self.worth(batch)
             self._agent.after_update(self.updates)
-        elif not np.isfinite(loss):
-            self.dropped += 1
+        if applied:
+            self.trained_steps += self.worth(batch)
+        failed = self._config.reuse - applied
+        if failed and not np.isfinite(loss):
+            self.dropped += failed
             return "the loss"
-        elif self.loss_scale is None or self.loss_scale <= 1.0:
-            self.dropped += 1
+        if failed and (self.loss_scale is None or self.loss_scale <= 1.0):
+            self.dropped += failed
             return "a gradient"
-        self._adapt_scale(applied)
+        self._adapt_scale(not failed)
         return None
 
     def worth(self, batch: PreparedBatch) -> int:
