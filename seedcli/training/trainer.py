@@ -74,6 +74,21 @@ class _Outcome(NamedTuple):
     priorities: tf.Tensor | None
 
 
+class _Told(NamedTuple):
+    """What an update gives the host.
+
+    Attributes:
+        scalars: [3 + metrics] float32: 1 where it was applied, else 0; loss; norm; the metrics in the order of their
+            names. One tensor is fetched sooner than one for each of them.
+        metrics: by name, of which only the names are read.
+        priorities: of each training device of this host; () where the algorithm gives none.
+    """
+
+    scalars: tf.Tensor
+    metrics: dict[str, tf.Tensor]
+    priorities: tuple[tf.Tensor, ...]
+
+
 class Trainer:
     """Owns the optimizer and the traced update of an agent.
 
@@ -141,13 +156,16 @@ class Trainer:
         metrics = {name: value / number for name, value in zip(mine.metrics, rest, strict=False)}
         return loss, metrics, rest[len(metrics) :]
 
-    def _update_impl(self, unrolls: UnrollBatch, scale: tf.Tensor | None) -> tuple[_Outcome, tuple[Any, ...]]:
+    def _update_impl(self, unrolls: UnrollBatch, rate: tf.Tensor, scale: tf.Tensor | None) -> _Told:
         devices = self._devices
+        self.optimizer.learning_rate.assign(rate)
         outcome, gradients = devices.run(self._replica, unrolls, scale)
         priorities = () if outcome.priorities is None else devices.local(outcome.priorities)
         same = tf.nest.map_structure(lambda x: devices.local(x)[0], outcome._replace(priorities=None))
         apply_where(same.finite, self.optimizer, gradients, self._agent.network.trainable_variables)
-        return same, priorities
+        metrics = [same.metrics[name] for name in sorted(same.metrics)]
+        scalars = [tf.cast(each, tf.float32) for each in (same.finite, same.loss, same.norm, *metrics)]
+        return _Told(tf.stack(scalars), same.metrics, priorities)
 
     # -- on the host --------------------------------------------------------------------------------------------
 
@@ -178,24 +196,23 @@ class Trainer:
                     return UpdateResult(False, np.nan, np.nan, rate, np.nan, 0, {}, None, None, control)
             if batch is None:
                 raise ValueError("an update without a batch, where control does not say so")
-            self.optimizer.learning_rate.assign(rate)
             unrolls = batch.unrolls
             if isinstance(unrolls.weights, np.ndarray):
                 unrolls = self._devices.place(unrolls)
             scale = self.loss_scale
             try:
-                outcome, parts = self._update(unrolls, None if scale is None else tf.constant(scale, tf.float32))
-                loss, norm, applied = float(outcome.loss), float(outcome.norm), bool(outcome.finite)
-                metrics = {name: float(value) for name, value in outcome.metrics.items()}
-                priorities = np.concatenate([part.numpy() for part in parts]) if parts else None
+                told = self._update(unrolls, np.float32(rate), None if scale is None else np.float32(scale))
+                applied, loss, norm, *values = told.scalars.numpy().tolist()
+                metrics = dict(zip(sorted(told.metrics), values, strict=True))
+                priorities = np.concatenate([part.numpy() for part in told.priorities]) if told.priorities else None
                 lag = self.updates - batch.versions[self._agent.algorithm.burn_in : -1]
-                fault = self._count(applied, loss, batch)
+                fault = self._count(bool(applied), loss, batch)
             except tf.errors.ResourceExhaustedError as error:
                 raise self._out_of_memory(error, unrolls) from error
             if scale is not None:
                 metrics["loss_scale"] = scale
             return UpdateResult(
-                applied=applied,
+                applied=bool(applied),
                 loss=loss,
                 grad_norm=norm,
                 learning_rate=rate,
