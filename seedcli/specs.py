@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ class ArraySpec:
         ):
             raise ValueError(f"binary {self.binary!r} must be two values of an array of uint8")
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of one element."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
@@ -104,7 +105,7 @@ class ActionSpec:
                 f"an action is categories or a size, each positive, not {self.categories!r} and {self.size}"
             )
 
-    @property
+    @cached_property
     def array(self) -> ArraySpec:
         """One action as an array: int32 of shape () or (k,), or float32 of shape (d,)."""
         if self.size:

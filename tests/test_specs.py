@@ -103,3 +103,5 @@ def test_a_multi_discrete_action_of_one_part_is_a_vector():
     assert ActionSpec((3,), vector=True).array == ArraySpec((1,), "int32", (3,))
     assert ActionSpec((3, 4)).array == ArraySpec((2,), "int32", (3, 4))
     assert ActionSpec(size=6).array == ArraySpec((6,), "float32")
+    with pytest.raises(ValueError, match="indices of an action of size 2"):
+        ActionSpec(size=2, unbounded=(2,))

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from seedcli.errors import ProtocolError, VersionError
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAGIC = b"SEED"
 _HEADER = struct.Struct("<4sBBHIIQQ")
 HEADER_BYTES = _HEADER.size

@@ -1,8 +1,9 @@
 """`seed bench training`: a real run against what its parts reach when each has the machine to itself.
 
-The parts are bare loops: the library's own vector environment under random actions, a plain `tf.function` of the
-network, and a plain `tf.function` of loss, gradients and optimizer. Their composed rate, 1 / Σ 1/rate, is the most
-that a learner and its actors can reach on the same cores.
+The parts are bare loops: the library's own vector environment under random actions, a traced function of the network,
+and a traced function of loss, gradients and optimizer. Both are called the way a run calls its own (`agents.calls`): a
+dearer call would lower the composed rate and flatter the run. That rate, 1 / Σ 1/rate, is the most that a learner and
+its actors can reach on the same cores.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import tensorflow as tf
 
 from seedcli.agents import create_agent
 from seedcli.agents.base import Agent, UnrollBatch
+from seedcli.agents.calls import traced
 from seedcli.agents.optimizer import make_optimizer
 from seedcli.config import Config
 from seedcli.errors import SeedError
@@ -45,13 +47,14 @@ def _inference_turn(agent: Agent, spec: EnvSpec, batch_size: int) -> Turn:
     observation = map_arrays(tf.constant, random_observation(spec, [batch_size]))
     reward, state = tf.zeros(batch_size), agent.initial_state(batch_size)
 
-    @tf.function
     def infer(observation: tf.Tensor, reward: tf.Tensor, state: Any) -> Any:
         outputs, _ = agent.network.step(observation, reward, state)
         return tf.nest.flatten(outputs)
 
+    call = traced(infer)
+
     def turn() -> int:
-        for output in infer(observation, reward, state):
+        for output in call(observation, reward, state):
             output.numpy()
         return batch_size
 
@@ -66,7 +69,6 @@ def _training_turn(agent: Agent, config: Config, spec: EnvSpec) -> Turn:
     optimizer = make_optimizer(config.training)
     optimizer.build(variables)
 
-    @tf.function
     def update(unrolls: UnrollBatch) -> tf.Tensor:
         with tf.GradientTape() as tape:
             loss = agent.loss(unrolls).loss
@@ -76,8 +78,10 @@ def _training_turn(agent: Agent, config: Config, spec: EnvSpec) -> Turn:
         optimizer.apply(gradients, variables)
         return loss
 
+    call = traced(update)
+
     def turn() -> int:
-        update(unrolls).numpy()
+        call(unrolls).numpy()
         return algorithm.unroll_length * columns
 
     return turn
@@ -207,8 +211,8 @@ def measure_training(resolved: Resolved, seconds: float, say: Callable[[str], No
     bare()
     what = {
         "environment": f"{library(config.environment)}, {total} environments in {min(2, total)} groups, random actions",
-        "inference": f"tf.function of the network, batches of {batch_size}",
-        "training": f"tf.function of an update, {agent.algorithm.unroll_length} x {config.training.batch_size} steps",
+        "inference": f"the traced network, batches of {batch_size}",
+        "training": f"a traced update, {agent.algorithm.unroll_length} x {config.training.batch_size} steps",
     }
     parts = {
         name: {"steps_per_second": float(np.mean(values)), "halves": values, "what": what[name]}

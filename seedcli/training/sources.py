@@ -263,11 +263,11 @@ class ReplaySource:
         with tf.device("CPU:0"):
             unrolls = UnrollBatch(
                 observation=None,
-                reward=tf.convert_to_tensor(steps.reward),
-                terminated=tf.convert_to_tensor(steps.terminated.view(np.bool_)),
-                truncated=tf.convert_to_tensor(steps.truncated.view(np.bool_)),
-                action=tf.convert_to_tensor(buffer.action),
-                recorded={name: tf.convert_to_tensor(values) for name, values in buffer.recorded.items()},
+                reward=steps.reward,
+                terminated=steps.terminated.view(np.bool_),
+                truncated=steps.truncated.view(np.bool_),
+                action=buffer.action,
+                recorded=buffer.recorded,
                 state=None,
                 weights=None,
             )

@@ -176,6 +176,13 @@ def test_arguments_are_checked_against_the_signature():
         direct()
 
 
+def test_arrays_need_not_be_contiguous():
+    direct = DirectCall(tf.function(lambda x, y: x + y))
+    whole = np.arange(24, dtype=np.float32).reshape(4, 6)
+    equal(direct(whole[:, ::2], whole.T[1:4].T), whole[:, ::2] + whole[:, 1:4])
+    equal(direct(np.float32(2.0), whole), whole + 2.0)
+
+
 def test_errors_are_those_of_tf_function():
     def checked(x: tf.Tensor) -> tf.Tensor:
         with tf.control_dependencies([tf.debugging.assert_positive(x)]):

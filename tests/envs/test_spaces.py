@@ -103,6 +103,8 @@ def test_the_specifications() -> None:
     assert Actions(spaces.MultiDiscrete([4]), "test").spec == ActionSpec((4,), vector=True)
     assert Actions(spaces.Box(-1, 1, (2, 3)), "test").spec == ActionSpec(size=6)
     assert Actions(spaces.Box(-1, 1, ()), "test").spec == ActionSpec(size=1)
+    half = spaces.Box(np.array([-1.0, -np.inf, 0.0, -2.0]), np.array([1.0, 1.0, np.inf, 2.0]), dtype=np.float64)
+    assert Actions(half, "test").spec == ActionSpec(size=4, unbounded=(1, 2))
 
 
 SPACE = spaces.Dict(

@@ -83,7 +83,7 @@ SPECS = {
         {"a/b": BOX, "mode": ArraySpec((), "int32", (7,)), "parts": ArraySpec((2,), "int32", (3, 4))},
         ActionSpec((3, 4)),
     ),
-    "box": EnvSpec("mujoco/x", ArraySpec((17,), "float32"), ActionSpec(size=6)),
+    "box": EnvSpec("mujoco/x", ArraySpec((17,), "float32"), ActionSpec(size=6, unbounded=(0, 5))),
     "vector": EnvSpec("gymnasium/y", ArraySpec((3,), "bool"), ActionSpec((5,), vector=True)),
 }
 
@@ -168,7 +168,7 @@ def test_a_wrong_hello_names_its_field(change: dict[str, Any]) -> None:
 
 
 GOOD_OBSERVATION = {"shape": [84, 84], "dtype": "uint8", "categories": [], "binary": []}
-GOOD_ACTION = {"categories": [3], "size": 0, "vector": False}
+GOOD_ACTION = {"categories": [3], "size": 0, "vector": False, "unbounded": []}
 BAD_SPEC = [
     {"name": ""},
     {"name": 3},
@@ -184,6 +184,10 @@ BAD_SPEC = [
     {"action": {**GOOD_ACTION, "categories": [], "size": 4097}},
     {"action": {**GOOD_ACTION, "categories": [], "size": -1}},
     {"action": {**GOOD_ACTION, "vector": 0}},
+    {"action": {**GOOD_ACTION, "unbounded": None}},
+    {"action": {**GOOD_ACTION, "unbounded": [0]}},
+    {"action": {"categories": [], "size": 2, "vector": False, "unbounded": [2]}},
+    {"action": {"categories": [], "size": 2, "vector": False, "unbounded": [True]}},
     {"action": {**GOOD_ACTION, "more": 0}},
     {"action": {"categories": [3]}},
     {"frames_per_step": 0},
