@@ -96,6 +96,7 @@ class Player:
     ) -> None:
         config = from_toml_file(checkpoint.config_path)
         self._elsewhere = environment is not None
+        self._noticed = False
         environment = environment or config.environment
         self._matches = environment.family == "football"
         if self._matches and config.agent.previous_action_reward:
@@ -135,6 +136,10 @@ class Player:
         apart = (render and environment.family == "gymnasium") or (again and environment.family == "football")
         make = IsolatedEnv if apart else create_env
         env: VectorEnv = make(environment, envs, render=render)
+        notice = getattr(env, "notice", "")
+        if notice and not self._noticed:
+            print(f"seed: {notice}", file=sys.stderr)
+            self._noticed = True
         spec = replace(self._checkpoint.spec, name=env.spec.name) if self._elsewhere else self._checkpoint.spec
         difference = spec.difference(env.spec)
         if difference is not None:
