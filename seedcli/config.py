@@ -53,6 +53,10 @@ class EnvironmentConfig(Section):
     kwargs: dict[str, Any] = Field(
         default_factory=dict, description="gymnasium, dmlab: keyword arguments of make(), or further settings of Lab"
     )
+    observation_keys: tuple[Name, ...] = Field(
+        (),
+        description='gymnasium: keys of a Dict observation that are used; "-key" leaves one out; empty: all but text',
+    )
     frame_skip: PositiveInt = Field(4, description="atari, dmlab: frames an action is repeated")
     repeat_action_probability: Fraction = Field(0.0, description="atari: sticky actions")
     noop_max: Annotated[int, Field(ge=0)] = Field(30, description="atari: up to this many no-ops at reset")

@@ -28,6 +28,12 @@ def conflicts(config: Config) -> Iterator[str]:
         yield (
             f'environment.id = "{environment.id}" must be a game in snake_case: write "{_snake_case(environment.id)}"'
         )
+    keys = environment.observation_keys
+    if len({key.startswith("-") for key in keys}) > 1:
+        yield (
+            f"environment.observation_keys = {list(keys)} must not mix keys that are used with keys that are left out: "
+            'put "-" in front of all of them or of none'
+        )
     if training.learning_rate_schedule == "linear" and training.learning_rate_end > training.learning_rate:
         yield (
             f"training.learning_rate_end = {training.learning_rate_end} must be at most "

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from seedcli.config import Config, Devices
+from seedcli.config import Config, Devices, PositiveInt
 from seedcli.errors import UsageError
 from seedcli.preset_files import base_of, preset_layers, read_toml
 
@@ -344,6 +344,9 @@ def _sentence(error: ValidationError, sources: Mapping[str, str]) -> str:
     field = known_keys().get(key)
     if field is not None and field.annotation == Devices:  # a union: pydantic names each member's rule in turn
         rule = 'must be "auto" or a whole number of at least 1'
+        return f"{key} = {format_value(fault['input'])} (from {sources.get(key, DEFAULT)}) {rule}"
+    if fault["type"] == "tuple_type" and field is not None and get_args(field.annotation)[:1] != (PositiveInt,):
+        rule = f"must be a list, such as [{format_value(fault['input'])}]"
         return f"{key} = {format_value(fault['input'])} (from {sources.get(key, DEFAULT)}) {rule}"
     element = "".join(f"[{part}]" for part in location[2:])
     rule = _RULES.get(fault["type"], fault["msg"][:1].lower() + fault["msg"][1:]).format(**fault.get("ctx", {}))

@@ -263,6 +263,15 @@ def test_unknown_keys_are_named_with_their_layer(tmp_path: Path) -> None:
         ("agent.lambda=-1", "agent.lambda = -1 (from --set) must be at least 0"),
         ("agent.network=resnet", "agent.network = \"resnet\" (from --set) must be one of 'mlp', 'impala_shallow'"),
         ("agent.hidden=64", "agent.hidden = 64 (from --set) must be a list, such as [64, 64]"),
+        (
+            "environment.observation_keys=image",
+            'environment.observation_keys = "image" (from --set) must be a list, such as ["image"]',
+        ),
+        (
+            'environment.observation_keys=["image", "-mission"]',
+            "environment.observation_keys = ['image', '-mission'] must not mix keys that are used with keys that are "
+            'left out: put "-" in front of all of them or of none (environment.observation_keys from --set)',
+        ),
         ("agent.hidden=[64, 0]", "agent.hidden[1] = 0 (from --set) must be at least 1"),
         ("telemetry.tensorboard=1", "telemetry.tensorboard = 1 (from --set) must be true or false"),
         ("environment.kwargs=3", "environment.kwargs = 3 (from --set) must be a table, such as { name = 1 }"),

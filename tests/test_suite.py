@@ -300,7 +300,8 @@ def test_json_holds_games_statistics_and_what_is_missing(runs: Path, capsys: pyt
     status, out, err = evaluate(capsys, *arguments)
     assert status == 0 and out.count("\n") == 1
     found: dict[str, Any] = json.loads(out)
-    assert found.keys() == {"suite", "games", "aggregate", "missing"}
+    assert found.keys() == {"suite", "actions", "games", "aggregate", "missing"}
+    assert found["actions"] == "sampled"
     assert found["suite"] == "atari57"
     assault, pong = found["games"]
     keys = {"game", "environment", "run", "env_steps", "frames", "returns", "return_mean", "human_normalised"}

@@ -36,6 +36,8 @@ class AlgorithmSpec:
         recorded: what `act` chooses besides the action and is kept with each record: name → spec of one row.
         roles: what streams may be: "training", and "evaluation" where the algorithm acts otherwise when it is only
             watched. Records of evaluation streams are never trained on.
+        samples_actions: training draws its actions from the policy that is learned (V-trace), so that the greedy action
+            is another policy, which may do much worse; False: exploration is added to a greedy policy (R2D2's ε).
     """
 
     name: str
@@ -44,6 +46,7 @@ class AlgorithmSpec:
     source: Literal["queue", "replay"]
     recorded: Mapping[str, ArraySpec]
     roles: tuple[Role, ...] = ("training",)
+    samples_actions: bool = True
 
     @property
     def records(self) -> int:

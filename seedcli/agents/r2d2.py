@@ -63,6 +63,7 @@ class R2D2Agent:
             source="replay",
             recorded={"q_taken": ArraySpec((), "float32"), "q_max": ArraySpec((), "float32")},
             roles=("training", "evaluation"),
+            samples_actions=False,
         )
         self.network = self.make_network()
         self.target_network = self.make_network()

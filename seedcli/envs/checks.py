@@ -75,6 +75,8 @@ def refuse_gymnasium_fields(config: EnvironmentConfig, instead: str) -> None:
     """
     if config.max_episode_steps or config.kwargs:
         raise UsageError(f"environment.max_episode_steps and environment.kwargs are for Gymnasium; {instead}")
+    if config.observation_keys:
+        raise UsageError(f"environment.observation_keys is for Gymnasium: the family {config.family} observes no Dict")
 
 
 def place_of(error: BaseException) -> str:

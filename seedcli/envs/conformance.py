@@ -78,19 +78,20 @@ def check_environment(
         found(finding)
         return finding
 
-    played: list[tuple[EnvSpec, dict[str, tuple[Any, Any]], Run]] = []
+    played: list[tuple[EnvSpec, dict[str, tuple[Any, Any]], str, Run]] = []
 
     def play() -> tuple[Status, str]:
         with driving(make, _ENVS) as driver:
             run = driver.play(1, _STEPS, seconds, least=least)
-            played.append((driver.env.spec, getattr(driver.env, "observation_bounds", {}), run))
+            env = driver.env
+            played.append((env.spec, getattr(env, "observation_bounds", {}), getattr(env, "notice", ""), run))
         return "ok", f"{len(run.reward) - 1:,} steps of {_ENVS} environments, random actions"
 
     judge("play", play)
     if not played:
         return findings
-    spec, bounds, run = played[0]
-    judge("spaces", lambda: _spaces(spec, bounds, run))
+    spec, bounds, notice, run = played[0]
+    judge("spaces", lambda: _spaces(spec, bounds, notice, run))
     judge("frames", lambda: _frames(spec, run))
     judge("rewards", lambda: _rewards(run))
     seeding = judge("seeding", lambda: _seeding(make, seconds))
@@ -124,7 +125,7 @@ def _elements(name: str, mask: npt.NDArray[np.bool_]) -> list[str]:
     return [f"{name}[{', '.join(map(str, index))}]" for index in np.argwhere(mask).tolist()]
 
 
-def _spaces(spec: EnvSpec, bounds: dict[str, tuple[Any, Any]], run: Run) -> tuple[Status, str]:
+def _spaces(spec: EnvSpec, bounds: dict[str, tuple[Any, Any]], notice: str, run: Run) -> tuple[Status, str]:
     """Every element is written, and is what the specification and the space's bounds say."""
     fill = np.array(FILL, np.uint8)[np.arange(len(run.reward)) % 2][:, None]
     parts = {**run.observation, "reward": run.reward, "terminated": run.terminated, "truncated": run.truncated}
@@ -151,6 +152,8 @@ def _spaces(spec: EnvSpec, bounds: dict[str, tuple[Any, Any]], run: Run) -> tupl
         beyond += _elements(name, np.asarray(mask))
     if beyond:
         return "warning", f"{_named(beyond)} went beyond the bounds of the observation space: correct those it declares"
+    if notice:
+        return "warning", notice
     arrays = ", ".join(f"{name} {list(a.shape) or 'scalar'} {a.dtype}" for name, a in spec.arrays.items())
     return "ok", f"{arrays}; {_describe(spec.action)}"
 

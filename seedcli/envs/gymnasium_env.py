@@ -124,19 +124,20 @@ class GymnasiumVectorEnv:
         num_envs: E.
         envs: the instances.
         observation_bounds: by the name of the array, the bounds its space declares.
+        notice: what people should know of how its observations are used, one sentence; "" for nothing.
     """
 
     def __init__(self, config: EnvironmentConfig, num_envs: int, render: bool = False) -> None:
         """Build the environments.
 
         Args:
-            config: `id`, `max_episode_steps` (0: as registered) and `kwargs` are used.
+            config: `id`, `max_episode_steps` (0: as registered), `kwargs` and `observation_keys` are used.
             num_envs: E, at least 1.
             render: the first environment is built with render_mode "rgb_array".
 
         Raises:
-            UsageError: an unknown id or module, a reserved keyword, an unsupported space, or pictures asked
-                of an environment that gives none.
+            UsageError: an unknown id or module, a reserved keyword, an unsupported space, an unknown observation key,
+                or pictures asked of an environment that gives none.
             EnvironmentFailed: the environment's own code failed.
         """
         self.num_envs = num_envs
@@ -160,7 +161,7 @@ class GymnasiumVectorEnv:
             for index in range(num_envs):
                 self.envs.append(self._make(config, render=render and index == 0))
             first = self.envs[0]
-            self._observations = Observations(first.observation_space, self._name)
+            self._observations = Observations(first.observation_space, self._name, config.observation_keys)
             self._actions = Actions(first.action_space, self._name)
             for index, env in enumerate(self.envs):
                 for space in ("observation_space", "action_space"):
@@ -176,6 +177,7 @@ class GymnasiumVectorEnv:
             raise EnvironmentFailed(f"{self._name} cannot be built: {first_line(error)}") from error
         self.spec = EnvSpec(self._name, self._observations.spec, self._actions.spec)
         self.observation_bounds = self._observations.bounds
+        self.notice = self._observations.notice
         self._newest: list[Any] = [None] * num_envs  # each environment's observation
         self._rewards = np.zeros(num_envs, np.float64)
         self._terminated = np.zeros(num_envs, np.bool_)

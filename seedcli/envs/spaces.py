@@ -12,6 +12,7 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
 from seedcli.envs.checks import check_actions, check_finite
+from seedcli.envs.observation_keys import SETTING, KeyChoice, choose_keys, wrapping
 from seedcli.errors import EnvironmentFailed, UsageError
 from seedcli.specs import ActionSpec, ArraySpec, ObservationSpec
 
@@ -31,26 +32,37 @@ class Observations:
 
     A Box keeps its shape and type, but float64 is sent as float32, uint16 as int32 and uint32 as int64. Discrete and
     MultiDiscrete become int32 that count from 0, MultiBinary bool. A Dict becomes arrays by name, those of a Dict in
-    it "outer/inner".
+    it "outer/inner"; what is left out of it must be there, and is not looked at.
 
     Args:
         space: of one environment.
         name: of the environment, for errors.
+        keys: `environment.observation_keys`, see `observation_keys.choose_keys`.
 
     Attributes:
         spec: one observation.
+        notice: what people should know of what is left out, one sentence; "" for nothing.
 
     Raises:
-        UsageError: the space, or a part of it, is not supported, empty or too large.
+        UsageError: the space, or a part of it, is not supported, empty or too large, or `keys` do not fit it.
     """
 
-    def __init__(self, space: Space[Any], name: str) -> None:
+    def __init__(self, space: Space[Any], name: str, keys: Sequence[str] = ()) -> None:
         self._space = space
         self._name = name
         self._leaves: dict[str, _Leaf] = {}
         # Keys that lead to a Dict, and how many entries it must have; keys that lead to each leaf.
-        self._dicts: list[tuple[tuple[str, ...], int]] = []
+        self._dicts: dict[tuple[str, ...], int] = {}
         self._paths: dict[str, tuple[str, ...]] = {}
+        self._choice: KeyChoice | None = None
+        if isinstance(space, Dict):
+            self._choice = choose_keys(space, keys, name)
+        elif keys:
+            raise UsageError(
+                f"{SETTING} chooses among the keys of a Dict, and {name} observes a {type(space).__name__}: leave the "
+                "setting out"
+            )
+        self.notice = self._choice.notice(name) if self._choice else ""
         self._add(space, ())
         if not self._leaves:
             raise UsageError(f"{name} has an empty Dict as observation space: an agent needs something to observe")
@@ -67,13 +79,14 @@ class Observations:
 
     def _add(self, space: Space[Any], path: tuple[str, ...]) -> None:
         if isinstance(space, Dict):
-            self._dicts.append((path, len(space.spaces)))
             for key, part in space.spaces.items():
-                if not isinstance(key, str):
-                    raise UsageError(f"{self._name} names a part of its observation {key!r}; names must be text")
                 self._add(part, (*path, key))
+            if any(leaf[: len(path)] == path for leaf in self._paths.values()):
+                self._dicts[path] = len(space.spaces)
             return
         leaf = "/".join(path)
+        if self._choice and leaf not in self._choice.used:
+            return
         if path and not (1 <= len(leaf) <= _MAX_NAME and leaf.isprintable()):
             raise UsageError(
                 f"{self._name} names a part of its observation {leaf[:_MAX_NAME]!r}; names must have 1 to {_MAX_NAME} "
@@ -81,7 +94,9 @@ class Observations:
             )
         if leaf in self._leaves:
             raise UsageError(f"{self._name} has two parts of its observation called {leaf!r}; rename one")
-        self._leaves[leaf] = _Leaf(space, f"observation {leaf!r}" if path else "observation", self._name)
+        what = f"observation {leaf!r}" if path else "observation"
+        remedy = self._choice.remedy(leaf) if self._choice else wrapping(space)
+        self._leaves[leaf] = _Leaf(space, what, self._name, remedy)
         self._paths[leaf] = path
 
     @property
@@ -102,7 +117,7 @@ class Observations:
             EnvironmentFailed: names the first environment whose observation is not what the space says, and how.
         """
         try:
-            for path, entries in self._dicts:
+            for path, entries in self._dicts.items():
                 # Keys that are missing are found below.
                 if any(len(part) != entries for part in _select(observations, path)):
                     raise ValueError
@@ -122,7 +137,10 @@ class Observations:
 
     def _difference(self, space: Space[Any], value: Any, path: tuple[str, ...]) -> str | None:
         if not isinstance(space, Dict):
-            return self._leaves["/".join(path)].difference(value)
+            leaf = self._leaves.get("/".join(path))
+            return leaf.difference(value) if leaf else None
+        if path not in self._dicts:
+            return None  # all of it is left out
         what = f"the observation {'/'.join(path)!r}" if path else "the observation"
         if not isinstance(value, Mapping):
             return f"{what} as {type(value).__name__} where its observation space says Dict"
@@ -149,19 +167,20 @@ class _Leaf:
         space: anything but a Dict.
         what: the array, for errors.
         name: the environment, for errors.
+        remedy: what to do where its space is not supported, as the end of a sentence.
     """
 
-    def __init__(self, space: Space[Any], what: str, name: str) -> None:
+    def __init__(self, space: Space[Any], what: str, name: str, remedy: str) -> None:
         self.space = space
         self._what = what
         self._name = name
         self._categories: npt.NDArray[np.int64] | None = None
         self._start: npt.NDArray[np.int64] = np.zeros((), np.int64)
         self._dtype = str(space.dtype)
-        self.spec = self._make_spec(space)
+        self.spec = self._make_spec(space, remedy)
         self._kind = np.dtype(self.spec.dtype).kind
 
-    def _make_spec(self, space: Space[Any]) -> ArraySpec:
+    def _make_spec(self, space: Space[Any], remedy: str) -> ArraySpec:
         shape = tuple(int(n) for n in space.shape or ())
         if isinstance(space, (Discrete, MultiDiscrete)):
             self._categories = np.asarray(space.n if isinstance(space, Discrete) else space.nvec, np.int64)
@@ -172,15 +191,14 @@ class _Leaf:
         if not isinstance(space, Box):
             raise UsageError(
                 f"{self._name} has a {type(space).__name__} as space of its {self._what}; supported are Box, Discrete, "
-                "MultiDiscrete, MultiBinary and Dict, so wrap the environment in gymnasium.wrappers.FlattenObservation "
-                "or in a TransformObservation of your own where you register it"
+                f"MultiDiscrete, MultiBinary and Dict: {remedy}"
             )
         dtype = str(space.dtype)
         try:
             return ArraySpec(shape, _SENT_AS.get(dtype, dtype))
         except ValueError as error:
             raise UsageError(
-                f"{self._name} has the observation space {space}, which is not supported: {error}"
+                f"{self._name} has the observation space {space}, which is not supported ({error}): {remedy}"
             ) from error
 
     def write(self, values: Sequence[Any], out: npt.NDArray[Any]) -> None:

@@ -85,3 +85,4 @@ class Episodes:
             ended &= ~evaluates
         stats.episodes += int(np.count_nonzero(ended))
         stats.finished.extend(_ended(returns, lengths, ended))
+        stats.recent_returns.extend(returns[ended].tolist())

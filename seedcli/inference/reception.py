@@ -24,7 +24,7 @@ from seedcli.net.handshake import NoAuthenticator, ServerHandshake
 from seedcli.net.messages import Hello
 from seedcli.net.security import TokenAuthenticator
 from seedcli.specs import EnvSpec
-from seedcli.telemetry.logs import log_once_per
+from seedcli.telemetry.logs import log_notice, log_once_per
 
 _log = logging.getLogger(__name__)
 
@@ -116,6 +116,8 @@ class Reception:
         if kind == Kind.CONFIGURE:
             entry.deadline = time.monotonic() + HANDSHAKE_SECONDS
             transport.trust(peer)
+        if entry.handshake.notice:
+            log_notice(_log, entry.handshake.notice)
         if entry.handshake.complete:
             self.forget(peer)
         if kind == Kind.REDIRECT:

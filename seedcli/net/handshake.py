@@ -26,6 +26,7 @@ from seedcli.net.messages import (
     Ready,
     only,
     parse_hello,
+    parse_notice,
     parse_ready,
     parse_redirect,
     parse_spec,
@@ -94,6 +95,8 @@ class ServerHandshake:
     Attributes:
         complete: READY was given out, or REDIRECT: nothing more is expected.
         hello: the actor's introduction, once it came.
+        notice: what the actor tells people of how its environments are used, once its specification came; "" for
+            nothing.
     """
 
     def __init__(
@@ -111,6 +114,7 @@ class ServerHandshake:
         self._transcript = b""
         self.complete = False
         self.hello: Hello | None = None
+        self.notice = ""
 
     def receive(self, header: Header, payload: Payload) -> tuple[Kind, dict[str, Any]]:
         """Take the actor's next frame; returns the kind and message to answer with.
@@ -140,7 +144,9 @@ class ServerHandshake:
                 return Kind.REDIRECT, {"address": elsewhere} | answer
             self._expected = Kind.SPEC
             return Kind.CONFIGURE, self._configure(self.hello) | answer
+        notice = parse_notice(message)
         ready = self._admit(self.hello, *parse_spec(message, self.hello.envs))
+        self.notice = notice
         self.complete = True
         return Kind.READY, ready
 
@@ -230,15 +236,18 @@ class ClientHandshake:
                 "check the address, and give both the same token"
             )
 
-    def announce(self, spec: EnvSpec, codecs: Mapping[str, str] | None = None) -> Ready:
+    def announce(self, spec: EnvSpec, codecs: Mapping[str, str] | None = None, notice: str = "") -> Ready:
         """Say what was built; returns what the learner grants. Raises as `configure` does.
 
         Args:
             spec: of the environments.
             codecs: codec of each array, by the array's name; None: none is encoded.
+            notice: what the learner is to tell people of how they are used, one sentence; "" for nothing.
         """
         deadline = time.monotonic() + self._timeout
         message = {**spec.to_dict(), "codecs": dict(codecs or dict.fromkeys(spec.arrays, RAW))}
+        if notice:
+            message["notice"] = printable(notice)
         try:
             # What the learner would only call malformed is the environment's, and can be said here.
             parse_spec(json.loads(json.dumps(message)), self._hello.envs)

@@ -15,7 +15,7 @@ from seedcli.specs import ArraySpec, EnvSpec
 MAX_ENVS = 65_536  # environments of one actor
 _MAX_ID = 64  # characters
 _MAX_VERSION = 32
-_MAX_FAILURE = 500
+_MAX_SENTENCE = 500
 _MAX_ADDRESS = 300
 _MAX_NAME = 256
 _MAX_RANK = 8
@@ -123,7 +123,7 @@ def parse_hello(message: Mapping[str, Any]) -> Hello:
         envs=envs,
         streams=_integer(message, "streams", 1, envs),
         version=_text(message, "version", _MAX_VERSION),
-        failure=_text(message, "failure", _MAX_FAILURE) if "failure" in message else "",
+        failure=_text(message, "failure", _MAX_SENTENCE) if "failure" in message else "",
         placed=message.get("placed", False),
     )
 
@@ -160,13 +160,13 @@ def parse_goodbye(payload: Payload) -> str:
         return ""
     message = decode_control(payload)
     only(message, frozenset(("failure",)))
-    return _text(message, "failure", _MAX_FAILURE)
+    return _text(message, "failure", _MAX_SENTENCE)
 
 
 def printable(sentence: str) -> str:
     """A sentence as `_text` takes it."""
     shown = "".join(c if c.isprintable() else " " for c in sentence)
-    return shown[:_MAX_FAILURE]
+    return shown[:_MAX_SENTENCE]
 
 
 def _sizes(message: Mapping[str, Any], key: str, most: int, low: int, high: int) -> list[int]:
@@ -204,7 +204,7 @@ def parse_spec(message: Mapping[str, Any], envs: int) -> tuple[EnvSpec, dict[str
     Raises:
         ProtocolError: a field is missing, unknown, of another type or beyond its limit.
     """
-    only(message, frozenset(("name", "observation", "observations", "action", "frames_per_step", "codecs")))
+    only(message, frozenset(("name", "observation", "observations", "action", "frames_per_step", "codecs", "notice")))
     _text(message, "name", _MAX_NAME)
     _integer(message, "frames_per_step", 1, 1_000_000)
     action = message.get("action")
@@ -239,6 +239,11 @@ def parse_spec(message: Mapping[str, Any], envs: int) -> tuple[EnvSpec, dict[str
         return EnvSpec.from_dict(message), dict(codecs)
     except ValueError as error:
         raise ProtocolError(f"not an environment specification: {error}") from error
+
+
+def parse_notice(message: Mapping[str, Any]) -> str:
+    """What a SPEC tells people of how the environments are used, "" for nothing; raises ProtocolError."""
+    return _text(message, "notice", _MAX_SENTENCE) if "notice" in message else ""
 
 
 def parse_ready(message: Mapping[str, Any]) -> Ready:

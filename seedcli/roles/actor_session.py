@@ -29,6 +29,7 @@ from seedcli.net.messages import goodbye as pack_goodbye
 from seedcli.roles.codec_choice import choose_codecs
 from seedcli.roles.watchdog import Watchdog
 from seedcli.specs import EnvSpec, RowLayout, StepBatch, aligned_empty, split_envs
+from seedcli.telemetry.logs import log_notice
 from seedcli.telemetry.metrics import Profile
 
 _log = logging.getLogger(__name__)
@@ -92,7 +93,14 @@ class Environments:
                     self._envs.append(create_env(config, envs, threads=self._threads))
             self._broken = False
             self._codecs = {}
+        if self.notice:
+            log_notice(_log, self.notice)
         return self._envs[0].spec
+
+    @property
+    def notice(self) -> str:
+        """What people should know of how the observations are used, one sentence; "" for nothing."""
+        return getattr(self._envs[0], "notice", "")
 
     def discard(self) -> None:
         """Have `build` make new ones: these have failed."""
@@ -243,7 +251,7 @@ class ActorSession:
         split = split_envs(self._envs, self._streams, int(message["evaluation_envs"]))
         spec = self._environments.build(config, split)
         codecs = self._environments.codecs(message, seed, self._transport.shares_memory)
-        ready = handshake.announce(spec, codecs)
+        ready = handshake.announce(spec, codecs, self._environments.notice)
         layouts = [RowLayout(spec, envs) for envs in split]
         if any(codec != RAW for codec in codecs.values()):
             self._encoders = [RowEncoder(layout, codecs) for layout in layouts]

@@ -21,6 +21,7 @@ from seedcli.inference.device_memory import bytes_of, out_of_memory
 from seedcli.inference.engine import StepEngine
 from seedcli.inference.policy import AgentPolicy
 from seedcli.inference.streams import Stream
+from seedcli.roles.greedy_hint import training_returns
 from seedcli.roles.runfolder import REPLAY
 from seedcli.roles.team import Team, local_share
 from seedcli.specs import EnvSpec
@@ -232,6 +233,7 @@ class LearnerCore:
             self.engine.stats.evaluation_steps = int(counters.get("evaluation_steps", 0))
             self.engine.stats.evaluation_episodes = int(counters.get("evaluation_episodes", 0))
             self.trainer.trained_steps = int(counters["trained_steps"])
+            self.engine.stats.recent_returns.extend(counters.get("recent_returns", []))  # likewise
         self.trainer.updates = int(counters["learner_updates"])
         self.trainer.dropped = int(counters["dropped_updates"])
         self.policy.batches = int(counters["inference_batches"])
@@ -275,6 +277,7 @@ class LearnerCore:
             "learner_updates": self.trainer.updates,
             "dropped_updates": self.trainer.dropped,
             "inference_batches": self.policy.batches,
+            **training_returns(tuple(self.engine.stats.recent_returns)),
         }
 
     def train(self, batch: PreparedBatch | None, control: npt.NDArray[np.float64] | None = None) -> UpdateResult:

@@ -26,6 +26,7 @@ from seedcli.errors import EXIT_DONE, CheckpointError, UsageError
 from seedcli.inference.device_memory import building
 from seedcli.inference.policy import AgentPolicy
 from seedcli.layering import from_toml_file
+from seedcli.roles.greedy_hint import greedy_hint
 from seedcli.roles.isolated_env import IsolatedEnv
 from seedcli.roles.runfolder import LOCK
 from seedcli.roles.video import VideoWriter
@@ -44,6 +45,8 @@ class Evaluation:
         env_steps: environment steps it was trained for.
         returns: raw return of each episode, in the order of environments and episodes.
         lengths: environment steps of each episode.
+        actions: "greedy" or "sampled".
+        hint: what to try where greedy play falls clearly short of training, one line; "" for nothing.
         matches: episodes are matches, and their returns the differences of goals.
     """
 
@@ -51,6 +54,8 @@ class Evaluation:
     env_steps: int
     returns: list[float]
     lengths: list[int]
+    actions: str = "greedy"
+    hint: str = ""
     matches: bool = False
 
     def rates(self) -> dict[str, float]:
@@ -65,6 +70,7 @@ class Evaluation:
         return {
             "checkpoint": self.checkpoint,
             "env_steps": self.env_steps,
+            "actions": self.actions,
             "episodes": len(self.returns),
             "return_mean": float(np.mean(self.returns)),
             "return_std": float(np.std(self.returns)),
@@ -96,6 +102,8 @@ class Player:
     ) -> None:
         config = from_toml_file(checkpoint.config_path)
         self._elsewhere = environment is not None
+        self._noticed = False
+        self._sample = sample
         environment = environment or config.environment
         self._matches = environment.family == "football"
         if self._matches and config.agent.previous_action_reward:
@@ -104,6 +112,8 @@ class Player:
         elif self._matches:
             # What counts is the score; rewards for reaching zones are there to learn by.
             environment = environment.model_copy(update={"rewards": "scoring"})
+        # Returns compare with those of training only where the same is played.
+        self._as_trained = environment == config.environment
         self.config: Config = config.model_copy(update={"environment": environment})
         self._checkpoint = checkpoint
         with building("to play the checkpoint", "lower --envs, or end what else uses the device"):
@@ -135,6 +145,10 @@ class Player:
         apart = (render and environment.family == "gymnasium") or (again and environment.family == "football")
         make = IsolatedEnv if apart else create_env
         env: VectorEnv = make(environment, envs, render=render)
+        notice = getattr(env, "notice", "")
+        if notice and not self._noticed:
+            print(f"seed: {notice}", file=sys.stderr)
+            self._noticed = True
         spec = replace(self._checkpoint.spec, name=env.spec.name) if self._elsewhere else self._checkpoint.spec
         difference = spec.difference(env.spec)
         if difference is not None:
@@ -177,18 +191,22 @@ class Player:
             first = ended
             env.step(decision.action, out)
         flat = [episode for one in played for episode in one]
+        returns = [episode[0] for episode in flat]
+        comparable = self._as_trained and self._agent.algorithm.samples_actions and not self._sample
         return Evaluation(
             checkpoint=str(self._checkpoint.path),
             env_steps=self._checkpoint.env_steps,
-            returns=[episode[0] for episode in flat],
+            returns=returns,
             lengths=[episode[1] for episode in flat],
+            actions="sampled" if self._sample else "greedy",
+            hint=greedy_hint(self._checkpoint.counters, returns) if comparable else "",
             matches=self._matches,
         )
 
 
-def _print(evaluation: Evaluation, config: Config, sample: bool) -> None:
+def _print(evaluation: Evaluation, config: Config) -> None:
     console = Console()
-    table = Table(title=f"{config.environment.family}/{config.environment.id}, {'sampled' if sample else 'greedy'}")
+    table = Table(title=f"{config.environment.family}/{config.environment.id}, {evaluation.actions} actions")
     returns = np.array(evaluation.returns)
     columns = {"env steps": f"{evaluation.env_steps:,}", "episodes": f"{len(returns)}"}
     if evaluation.matches:
@@ -205,11 +223,13 @@ def _print(evaluation: Evaluation, config: Config, sample: bool) -> None:
     console.print(f"checkpoint {evaluation.checkpoint}", soft_wrap=True)
 
 
-def _report(evaluation: Evaluation, config: Config, *, sample: bool, json_output: bool) -> None:
+def _report(evaluation: Evaluation, config: Config, *, json_output: bool, hint: bool = True) -> None:
     if json_output:
         print(json.dumps(evaluation.to_dict()), flush=True)
     else:
-        _print(evaluation, config, sample)
+        _print(evaluation, config)
+    if hint and evaluation.hint:
+        print(f"seed: {evaluation.hint}", file=sys.stderr, flush=True)
 
 
 def _film(player: Player, path: Path, seed: int) -> None:
@@ -261,7 +281,7 @@ def run_eval(
     player = Player(find_checkpoint(path), sample=sample, seed=seed, envs=envs)
     env = player.build(envs)
     try:
-        _report(player.play(env, episodes, seed), player.config, sample=sample, json_output=json_output)
+        _report(player.play(env, episodes, seed), player.config, json_output=json_output)
     finally:
         env.close()
     if video is not None:
@@ -288,7 +308,7 @@ def _watch(run: Path, *, episodes: int, sample: bool, seed: int, json_output: bo
     if not run.is_dir() or (run / "COMPLETE").exists():
         raise UsageError(f"--watch follows a run, and {run} is not a run folder: give the folder of a running training")
     player: Player | None = None
-    seen, told = -1, False
+    seen, told, hinted = -1, False, False
     while True:
         # Asked before looking: a checkpoint written as the learner ends is not missed.
         running = _running(run)
@@ -307,7 +327,9 @@ def _watch(run: Path, *, episodes: int, sample: bool, seed: int, json_output: bo
                 player.load(checkpoint)
             env = player.build(envs, again=True)
             try:
-                _report(player.play(env, episodes, seed), player.config, sample=sample, json_output=json_output)
+                evaluation = player.play(env, episodes, seed)
+                _report(evaluation, player.config, json_output=json_output, hint=not hinted)
+                hinted = hinted or bool(evaluation.hint)
             finally:
                 env.close()
         if not running and not found:

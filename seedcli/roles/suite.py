@@ -205,6 +205,8 @@ def run_suite(
         results.append(result)
         score = f"return {np.mean(result.evaluation.returns):,.2f}, {result.human_normalised.mean():.1%} of human"
         _say(f"[{number}/{len(runs)}] {run.task.name}: {score}, {time.monotonic() - start:.0f} s")
+        if result.evaluation.hint:
+            _say(f"{run.task.name}: {result.evaluation.hint}")
     if not results:
         raise CheckpointError(f"none of the runs in {folder} could be played: the lines above say why")
     estimates = aggregate(np.stack([result.human_normalised for result in results]), seed, suite.statistics)
@@ -213,13 +215,14 @@ def run_suite(
     if json_output:
         found = {
             "suite": suite.name,
+            "actions": results[0].evaluation.actions,
             "games": [result.to_dict() for result in results],
             "aggregate": {name: estimate._asdict() for name, estimate in estimates.items()},
             "missing": missing,
         }
         print(json.dumps(found), flush=True)
     else:
-        _print(results, estimates, missing, suite, sample)
+        _print(results, estimates, missing, suite)
     if chart is not None:
         scores = {result.run.task.name: float(result.human_normalised.mean()) for result in results}
         write_chart(chart, suite, scores, estimates)
@@ -227,12 +230,10 @@ def run_suite(
     return EXIT_DONE
 
 
-def _print(
-    results: Sequence[Result], estimates: dict[str, Estimate], missing: Sequence[str], suite: Suite, sample: bool
-) -> None:
+def _print(results: Sequence[Result], estimates: dict[str, Estimate], missing: Sequence[str], suite: Suite) -> None:
     console = Console()
-    episodes = len(results[0].evaluation.returns)
-    table = Table(title=f"{suite.name}, {episodes} episodes a {suite.unit}, {'sampled' if sample else 'greedy'}")
+    first = results[0].evaluation
+    table = Table(title=f"{suite.name}, {len(first.returns)} episodes a {suite.unit}, {first.actions} actions")
     table.add_column(suite.unit)
     for name in ("env steps", "frames", "return mean", "human-normalised"):
         table.add_column(name, justify="right")

@@ -128,7 +128,7 @@ class Team:
 
     def resume(self, counters: Mapping[str, int]) -> None:
         """Count on from a checkpoint's counters; none of them for a new run."""
-        self.began = {name: int(count) for name, count in counters.items()}
+        self.began = {name: count for name, count in counters.items() if isinstance(count, int)}
         self._base = {name: int(counters.get(name, 0)) for name in COUNTERS}
         self.totals = dict(self._base)
 

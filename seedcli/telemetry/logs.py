@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import os
 import re
 import sys
@@ -122,6 +123,11 @@ def log_once_per(key: str, seconds: float, logger: logging.Logger, level: int, m
         message, args = message + " (%d more like it were not shown)", (*args, held)
     logger.log(level, message, *args)
     return True
+
+
+def log_notice(logger: logging.Logger, notice: str) -> None:
+    """Warn of how environments are used, once in this process however many are built."""
+    log_once_per(f"notice: {notice}", math.inf, logger, logging.WARNING, "%s", notice)
 
 
 # What TensorFlow's C++ code writes to descriptor 2 before its log levels apply: abseil's warning about just

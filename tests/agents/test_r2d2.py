@@ -78,7 +78,7 @@ def test_what_the_machinery_must_provide() -> None:
     agent = make(burn_in=4)
     algorithm = agent.algorithm
     assert (algorithm.name, algorithm.burn_in, algorithm.records, algorithm.source) == ("r2d2", 4, T + 5, "replay")
-    assert algorithm.roles == ("training", "evaluation")
+    assert algorithm.roles == ("training", "evaluation") and not algorithm.samples_actions
     assert dict(algorithm.recorded) == {name: ArraySpec((), "float32") for name in FIELDS}
     assert isinstance(agent, ReplayAgent)
     vtrace = create_agent(agent_config(), training_config(), VECTOR, 0)

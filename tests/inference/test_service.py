@@ -351,6 +351,18 @@ def test_a_share_is_free_again_when_its_actor_leaves(monkeypatch):
     assert fleet.join("c", envs=10).configuration["evaluation_envs"] == 1
 
 
+def test_what_actors_tell_of_their_environments_is_logged_once(monkeypatch, caplog):
+    fleet = Fleet(monkeypatch)
+    for name in ("a", "b", "a"):
+        client = fleet.server.client()
+        client.pump_with(fleet.turn)
+        handshake = ClientHandshake(client, actor_id=name, envs=2, streams=1, timeout=5.0)
+        handshake.configure()
+        handshake.announce(SPEC, notice="test observes text,\nwhich is left out" + "." * 600)
+    (record,) = [record for record in caplog.records if "observes text" in record.getMessage()]
+    assert record.levelname == "WARNING" and record.getMessage().startswith("test observes text, which is left out.")
+
+
 def test_handshakes_at_once_are_not_promised_the_same_share(monkeypatch):
     """A share is promised with CONFIGURE, long before the environments are built."""
     fleet = Fleet(monkeypatch, max_envs=60, fleet_envs=60, evaluation_envs=2)

@@ -94,6 +94,17 @@ def test_every_kind_of_specification_gets_through(spec: EnvSpec) -> None:
     assert parse_spec({**spec.to_dict(), "codecs": codecs}, 1024) == (spec, codecs)
 
 
+def test_a_notice_comes_with_the_specification() -> None:
+    server = Server().up_to(Kind.SPEC)
+    server.take(Kind.SPEC, {**SPEC_MESSAGE, "notice": "x observes text"})
+    assert server.handshake.notice == "x observes text" and server.admitted == [SPEC]
+    for wrong in ("", "a\nb", "x" * 501, 1, None):
+        server = Server().up_to(Kind.SPEC)
+        with pytest.raises(ProtocolError, match="notice must be a text of 1 to 500 printable characters"):
+            server.take(Kind.SPEC, {**SPEC_MESSAGE, "notice": wrong})
+        assert not server.admitted and not server.handshake.notice
+
+
 def with_arrays(*arrays: dict[str, Any], name: str = "x") -> dict[str, Any]:
     message = {key: value for key, value in SPEC_MESSAGE.items() if key != "observation"}
     names = [f"{name}{i}" for i in range(len(arrays))]

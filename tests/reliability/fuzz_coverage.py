@@ -17,7 +17,7 @@ PARSERS: dict[str, tuple[str, ...]] = {
     "seedcli.net.frames": ("unpack_header", "decode_control"),
     "seedcli.net.messages": (
         *("_text", "_integer", "_integers", "_seconds", "only", "parse_hello", "parse_goodbye", "_sizes"),
-        *("_array_bytes", "parse_spec", "parse_ready", "parse_redirect"),
+        *("_array_bytes", "parse_spec", "parse_notice", "parse_ready", "parse_redirect"),
     ),
     "seedcli.net.security": ("TokenAuthenticator.answer", "is_hex"),
     "seedcli.net.handshake": ("NoAuthenticator.answer", "ServerHandshake.receive"),

@@ -171,7 +171,7 @@ class Intruder:
 
 def specification(codec: str) -> bytes:
     """A valid SPEC."""
-    return encode_control({**SPEC.to_dict(), "codecs": {"observation": codec}})
+    return encode_control({**SPEC.to_dict(), "codecs": {"observation": codec}, "notice": "it observes text"})
 
 
 def _stranger(fleet: Fleet) -> int:
@@ -314,7 +314,7 @@ class _Decoders:
                 "timeout_seconds": 20.0, "reconnect_timeout": 300.0,
             }
         )  # fmt: skip
-        self.spec = encode_control({**_MIXED.to_dict(), "codecs": _CODECS})
+        self.spec = encode_control({**_MIXED.to_dict(), "codecs": _CODECS, "notice": "of text"})
 
     def once(self) -> int:
         """A mutation for each parser."""
@@ -331,7 +331,9 @@ class _Decoders:
 
     @staticmethod
     def _specification(body: bytes, envs: int) -> None:
-        spec, chosen = messages.parse_spec(decode_control(body), envs)
+        message = decode_control(body)
+        messages.parse_notice(message)
+        spec, chosen = messages.parse_spec(message, envs)
         codecs.check_codecs(spec, chosen, codecs.CODECS)
         RowDecoder(RowLayout(spec, envs), chosen)
 

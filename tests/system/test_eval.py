@@ -6,21 +6,23 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import imageio.v3 as imageio
 import numpy as np
 import pytest
 
 from seedcli.cli import main
+from seedcli.layering import from_toml_file
 from seedcli.roles import evaluator
 from seedcli.roles.runfolder import LOCK
 from seedcli.training.checkpoint import list_checkpoints, open_checkpoint
 from tests.inference.test_device_memory import exhausted
 from tests.system.harness import TINY, Fleet, Process, checkpoints, fleet_in, metrics, sets, wait_for
 
-KEYS = {"checkpoint", "env_steps", "episodes", "return_mean", "return_std", "returns", "length_mean"}
+KEYS = {"checkpoint", "env_steps", "actions", "episodes", "return_mean", "return_std", "returns", "length_mean"}
 
 
 class Run(NamedTuple):
@@ -95,11 +97,66 @@ def test_a_run_and_its_newest_checkpoint_are_the_same(run: Run, capsys: pytest.C
     assert evaluation.keys() == KEYS
     assert evaluation["checkpoint"] == str(newest) and evaluation["env_steps"] == int(newest.name)
     assert len(evaluation["returns"]) == evaluation["episodes"] == 3
+    assert evaluation["actions"] == "greedy"
+
+
+def _with_returns(checkpoint: Path, returns: list[float] | None) -> None:
+    """Have a checkpoint say that its last episodes of training had these returns; None: what older versions say."""
+    state = json.loads((checkpoint / "state.json").read_text())
+    del state["counters"]["recent_returns"], state["counters"]["episode_return_100"]
+    if returns is not None:
+        state["counters"] |= {"recent_returns": returns, "episode_return_100": float(np.mean(returns))}
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    reseal(checkpoint, "state.json")
+
+
+def test_greedy_play_far_below_training_is_said_on_stderr(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [str(checkpoint), "--episodes", "4", "--json"]
+    trained = json.loads((checkpoint / "state.json").read_text())["counters"]
+    assert trained["episode_return_100"] == pytest.approx(np.mean(trained["recent_returns"]))
+    assert len(trained["recent_returns"]) == 100
+    _with_returns(checkpoint, [900.0] * 100)
+    status, out, err = evaluate(capsys, *arguments)
+    mean = json.loads(out)["return_mean"]
+    hint = f"greedy actions reach {mean:.2f} where training reached 900.00 with sampled ones: try --sample"
+    assert (status, err) == (0, f"seed: {hint}\n")
+    status, out, err = evaluate(capsys, *arguments, "--sample")
+    assert (status, err, json.loads(out)["actions"]) == (0, "", "sampled")
+
+
+def test_returns_are_compared_only_where_they_are_of_the_same_task_and_kind(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _with_returns(checkpoint, [900.0] * 100)
+    opened = open_checkpoint(checkpoint)
+    trained_on = from_toml_file(opened.config_path).environment
+
+    def hint(**changed: Any) -> str:
+        environment = trained_on.model_copy(update=changed)
+        player = evaluator.Player(opened, sample=False, seed=1, envs=2, environment=environment)
+        if not samples_actions:
+            monkeypatch.setattr(player._agent, "algorithm", replace(player._agent.algorithm, samples_actions=False))
+        env = player.build(2)
+        try:
+            return player.play(env, 2, 1).hint
+        finally:
+            env.close()
+
+    samples_actions = True
+    assert hint() and not hint(max_episode_steps=100)
+    samples_actions = False
+    assert not hint()
+
+
+def test_a_checkpoint_of_an_earlier_version_is_played(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _with_returns(checkpoint, None)
+    status, out, err = evaluate(capsys, str(checkpoint), "--episodes", "2", "--json")
+    assert (status, err) == (0, "") and json.loads(out)["episodes"] == 2
 
 
 def test_without_json_there_is_a_table(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = evaluate(capsys, str(run.folder), "--episodes", "2", "--sample")
-    assert status == 0 and "return mean" in out and "gymnasium/CartPole-v1, sampled" in out and "\x1b" not in out
+    assert status == 0 and "return mean" in out and "CartPole-v1, sampled actions" in out and "\x1b" not in out
 
 
 def test_a_folder_that_holds_a_run(run: Run, fleet: Fleet) -> None:

@@ -1,0 +1,134 @@
+"""Which parts of a Dict observation an agent sees: those that `environment.observation_keys` chooses, and no text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Dict, OneOf, Tuple
+
+from seedcli.envs.checks import nearest
+from seedcli.errors import UsageError
+
+SETTING = "environment.observation_keys"
+
+
+@dataclass(frozen=True)
+class KeyChoice:
+    """The parts of a Dict observation that are used.
+
+    Attributes:
+        keys: `environment.observation_keys`, as given.
+        used: names of the leaves that an agent observes, those of inner Dicts as "outer/inner".
+        text: names of the leaves that are left out because they are text, which nobody asked to leave out.
+    """
+
+    keys: tuple[str, ...]
+    used: frozenset[str]
+    text: tuple[str, ...]
+
+    def notice(self, name: str) -> str:
+        """What to tell people of environment `name`, one sentence; "" where nothing was left out unasked."""
+        if not self.text:
+            return ""
+        return (
+            f"{name} observes text, which networks cannot read: {_named(self.text)} {_is(self.text)} left out "
+            f"({self._dropping(self.text)} does the same without this warning)"
+        )
+
+    def remedy(self, leaf: str) -> str:
+        """How to get rid of a leaf that cannot be used, as the end of a sentence."""
+        if self.used == {leaf}:
+            return wrapping(None)
+        if leaf in self.keys:
+            return f"take {leaf!r} out of {SETTING} = {json.dumps(self.keys)}, or wrap the environment"
+        return f"leave it out with {self._dropping((leaf,))}, or wrap the environment"
+
+    def _dropping(self, leaves: Sequence[str]) -> str:
+        """The setting under which `leaves` are left out as well."""
+        if self.keys and not self.keys[0].startswith("-"):
+            return f"{SETTING} = {json.dumps(sorted(self.used - set(leaves)))}"
+        return f"{SETTING} = {json.dumps([*self.keys, *(f'-{leaf}' for leaf in leaves)])}"
+
+
+def choose_keys(space: Dict, keys: Sequence[str], name: str) -> KeyChoice:
+    """Choose the leaves of a Dict observation.
+
+    A key stands for the leaf of that name, or for all leaves of the inner Dict of that name; with a "-" in front it is
+    left out. Text is left out in any case, unless a key names it.
+
+    Args:
+        space: of the observation.
+        keys: `environment.observation_keys`: all with a "-" in front or none; empty: all leaves.
+        name: of the environment, for errors.
+
+    Raises:
+        UsageError: a key that the observation does not have, or nothing is left.
+    """
+    leaves = {"/".join(path): part for path, part in _leaves(space, (), name)}
+    groups = {leaf[:end] for leaf in leaves for end, letter in enumerate(leaf) if letter == "/"}
+    named = [key.removeprefix("-") for key in keys]
+    for key in named:
+        if key not in leaves and key not in groups:
+            near = nearest(key, [*leaves, *groups], count=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise UsageError(
+                f"{SETTING} = {json.dumps(list(keys))} names {key!r}, which the observation of {name} does not have: "
+                f"{hint}It has {_named(leaves) or 'no keys'}"
+            )
+    dropping = not keys or keys[0].startswith("-")
+    chosen = {leaf for leaf in leaves if any(leaf == key or leaf.startswith(f"{key}/") for key in named) != dropping}
+    text = tuple(sorted(leaf for leaf in chosen if is_text(leaves[leaf]) and leaf not in named))
+    used = frozenset(chosen.difference(text))
+    if leaves and not used:
+        if text:
+            raise UsageError(
+                f"{name} observes nothing but text ({_named(text)}), which networks cannot read: {wrapping(None)}"
+            )
+        raise UsageError(
+            f"{SETTING} = {json.dumps(list(keys))} leaves nothing of the observation of {name}: keep one of "
+            f"{_named(leaves)}"
+        )
+    return KeyChoice(tuple(keys), used, text)
+
+
+def is_text(space: Space[Any]) -> bool:
+    """Whether a space holds text: gymnasium.spaces.Text, or one of a package's own such as MiniGrid's missions."""
+    return space.dtype is not None and np.dtype(space.dtype).kind in "US"
+
+
+def wrapping(space: Space[Any] | None) -> str:
+    """How to make something observable of what is not, as the end of a sentence; None: of a space of any kind."""
+    wrapper = "gymnasium.wrappers.TransformObservation, or a wrapper of your own,"
+    if isinstance(space, Tuple | OneOf) and _flattens(space):
+        wrapper = "gymnasium.wrappers.FlattenObservation"
+    return f"put {wrapper} around the environment where you register it"
+
+
+def _flattens(space: Space[Any]) -> bool:
+    try:
+        return bool(space.is_np_flattenable)
+    except NotImplementedError:  # of a space that a package has written
+        return False
+
+
+def _leaves(space: Dict, path: tuple[str, ...], name: str) -> Iterator[tuple[tuple[str, ...], Space[Any]]]:
+    for key, part in space.spaces.items():
+        if not isinstance(key, str):
+            raise UsageError(f"{name} names a part of its observation {key!r}; names must be text")
+        if isinstance(part, Dict):
+            yield from _leaves(part, (*path, key), name)
+        else:
+            yield (*path, key), part
+
+
+def _named(leaves: Sequence[str] | dict[str, Any]) -> str:
+    return ", ".join(repr(leaf) for leaf in sorted(leaves))
+
+
+def _is(leaves: Sequence[str]) -> str:
+    return "is" if len(leaves) == 1 else "are"
