@@ -146,8 +146,8 @@ def _replay_conflicts(config: Config) -> Iterator[str]:
         )
     if training.reuse > 1:
         yield (
-            f"training.reuse = {training.reuse} must be 1 with agent.algorithm r2d2: how often it trains on an unroll is "
-            "replay.ratio"
+            f"training.reuse = {training.reuse} must be 1 with agent.algorithm r2d2: replay.ratio says how often it "
+            "trains on an unroll"
         )
     if agent.n_step > training.unroll_length:
         yield (

@@ -81,7 +81,8 @@ def _training_turn(agent: Agent, config: Config, spec: EnvSpec) -> Turn:
     call = traced(update)
 
     def turn() -> int:
-        call(unrolls).numpy()
+        for _ in range(config.training.reuse):
+            call(unrolls).numpy()
         return algorithm.unroll_length * columns
 
     return turn
