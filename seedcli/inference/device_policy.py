@@ -17,7 +17,7 @@ from seedcli.agents.base import ActInputs, Agent
 from seedcli.agents.calls import traced
 from seedcli.errors import SeedError
 from seedcli.inference.device_memory import bytes_of, out_of_memory
-from seedcli.inference.devices import default_device, nearest, short_name
+from seedcli.inference.devices import nearest, short_name
 from seedcli.inference.trajectories import ObservationStore
 from seedcli.specs import EnvSpec, map_arrays
 from seedcli.telemetry.devices import DeviceMeter
@@ -89,8 +89,7 @@ class DevicePolicy:
     ) -> None:
         self._agent = agent
         self._greedy = greedy
-        # To enter the scope of the only processor takes time and changes nothing.
-        self._device = "" if device == "CPU:0" == default_device() else device
+        self._device = device
         self._pad_to = pad_to
         self._scratch = slots - 1
         self._seed = seed

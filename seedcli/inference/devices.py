@@ -13,11 +13,6 @@ def short_name(device: str) -> str:
     return device.rpartition("device:")[2] or "CPU:0"
 
 
-def default_device() -> str:
-    """Where TensorFlow puts what nobody places."""
-    return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
-
-
 def components(variable: Any) -> tuple[tf.Variable, ...]:
     """The variables of this host that stand behind one of Keras or of `tf.distribute`: one for each of its devices."""
     value = getattr(variable, "value", None)

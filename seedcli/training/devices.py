@@ -17,7 +17,6 @@ import tensorflow as tf
 from seedcli.agents.base import UnrollBatch
 from seedcli.errors import SeedError, UsageError
 from seedcli.inference.device_memory import bytes_of, out_of_memory
-from seedcli.inference.devices import default_device
 from seedcli.topology import Inventory, Plan
 
 _BY_ROW = ("state", "weights")  # fields of an `UnrollBatch` whose first axis is the columns; of all others the second
@@ -92,7 +91,7 @@ class Devices:
             self.training = tuple(plan.name(device) for device in plan.training)
             self.inference = tuple(plan.name(device) for device in plan.inference)
             self.distributed = plan.num_hosts > 1 or len(self.training) > 1 or plan.platform == "tpu"
-            if not self.distributed and self.training[0] != default_device():
+            if not self.distributed and self.training[0] != _default_device():
                 self._device = self.training[0]
         self.replicas = len(self.training)
         self.strategy = _make_strategy(plan, resolver) if plan and self.distributed else tf.distribute.get_strategy()
@@ -188,6 +187,11 @@ def _columns(unrolls: UnrollBatch, start: int, stop: int) -> UnrollBatch:
 def _to_tensor(array: Any) -> tf.Tensor:
     """An array, or a part of one, as a tensor on the device of the scope."""
     return tf.convert_to_tensor(np.ascontiguousarray(array))
+
+
+def _default_device() -> str:
+    """Where TensorFlow puts what nobody places."""
+    return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
 
 
 def _make_strategy(plan: Plan, resolver: Any) -> Any:
