@@ -15,6 +15,10 @@ from seedcli.agents.networks import PolicyValueNetwork, evaluate, observe
 from seedcli.config import AgentConfig, TrainingConfig
 from seedcli.specs import ArraySpec, EnvSpec
 
+# Means count as out of bounds, which are ±1, from here on: a policy that is to take extreme actions stays a little
+# beyond them.
+_FAR = 1.5
+
 
 class VTraceAgent:
     """An `agents.base.Agent` that samples from its policy and learns it with V-trace.
@@ -109,8 +113,11 @@ class VTraceAgent:
 
         Returns:
             The loss, no priorities, and as metrics means over the valid transitions given: "policy_loss",
-            "value_loss" and "entropy" without their costs, "value", "advantage", "rho" (clipped importance weights)
-            and "explained_variance" (the share of the targets' variance that the values explain: at most 1).
+            "value_loss" and "entropy" without their costs, "value", "advantage", "rho" (clipped importance weights),
+            "explained_variance" (the share of the targets' variance that the values explain: at most 1),
+            "value_scale" and "advantage_scale" (what their errors and they are divided by), "value_spread" (deviation
+            of the values over that of their targets), "policy_spread" (`Distribution.spread`), "saturated_units"
+            (`Encoder.saturation`) and, for Box actions, "means_outside" (the share of means beyond ±1.5).
         """
         config, algorithm = self._config, self.algorithm
         reward = tf.ensure_shape(unrolls.reward, [algorithm.records, None])
@@ -174,7 +181,7 @@ class VTraceAgent:
             ),
         }
         if self._bounded is not None:
-            outside = tf.cast(tf.abs(self._distribution.mode(policy)) > 1.0, tf.float32) * self._bounded
+            outside = tf.cast(tf.abs(self._distribution.mode(policy)) > _FAR, tf.float32) * self._bounded
             metrics["means_outside"] = mean(tf.reduce_sum(outside, axis=-1)) / tf.reduce_sum(self._bounded)
         return LossOutputs(loss, None, tf.nest.map_structure(tf.stop_gradient, metrics))
 
