@@ -117,7 +117,13 @@ class Encoder(keras.layers.Layer):
     """
 
     def __init__(
-        self, config: AgentConfig, spec: EnvSpec, rng: np.random.Generator, precision: str = "float32"
+        self,
+        config: AgentConfig,
+        spec: EnvSpec,
+        rng: np.random.Generator,
+        precision: str = "float32",
+        *,
+        towers: int = 1,
     ) -> None:
         """Make the layers; raises UsageError where the network cannot take the environment's observations.
 
@@ -126,16 +132,17 @@ class Encoder(keras.layers.Layer):
             spec: the environment.
             rng: of the initial variables.
             precision: of what torso and LSTM compute; variables, states and features are float32 in any.
+            towers: how many torsos, each with its LSTM, see the same inputs; features are those of all, side by side.
         """
         super().__init__(name="encoder")
         self._reward_clip = config.reward_input_clip
         self._previous = PreviousAction(spec.action) if config.previous_action_reward else None
         self._stack = ObservationStack(config, spec, keras.DTypePolicy(precision).compute_dtype)
         self.normalizers = list(self._stack.normalizers.values())
-        self.towers = 2 if config.separate_value else 1
+        self.towers = towers
         with layers_computing_in(precision):
-            self.torsos = [make_torso(config, spec, rng) for _ in range(self.towers)]
-            self.lstms = [Lstm(config.lstm, rng) for _ in range(self.towers if config.lstm else 0)]
+            self.torsos = [make_torso(config, spec, rng) for _ in range(towers)]
+            self.lstms = [Lstm(config.lstm, rng) for _ in range(towers if config.lstm else 0)]
 
     def initial_state(self, batch_size: int | tf.Tensor) -> dict[str, Any]:
         """The state at the start of an episode."""
@@ -165,12 +172,9 @@ class Encoder(keras.layers.Layer):
             after[hidden] = features[i]
         return _side_by_side(features), {**state, **after}
 
-    def split(self, features: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Of features [M, F] those for the policy and those for the value, the same where a torso serves both."""
-        if self.towers == 1:
-            return features, features
-        policy, value = tf.split(features, 2, axis=-1)
-        return policy, value
+    def split(self, features: tf.Tensor) -> list[tf.Tensor]:
+        """Features [M, F] of each tower."""
+        return tf.split(features, self.towers, axis=-1) if self.towers > 1 else [features]
 
     def remember(self, state: State, action: tf.Tensor) -> State:
         """The state with the action [N, ...] chosen on the record in it."""
@@ -212,7 +216,7 @@ class Encoder(keras.layers.Layer):
 
         Those of the LSTM, or else of the torso's last layer, as `torsos.saturation` counts them in features [M, F].
         """
-        parts = tf.split(features, self.towers, axis=-1)
+        parts = self.split(features)
         if self.lstms:
             return tf.add_n([saturation(part, "tanh") for part in parts]) / self.towers
         each = zip(self.torsos, parts, strict=True)

@@ -38,11 +38,15 @@ class RecurrentNetwork(keras.layers.Layer):
         """
         super().__init__(name="network")
         rng = np.random.default_rng(seed)
-        self.encoder = Encoder(config, spec, rng, precision)
+        self.encoder = Encoder(config, spec, rng, precision, towers=self.towers(config))
         self.make_heads(config, spec, rng)
         observation = map_arrays(lambda array: tf.zeros([1, *array.shape], array.dtype), spec.observation)
         self.step(observation, tf.zeros([1]), self.initial_state(1))
         self.built = True
+
+    def towers(self, config: AgentConfig) -> int:
+        """How many `Encoder.towers` the heads are on."""
+        return 1
 
     def make_heads(self, config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> None:
         """Make the layers of the heads; their initialisers draw seeds from `rng`."""
@@ -109,7 +113,14 @@ class PolicyValue(NamedTuple):
 
 
 class PolicyValueNetwork(RecurrentNetwork):
-    """A `RecurrentNetwork` with a policy head and a value head: outputs are `PolicyValue`."""
+    """A `RecurrentNetwork` with a policy head and a value head: outputs are `PolicyValue`.
+
+    With `agent.separate_value` each head is on a tower of its own.
+    """
+
+    def towers(self, config: AgentConfig) -> int:
+        """See `RecurrentNetwork.towers`."""
+        return 2 if config.separate_value else 1
 
     def make_heads(self, config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> None:
         """See `RecurrentNetwork.make_heads`."""
@@ -119,16 +130,18 @@ class PolicyValueNetwork(RecurrentNetwork):
             self.policy = GaussianHead(spec.action.size, config.initial_std, initializer)
         else:
             self.policy = keras.layers.Dense(sum(spec.action.categories), kernel_initializer=initializer, name="policy")
-        self.value = keras.layers.Dense(1, kernel_initializer=orthogonal(rng, 1.0), name="value")
+        # Values of 0 have the same meaning whatever the unit of rewards turns out to be.
+        start = "zeros" if config.normalize_values else orthogonal(rng, 1.0)
+        self.value = keras.layers.Dense(1, kernel_initializer=start, name="value")
         self.value_scale = ValueScale() if config.normalize_values else None
 
     def heads(self, features: tf.Tensor) -> PolicyValue:
         """See `RecurrentNetwork.heads`."""
-        of_policy, of_value = self.encoder.split(features)
-        value = self.value(of_value)[:, 0]
+        towers = self.encoder.split(features)
+        value = self.value(towers[-1])[:, 0]
         if self.value_scale is not None:
             value = self.value_scale(value)
-        return PolicyValue(self.policy(of_policy), value, features)
+        return PolicyValue(self.policy(towers[0]), value, features)
 
 
 class DuelingQNetwork(RecurrentNetwork):

@@ -10,6 +10,10 @@ from seedcli.agents.replicas import assign, total
 # Transitions after which a sample's weight has fallen to 1/e.
 HORIZON = 20_000.0
 _SMALLEST = 1e-6  # of a scale, in units of rewards
+# Of the deviation, in units of the targets' root mean square. Where a solved task gives nearly the same return
+# everywhere, errors in units of its deviation would be those of the network's precision, and their gradient all that
+# clipping lets through.
+_SMALLEST_PART = 0.01
 
 
 class ValueScale(keras.layers.Layer):
@@ -17,7 +21,7 @@ class ValueScale(keras.layers.Layer):
 
     A value head gives n(x), and the value is V(x) = σ·n(x) + μ, with the running mean μ and deviation σ of the value
     targets. Whenever these change, the head's weights are changed so that every V(x) stays what it was. Before the
-    first update μ is 0 and σ is 1.
+    first update μ is 0 and σ is 1. σ is at least a hundredth of the targets' root mean square.
 
     The statistics are exponential averages over transitions, corrected for their start, in variables that are not
     trained: first and second moment of the targets, second moment of the advantages, and the weight that they hold.
@@ -45,8 +49,9 @@ class ValueScale(keras.layers.Layer):
         known = weight > 0.0
         weight = tf.where(known, weight, 1.0)
         mean = first / weight
-        deviation = tf.sqrt(tf.maximum(second / weight - tf.square(mean), 0.0))
-        return mean, tf.where(known, tf.maximum(deviation, _SMALLEST), 1.0)
+        square = second / weight
+        variance = tf.maximum(square - tf.square(mean), _SMALLEST_PART**2 * square)
+        return mean, tf.where(known, tf.maximum(tf.sqrt(variance), _SMALLEST), 1.0)
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
         """Values [M] float32 of what the head gives, [M] float32."""

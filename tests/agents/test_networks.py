@@ -53,8 +53,21 @@ def whole(records: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(("network", "spec", "memory"), IMAGE_CASES + OTHER_CASES)
 def test_an_unroll_reproduces_acting(network: str, spec: EnvSpec, memory: tuple[int, int, bool]) -> None:
     lstm, frame_stack, previous = memory
-    config = agent_config(network=network, lstm=lstm, frame_stack=frame_stack, previous_action_reward=previous)
-    net = PolicyValueNetwork(config, spec, seed=3)
+    check_an_unroll_reproduces_acting(
+        spec, network=network, lstm=lstm, frame_stack=frame_stack, previous_action_reward=previous
+    )
+
+
+@pytest.mark.parametrize("lstm", [0, 6])
+@pytest.mark.parametrize("spec", [VECTOR, MIXED], ids=lambda spec: spec.name)
+def test_an_unroll_reproduces_acting_with_a_separate_value(spec: EnvSpec, lstm: int) -> None:
+    check_an_unroll_reproduces_acting(
+        spec, separate_value=True, normalize_values=True, lstm=lstm, frame_stack=2, previous_action_reward=True
+    )
+
+
+def check_an_unroll_reproduces_acting(spec: EnvSpec, **values: Any) -> None:
+    net = PolicyValueNetwork(agent_config(**values), spec, seed=3)
     kernel = net.policy.mean.kernel if spec.action.size else net.policy.kernel
     kernel.assign(kernel * 100.0)  # so that differences show
     records = random_records(spec, 11, 2, seed=4, ends=0.4)

@@ -45,6 +45,13 @@ def test_scales_are_the_moments_of_the_transitions_that_count() -> None:
     assert float(scale.advantage_scale()) == pytest.approx(np.sqrt(np.mean(advantage[mask] ** 2)), rel=1e-5)
 
 
+def test_the_scale_of_equal_targets_is_a_hundredth_of_them() -> None:
+    scale, head = scale_and_head()
+    values = np.full((T, B), -40.0)
+    update(scale, head, values, values, values, np.ones((T, B)))
+    assert [float(x) for x in scale.moments()] == pytest.approx([-40.0, 0.4])
+
+
 def test_old_transitions_are_forgotten_at_the_horizon_whatever_the_batches() -> None:
     weights = []
     for batch in (4, 40):
@@ -108,8 +115,6 @@ def test_rewards_of_any_unit_are_learned_alike(separate: bool) -> None:
     for reward_scale in (1.0, 1000.0, 0.001):
         made = agent(separate_value=separate)
         optimizer = make_optimizer(training_config(learning_rate=1e-2))
-        # Values begin at 0 in every unit.
-        made.network.value.kernel.assign(tf.zeros_like(made.network.value.kernel))
         for unrolls in batches(made, reward_scale):
             made.observe(unrolls)
             with tf.GradientTape() as tape:
