@@ -304,7 +304,7 @@ def _configure(
     wait: Callable[[str], None] | None = None,
 ) -> Resolved | None:
     """The configuration of a run; None where it stands in a folder that another learner may hold still."""
-    from seedcli.envs import check_environment_name
+    from seedcli.envs import check_environment
     from seedcli.layering import load_config
     from seedcli.roles.runfolder import CONFIG, run_of_host
 
@@ -322,7 +322,7 @@ def _configure(
     if there is not None and wait is not None:
         return None
     resolved = load_config(preset, config_file=config, run_folder=there, sets=sets or (), flags=flags)
-    check_environment_name(resolved.config.environment)
+    check_environment(resolved.config.environment, resolved.sources["environment.kwargs"])
     return resolved
 
 
