@@ -28,6 +28,7 @@ from seedcli.preset_files import base_of, preset_layers, read_toml
 FLAG_KEYS = {
     "--steps": "run.steps",
     "--seed": "run.seed",
+    "--deterministic": "run.deterministic",
     "--env": "environment.id",
     "--envs": "actors.envs",
     "--actors": "actors.count",
