@@ -160,11 +160,12 @@ def doctor(
         from seedcli.roles.doctor import run_doctor
 
         return run_doctor(json_output, load_config(preset, sets=sets or ()).config)
-    from seedcli.envs import check_environment_name
+    from seedcli.envs import check_environment
     from seedcli.roles.doctor_env import run_doctor_env
 
-    environment = load_config(preset, sets=sets or (), flags={"--env": env}).config.environment
-    check_environment_name(environment)
+    resolved = load_config(preset, sets=sets or (), flags={"--env": env})
+    environment = resolved.config.environment
+    check_environment(environment, resolved.sources["environment.kwargs"])
     return run_doctor_env(environment, preset, sets or (), json_output)
 
 

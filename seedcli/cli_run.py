@@ -73,8 +73,8 @@ def train(
     debug: Debug = False,
 ) -> int:
     """Train on this machine: one learner and its actors."""
-    flags = {"--steps": steps, "--seed": seed, "--env": env, "--envs": envs, "--actors": actors}
-    flags |= {"--transport": transport, "--metrics-port": metrics_port}
+    flags: dict[str, Any] = {"--steps": steps, "--seed": seed, "--env": env, "--envs": envs, "--actors": actors}
+    flags |= {"--transport": transport, "--metrics-port": metrics_port, "--deterministic": deterministic or None}
     kept = _kept(resume=resume, continue_=continue_, overwrite=overwrite)
     found = _configure(preset, config, logdir, sets, flags, kept)
     assert found is not None
@@ -86,7 +86,7 @@ def train(
         _prepare()
         from seedcli.roles.local import run_train
 
-        return run_train(resolved, folder, deterministic=deterministic, live=_live(no_live))
+        return run_train(resolved, folder, live=_live(no_live))
 
 
 def learner(
@@ -139,6 +139,8 @@ def learner(
     flags |= {"--tls-cert": tls_cert, "--tls-key": tls_key, "--tls-ca": tls_ca}
     flags |= {"--hosts": None if hosts is None else [host.strip() for host in hosts.split(",")]}
     flags |= {"--host-index": host_index, "--trust-network": trust_network or None}
+    from seedcli.roles.resuming import check_threaded
+
     kept = _kept(resume=resume, continue_=continue_, standby=standby, overwrite=overwrite)
     waited: list[str] = []
     if standby:
@@ -150,6 +152,8 @@ def learner(
 
     wait = say_that_it_waits if standby else None
     found = _configure(preset, config, logdir, sets, flags, kept, wait)
+    if found is not None:
+        check_threaded(found, logdir)
     servers, index = _place(found.config, standby) if found is not None else ((), 0)
     if found is not None and index:
         _prepare()
@@ -158,6 +162,7 @@ def learner(
         return run_member(found, logdir, servers, index, fresh=kept in ("refuse", "overwrite"), live=_live(no_live))
     resolved, folder = _open(found, logdir, sets, flags, kept, wait)
     with folder:
+        check_threaded(resolved, logdir)
         if found is None:  # what the run is, stands in its folder, which was another learner's until now
             _place(resolved.config, standby)
         if waited:
@@ -304,7 +309,7 @@ def _configure(
     wait: Callable[[str], None] | None = None,
 ) -> Resolved | None:
     """The configuration of a run; None where it stands in a folder that another learner may hold still."""
-    from seedcli.envs import check_environment_name
+    from seedcli.envs import check_environment
     from seedcli.layering import load_config
     from seedcli.roles.runfolder import CONFIG, run_of_host
 
@@ -322,7 +327,7 @@ def _configure(
     if there is not None and wait is not None:
         return None
     resolved = load_config(preset, config_file=config, run_folder=there, sets=sets or (), flags=flags)
-    check_environment_name(resolved.config.environment)
+    check_environment(resolved.config.environment, resolved.sources["environment.kwargs"])
     return resolved
 
 
@@ -336,6 +341,7 @@ def _open(
 ) -> tuple[Resolved, RunFolder]:
     """The configuration and the locked folder of a run; nothing is touched before the configuration is good."""
     from seedcli.layering import load_config
+    from seedcli.roles.resuming import keep_mode
     from seedcli.roles.runfolder import RunFolder
 
     folder = RunFolder.create(
@@ -353,7 +359,7 @@ def _open(
         except BaseException:
             folder.close()
             raise
-    return resolved, folder
+    return keep_mode(resolved, folder), folder
 
 
 def _place(config: Config, standby: bool) -> tuple[tuple[str, ...], int]:

@@ -29,6 +29,9 @@ class RunConfig(Section):
     preset: str = Field("", description="name of the preset the run started from")
     steps: PositiveInt = Field(1_000_000, description="environment steps to train on")
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(1, description="seed of networks, actions, environments")
+    deterministic: bool = Field(
+        False, description="seed train in one thread and lock-step: a seed gives the same metrics again"
+    )
 
 
 class EnvironmentConfig(Section):

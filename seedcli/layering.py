@@ -28,6 +28,7 @@ from seedcli.preset_files import base_of, preset_layers, read_toml
 FLAG_KEYS = {
     "--steps": "run.steps",
     "--seed": "run.seed",
+    "--deterministic": "run.deterministic",
     "--env": "environment.id",
     "--envs": "actors.envs",
     "--actors": "actors.count",
@@ -57,10 +58,12 @@ class Resolved:
         config: the validated values.
         sources: key such as "training.batch_size" → "default", "preset NAME", "file PATH", "run FOLDER",
             "environment VARIABLE", "--set" or a flag such as "--steps"; every key is present.
+        notes: what people should know of how the layers came together, a sentence each.
     """
 
     config: Config
     sources: Mapping[str, str]
+    notes: tuple[str, ...] = ()
 
 
 class Value(NamedTuple):
@@ -284,6 +287,7 @@ def _resolve(entries: Iterable[_Entry]) -> Resolved:
     keys = known_keys()
     sources = dict.fromkeys(keys, DEFAULT)
     data: dict[str, dict[str, Any]] = {}
+    notes: list[str] = []
     for key, value, source in entries:
         field = keys.get(key)
         if field is None:
@@ -291,6 +295,8 @@ def _resolve(entries: Iterable[_Entry]) -> Resolved:
         if field.annotation is int and isinstance(value, float) and value.is_integer():
             value = int(value)  # 1e6 is how people write a million
         section, name = key.split(".")
+        if key in ("environment.id", "environment.family"):
+            notes += _leave_out_kwargs(data.get("environment", {}), sources, _Entry(key, value, source))
         data.setdefault(section, {})[name] = value
         sources[key] = source
     try:
@@ -298,7 +304,24 @@ def _resolve(entries: Iterable[_Entry]) -> Resolved:
         config = Config.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
         raise UsageError(_sentence(error, sources)) from error
-    return Resolved(config, sources)
+    return Resolved(config, sources, tuple(notes))
+
+
+def _leave_out_kwargs(environment: dict[str, Any], sources: dict[str, str], chosen: _Entry) -> Iterator[str]:
+    """Drop a preset's environment.kwargs where another layer chooses another environment: they are that preset's own.
+
+    What files, variables and flags say is left alone: whoever wrote them meant this run.
+    """
+    given_by = sources["environment.kwargs"]
+    name = chosen.key.split(".")[1]
+    before = environment.get(name, known_keys()[chosen.key].default)
+    if given_by.startswith("preset ") and given_by != chosen.source and chosen.value != before:
+        kwargs = environment.pop("kwargs")
+        sources["environment.kwargs"] = DEFAULT
+        yield (
+            f"environment.kwargs = {format_value(kwargs)} (from {given_by}) is left out: it is for {chosen.key} = "
+            f"{format_value(before)}, and {chosen.source} chooses {format_value(chosen.value)}"
+        )
 
 
 def _nearest(key: str) -> str:

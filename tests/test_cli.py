@@ -86,7 +86,8 @@ def test_train_passes_everything_on(role: Role, tmp_path: Path) -> None:
     assert (config.net.transport, config.training.batch_size, config.agent.hidden) == ("grpc", 4, (8,))
     assert resolved.sources["actors.envs"] == "--envs"
     assert folder.path == Path("D") and not folder.resume
-    assert options == {"deterministic": True, "live": False}
+    assert config.run.deterministic and resolved.sources["run.deterministic"] == "--deterministic"
+    assert options == {"live": False}
 
 
 def test_env_is_short_for_the_environments_id(role: Role) -> None:

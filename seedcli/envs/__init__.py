@@ -6,7 +6,7 @@ from seedcli.config import EnvironmentConfig
 from seedcli.envs.base import VectorEnv
 from seedcli.errors import SimulatorMissing
 
-__all__ = ["VectorEnv", "check_environment_name", "create_env"]
+__all__ = ["VectorEnv", "check_environment", "check_environment_name", "create_env"]
 
 
 # How a family's simulator is had, as the end of a sentence.
@@ -54,6 +54,28 @@ def create_env(config: EnvironmentConfig, num_envs: int, *, render: bool = False
         raise SimulatorMissing(
             f"environment.family {config.family} cannot be used on this machine ({error}); {_INSTALL[config.family]}"
         ) from error
+
+
+def check_environment(config: EnvironmentConfig, kwargs_source: str) -> None:
+    """Refuse a name that is unknown, or keyword arguments that the environment does not take, without building it.
+
+    Where the library is missing, nothing is checked.
+
+    Args:
+        config: the environment section of a configuration.
+        kwargs_source: where its `kwargs` come from, for errors.
+
+    Raises:
+        UsageError: names the nearest known names, or the value, its source and what to do.
+    """
+    check_environment_name(config)
+    if config.family == "gymnasium" and config.kwargs:
+        try:
+            from seedcli.envs.gymnasium_env import check_kwargs
+
+            check_kwargs(config, kwargs_source)
+        except ImportError:
+            return
 
 
 def check_environment_name(config: EnvironmentConfig) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes.util
 import functools
 import importlib
+import inspect
 import logging
 import os
 from typing import Any
@@ -17,6 +18,7 @@ from seedcli.config import EnvironmentConfig
 from seedcli.envs.checks import first_line, nearest, place_of
 from seedcli.envs.spaces import Actions, Observations
 from seedcli.errors import EnvironmentFailed, SimulatorMissing, UsageError
+from seedcli.layering import format_value
 from seedcli.specs import EnvSpec, StepBatch
 
 _log = logging.getLogger(__name__)
@@ -26,6 +28,7 @@ _RESERVED = ("id", "max_episode_steps", "render_mode", "disable_env_checker", "v
 # What draws without a screen, as MUJOCO_GL names it, and the library it needs; EGL may use a GPU.
 _OFFSCREEN = {"egl": "EGL", "osmesa": "OSMesa"}
 _FRAMES_PER_SECOND = 30
+_OTHER_KWARGS = "give it its own, or none with --set 'environment.kwargs={}'"
 # What an environment's own code may end with: sys.exit() in it must not end the process as if all were well.
 _FAILURES = (Exception, SystemExit)
 _SEEDS = 2**31  # seeds wrap round here, so that every simulator can take them
@@ -60,6 +63,40 @@ def _registered(env_id: str) -> Any:
     return gymnasium.spec(env_id.rpartition(":")[2])
 
 
+def _creator(env_id: str) -> Any:
+    """What makes a registered environment: its class, or a function."""
+    entry = _registered(env_id).entry_point
+    return gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
+
+
+def check_kwargs(config: EnvironmentConfig, source: str) -> None:
+    """Refuse `environment.kwargs` that an environment, whose id has passed `check_id`, does not take.
+
+    Where its signature takes any keyword, or its module cannot be loaded here, nothing is checked.
+
+    Args:
+        config: `id` and `kwargs` are used.
+        source: of `kwargs`, for the error.
+
+    Raises:
+        UsageError: names the value, its source and what is not taken.
+    """
+    try:
+        parameters = inspect.signature(_creator(config.id)).parameters
+    except (*_FAILURES, ImportError):
+        return  # what is wrong is said where the environment is built
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    unknown = [key for key in config.kwargs if key not in parameters and key not in _RESERVED]
+    if unknown:
+        known = [key for key in parameters if key not in _RESERVED]
+        takes = f" (it takes {', '.join(known)})" if known else ""
+        raise UsageError(
+            f"environment.kwargs = {format_value(config.kwargs)} (from {source}) does not fit {config.id}, which takes "
+            f"no {' or '.join(map(repr, unknown))}{takes}: {_OTHER_KWARGS}"
+        )
+
+
 def frames_per_second(config: EnvironmentConfig) -> float:
     """Steps in a second of the environment's own time: "render_fps" of its metadata, 30 where it says nothing.
 
@@ -67,9 +104,7 @@ def frames_per_second(config: EnvironmentConfig) -> float:
         UsageError, EnvironmentFailed: as for building it, which is done where its class leaves that open.
     """
     check_id(config.id)
-    entry = _registered(config.id).entry_point
-    creator = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
-    found = getattr(creator, "metadata", {}).get("render_fps")
+    found = getattr(_creator(config.id), "metadata", {}).get("render_fps")
     if found is None:
         # MuJoCo's know their time step when they are built.
         env = GymnasiumVectorEnv(config, 1)
@@ -174,7 +209,9 @@ class GymnasiumVectorEnv:
             self.close()
             if isinstance(error, (UsageError, EnvironmentFailed)) or not isinstance(error, _FAILURES):
                 raise
-            raise EnvironmentFailed(f"{self._name} cannot be built: {first_line(error)}") from error
+            given = f" with environment.kwargs = {format_value(config.kwargs)}" if config.kwargs else ""
+            remedy = f"; {_OTHER_KWARGS}" if given and isinstance(error, TypeError) else ""
+            raise EnvironmentFailed(f"{self._name} cannot be built{given}: {first_line(error)}{remedy}") from error
         self.spec = EnvSpec(self._name, self._observations.spec, self._actions.spec)
         self.observation_bounds = self._observations.bounds
         self.notice = self._observations.notice

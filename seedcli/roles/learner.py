@@ -77,6 +77,8 @@ def supervise(
     Returns:
         The exit status.
     """
+    for note in resolved.notes:
+        _log.info("%s", note)
     for value in without_effect(resolved):
         _log.warning(
             "%s = %s (from %s) has no effect with agent.algorithm %s and environment.family %s",

@@ -24,7 +24,7 @@ from seedcli.net.security import Security
 from seedcli.net.token import VARIABLE, Token, new_token
 from seedcli.roles.learner import supervise
 from seedcli.roles.restarts import PEACE_SECONDS
-from seedcli.roles.resuming import finished
+from seedcli.roles.resuming import finished, mode_note
 from seedcli.roles.runfolder import RunFolder
 from seedcli.roles.several import use_devices
 from seedcli.telemetry.exporter import open_exporter
@@ -186,8 +186,8 @@ def _local_transport(config: Config, folder: Path, token: str) -> ServerTranspor
     return GrpcServer("127.0.0.1", 0, security=security)
 
 
-def run_train(resolved: Resolved, folder: RunFolder, *, deterministic: bool, live: bool) -> int:
-    """`seed train`: train on this machine until run.steps are taken.
+def run_train(resolved: Resolved, folder: RunFolder, *, live: bool) -> int:
+    """`seed train`: train on this machine until run.steps are taken, deterministically where run.deterministic says so.
 
     Returns:
         0 when they are, 143 or 130 after a signal, with a checkpoint in either case.
@@ -195,10 +195,13 @@ def run_train(resolved: Resolved, folder: RunFolder, *, deterministic: bool, liv
     if done := finished(resolved, folder):
         print(f"seed: {done}", file=sys.stderr)
         return EXIT_DONE
+    deterministic = resolved.config.run.deterministic
     # First of all: where its port is in use, the folder is left as it was.
     exporter = None if deterministic else open_exporter(resolved.config.net)
     view = make_view(live and not deterministic)
     setup_logging(folder.log_path, view, debug=False)
+    if note := mode_note(resolved, folder):
+        _log.info("%s", note)
     if deterministic:
         from seedcli.roles.serial import run_serial
 

@@ -1,11 +1,75 @@
-"""Where a run that is gone on with stands, and whether there is anything left to do."""
+"""Where a run that is resumed stands, in which mode it goes, and whether there is anything left to do."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 from seedcli.errors import CheckpointError, UsageError
-from seedcli.layering import Resolved, from_toml_file
+from seedcli.layering import DEFAULT, Resolved, from_toml_file
+from seedcli.preset_files import read_toml
 from seedcli.roles.runfolder import RunFolder
 from seedcli.training.checkpoint_files import Checkpoint, list_checkpoints, open_checkpoint, take_checkpoint
+
+
+def was_deterministic(folder: RunFolder) -> bool:
+    """Whether the run in a folder, which is to be resumed, was deterministic when it last ran."""
+    try:
+        run = read_toml(folder.config_path).get("run", {})
+    except UsageError:
+        return False  # a configuration that is given takes the place of one that cannot be read
+    return isinstance(run, dict) and run.get("deterministic") is True
+
+
+def keep_mode(resolved: Resolved, folder: RunFolder) -> Resolved:
+    """The configuration with which a resumed run stays deterministic, unless somebody says otherwise.
+
+    Where a preset or file is given again, the run's own values are no layer: this one is taken over all the same.
+    """
+    if not folder.resume or resolved.sources["run.deterministic"] != DEFAULT or not was_deterministic(folder):
+        return resolved
+    config = resolved.config
+    run = config.run.model_copy(update={"deterministic": True})
+    sources = {**resolved.sources, "run.deterministic": f"run {folder.path}"}
+    return replace(resolved, config=config.model_copy(update={"run": run}), sources=sources)
+
+
+def check_threaded(resolved: Resolved, logdir: Path | None) -> None:
+    """Refuse a deterministic run to `seed learner`, whose actors are processes of their own.
+
+    Args:
+        resolved: its configuration.
+        logdir: its folder, as the user gave it.
+
+    Raises:
+        UsageError: it is one; says what to do instead.
+    """
+    if not resolved.config.run.deterministic:
+        return
+    source = resolved.sources["run.deterministic"]
+    instead = f"seed train --resume --logdir {logdir}" if source.startswith("run ") else "seed train"
+    raise UsageError(
+        f"run.deterministic = true (from {source}) is for seed train, which has its actors in its own thread: use "
+        f"{instead}, or train with threads from here on with --set run.deterministic=false"
+    )
+
+
+def mode_note(resolved: Resolved, folder: RunFolder) -> str:
+    """What to tell people of how a run is resumed, before its configuration is written again; "" for nothing."""
+    if not folder.resume:
+        return ""
+    before, now = was_deterministic(folder), resolved.config.run.deterministic
+    source = resolved.sources["run.deterministic"]
+    if before and now:
+        return "resuming a deterministic run: one thread in lock-step, as before"
+    if before:
+        return f"this run was deterministic and is resumed with threads (run.deterministic = false from {source})"
+    if now:
+        return (
+            "this run was trained with threads and is resumed deterministically (run.deterministic = true from "
+            f"{source}): only what follows its last checkpoint can be repeated"
+        )
+    return ""
 
 
 def resume_point(folder: RunFolder) -> Checkpoint | None:

@@ -52,6 +52,8 @@ def run_serial(resolved: Resolved, folder: RunFolder, view: View) -> int:
     After a resume the environments start new episodes, so that a resumed run is reproducible too, but is not the
     continuation of the uninterrupted one to the bit.
     """
+    for note in resolved.notes:
+        _log.info("%s", note)
     devices = use_devices(resolved.config)
     tf.config.experimental.enable_op_determinism()
     signals = Signals()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from seedcli.config import ActorsConfig, Config
-from seedcli.envs import check_environment_name
+from seedcli.envs import check_environment
 from seedcli.errors import UsageError
 from seedcli.layering import load_config
 from seedcli.roles.hosts import check_replay
@@ -141,8 +141,9 @@ def check(job: Job) -> ActorsConfig:
             raise UsageError(f"--{flag} {value!r} must be one line of text: leave line breaks and control codes out")
     flags = {"--env": job.env, "--envs": job.envs, "--actors": job.actors, "--steps": job.steps, "--seed": job.seed}
     # The environment is no layer here: a script is made of its command alone.
-    config = load_config(job.preset, environ={}, sets=job.sets, flags=flags).config
-    check_environment_name(config.environment)
+    resolved = load_config(job.preset, environ={}, sets=job.sets, flags=flags)
+    config = resolved.config
+    check_environment(config.environment, resolved.sources["environment.kwargs"])
     if job.time is not None and seconds_of(job.time) < job.signal_seconds + _SIGNAL_SLACK:
         raise UsageError(
             f"--time {job.time} must be at least {_SIGNAL_SLACK} s longer than --signal-seconds {job.signal_seconds}, "

@@ -14,7 +14,7 @@ import pytest
 from gymnasium import spaces
 
 from seedcli.config import EnvironmentConfig
-from seedcli.envs import check_environment_name, create_env
+from seedcli.envs import check_environment, check_environment_name, create_env
 from seedcli.envs.gymnasium_env import _prepare_mujoco, frames_per_second
 from seedcli.errors import EnvironmentFailed, UsageError
 from seedcli.specs import ActionSpec, ArraySpec, StepBatch
@@ -192,9 +192,40 @@ def test_unsupported(kwargs: dict[str, Any], message: str) -> None:
 
 
 def test_a_constructor_that_fails() -> None:
-    with pytest.raises(EnvironmentFailed, match="cannot be built: TypeError") as caught:
+    message = (
+        r"cannot be built with environment.kwargs = { .gravitas. = 1 }: TypeError: .*'gravitas'.*; "
+        r"give it its own, or none with --set 'environment.kwargs={}'$"
+    )
+    with pytest.raises(EnvironmentFailed, match=message) as caught:
         create_env(gymnasium_config("CartPole-v1", kwargs={"gravitas": 1}), 1)
     assert isinstance(caught.value.__cause__, TypeError)
+    with pytest.raises(EnvironmentFailed, match=r"^gymnasium/SeedFussy-v0 cannot be built: ValueError: today$"):
+        create_env(gymnasium_config("SeedFussy-v0"), 1)
+
+
+def _fussy(**kwargs: Any) -> Any:
+    raise ValueError("today")
+
+
+gymnasium.register("SeedFussy-v0", entry_point=_fussy)
+
+
+def test_keyword_arguments_that_an_environment_does_not_take_are_refused_by_name_and_source() -> None:
+    config = gymnasium_config("CartPole-v1", kwargs={"delay": 10, "sutton_barto_reward": True})
+    with pytest.raises(UsageError) as caught:
+        check_environment(config, "file mine.toml")
+    assert str(caught.value) == (
+        'environment.kwargs = { "delay" = 10, "sutton_barto_reward" = true } (from file mine.toml) does not fit '
+        "CartPole-v1, which takes no 'delay' (it takes sutton_barto_reward): give it its own, or none with "
+        "--set 'environment.kwargs={}'"
+    )
+    for taken in (
+        gymnasium_config("CartPole-v1", kwargs={"sutton_barto_reward": True}),
+        gymnasium_config("SeedFussy-v0", kwargs={"any": 1}),
+        gymnasium_config("no_such_simulator.envs:Thing-v0", kwargs={"any": 1}),
+        atari_config("pong"),
+    ):
+        check_environment(taken, "--set")
 
 
 @pytest.mark.filterwarnings("ignore:.*render_mode")
@@ -295,7 +326,7 @@ gymnasium.register("SeedDrawn-v0", entry_point=Drawn)
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("construction", "gymnasium/SeedDrawn-v0 cannot be built: SystemExit: 3"),
+        ("construction", "gymnasium/SeedDrawn-v0 cannot be built with environment.kwargs = .*: SystemExit: 3"),
         (
             "reset",
             "environment 0 of gymnasium/SeedDrawn-v0 failed in reset: SystemExit: 3 \\(.+ \\d+\\)",

@@ -32,7 +32,7 @@ SCRIPTS = {
         envs=8,
         steps="1e6",
         seed="7",
-        sets=("agent.hidden=[8, 8]", 'environment.kwargs={ name = "it\'s" }'),
+        sets=("agent.hidden=[8, 8]", 'environment.kwargs={ sutton_barto_reward = "it\'s" }'),
         time="4:00:00",
         logdir="/scratch/it's $(here) }",
         learner_hosts=2,
