@@ -12,7 +12,7 @@ from seedcli.agents import create_agent, q_targets, targets
 from seedcli.agents.base import ActInputs, Agent, UnrollBatch
 from seedcli.agents.networks import evaluate
 from seedcli.agents.optimizer import make_optimizer
-from seedcli.specs import ArraySpec, EnvSpec
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.agents.helpers import (
     CONTINUOUS,
     DISCRETE,
@@ -112,7 +112,7 @@ def test_the_loss_agrees_with_float64() -> None:
     weights = np.linspace(0.5, 1.5, B).astype(np.float32)
     result = agent.loss(unrolls._replace(weights=tf.constant(weights)))
 
-    logits, value = (x.numpy().astype(np.float64) for x in evaluate(agent.network, unrolls, 0))
+    logits, value = (x.numpy().astype(np.float64) for x in evaluate(agent.network, unrolls, 0)[:2])
 
     def log_softmax(x: Any) -> Any:
         return x - np.log(np.exp(x).sum(-1, keepdims=True))
@@ -126,7 +126,7 @@ def test_the_loss_agrees_with_float64() -> None:
     valid = ~(records["terminated"] | records["truncated"])[:-1]
     entropy = -(np.exp(log_pi) * log_pi).sum(-1)
     each = -log_pi_taken * advantages + valid * (0.4 * 0.5 * (vs - value[:-1]) ** 2 - 0.03 * entropy)
-    assert float(result.loss) == pytest.approx((each * weights).sum() / (T * B), rel=1e-5)
+    assert float(result.loss) == pytest.approx((each * weights).sum() / (T * B), rel=1e-5, abs=1e-6)
     assert result.priorities is None
     assert float(result.metrics["entropy"]) == pytest.approx(entropy[valid].mean(), rel=1e-5)
     assert float(result.metrics["value"]) == pytest.approx(value[:-1][valid].mean(), rel=1e-4)
@@ -325,3 +325,39 @@ def test_a_gaussian_policy_finds_the_best_action() -> None:
         found = update(tf.constant([1, i]))
     np.testing.assert_allclose(found, best, atol=0.1)
     assert (head.log_std.numpy() < np.log(0.3)).all(), "what is known need not be explored"
+
+
+def test_means_beyond_bounds_cost_the_square_of_their_excess() -> None:
+    spec = EnvSpec("test/half", ArraySpec((5,), "float32"), ActionSpec(size=3, unbounded=(1,)))
+    losses, excess = [], None
+    for bound_cost in (0.0, 2.0):
+        agent = make(spec, bound_cost=bound_cost, entropy_cost=0.0)
+        mean = agent.network.policy.mean
+        mean.bias.assign([1.5, 7.0, -3.0])
+        records = random_records(spec, T + 1, B, seed=5)
+        unrolls = unroll_batch(records, agent.initial_state(B), ("mean_log_std",))
+        result = agent.loss(unrolls)
+        losses.append(float(result.loss))
+        means = evaluate(agent.network, unrolls, 0).policy.numpy()[:-1, :, [0, 2]]
+        acts = ~(records["terminated"] | records["truncated"])[:-1]
+        excess = (np.maximum(np.abs(means) - 1.0, 0.0) ** 2).sum(-1)[acts].sum()
+        outside = (np.abs(means) > 1.5).mean(-1)[acts].mean()
+        assert float(result.metrics["means_outside"]) == pytest.approx(outside, abs=1e-6)
+    assert losses[1] - losses[0] == pytest.approx(2.0 * excess / (T * B), rel=1e-4)
+
+
+def test_a_policy_beyond_its_trust_region_gets_no_gradient() -> None:
+    gradients = []
+    for clip in (0.0, 0.2):
+        agent = make(policy_clip=clip, entropy_cost=0.0, baseline_cost=0.0)
+        records = random_records(VECTOR, T + 1, B, seed=5)
+        # What was taken was all but impossible when it was: every ratio is far above 1.
+        records["logits"] = 20.0 * (1.0 - np.eye(3, dtype=np.float32))[records["action"]]
+        unrolls = unroll_batch(records, agent.initial_state(B))
+        with tf.GradientTape() as tape:
+            loss = agent.loss(unrolls).loss
+        outputs = evaluate(agent.network, unrolls, 0)
+        assert outputs.policy.shape[-1] == 3
+        gradients.append(tape.gradient(loss, agent.network.policy.bias).numpy())
+    # With the clip only actions worse than expected still count.
+    assert np.abs(gradients[0] - gradients[1]).max() > 1e-4
