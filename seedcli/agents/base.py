@@ -24,6 +24,42 @@ Role = Literal["training", "evaluation"]
 State = Any
 
 
+@dataclass(frozen=True, kw_only=True)
+class Symptom:
+    """A figure that says that training goes wrong, and what to look at then (see `telemetry.diagnosis`).
+
+    Attributes:
+        metric: the name in `LossOutputs.metrics`.
+        above: more than this is a symptom; None where `below` is given.
+        below: less than this is one; None where `above` is given.
+        sentence: what is wrong, a format string that gets the figure.
+        settings: keys such as "training.learning_rate" that may be the cause, the likeliest first; at least one.
+        patience: share of the run's environment steps before which the figure means nothing yet.
+    """
+
+    metric: str
+    above: float | None = None
+    below: float | None = None
+    sentence: str
+    settings: tuple[str, ...]
+    patience: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.above is None) == (self.below is None):
+            raise ValueError(f"a symptom of {self.metric} must have one of above and below")
+        if not self.settings:
+            raise ValueError(f"a symptom of {self.metric} must name a setting to look at")
+
+    def shows(self, value: float) -> bool:
+        """Whether the figure is a symptom; one that is not a number never is."""
+        return (self.above is not None and value > self.above) or (self.below is not None and value < self.below)
+
+    @property
+    def rule(self) -> str:
+        """When it shows, in words: "saturated_units is above 0.95"."""
+        return f"{self.metric} is " + (f"above {self.above:g}" if self.above is not None else f"below {self.below:g}")
+
+
 @dataclass(frozen=True)
 class AlgorithmSpec:
     """What an algorithm asks of the machinery around it.
@@ -38,6 +74,8 @@ class AlgorithmSpec:
             watched. Records of evaluation streams are never trained on.
         samples_actions: training draws its actions from the policy that is learned (V-trace), so that the greedy action
             is another policy, which may do much worse; False: exploration is added to a greedy policy (R2D2's ε).
+        symptoms: figures among its metrics that say that training goes wrong, the most specific first: of several that
+            show at once the first is said.
     """
 
     name: str
@@ -47,6 +85,7 @@ class AlgorithmSpec:
     recorded: Mapping[str, ArraySpec]
     roles: tuple[Role, ...] = ("training",)
     samples_actions: bool = True
+    symptoms: tuple[Symptom, ...] = ()
 
     @property
     def records(self) -> int:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from seedcli.agents import targets
-from seedcli.agents.base import ActInputs, ActOutputs, AlgorithmSpec, LossOutputs, Role, State, UnrollBatch
+from seedcli.agents.base import ActInputs, ActOutputs, AlgorithmSpec, LossOutputs, Role, State, Symptom, UnrollBatch
 from seedcli.agents.distributions import make_distribution
 from seedcli.agents.networks import PolicyValueNetwork, evaluate, observe
 from seedcli.config import AgentConfig, TrainingConfig
@@ -18,6 +18,43 @@ from seedcli.specs import ArraySpec, EnvSpec
 # Means count as out of bounds, which are ±1, from here on: a policy that is to take extreme actions stays a little
 # beyond them.
 _FAR = 1.5
+_RATE = "training.learning_rate"
+
+
+def symptoms(config: AgentConfig) -> tuple[Symptom, ...]:
+    """What goes wrong with V-trace, each with those settings that are not yet as they should be."""
+    values = () if config.normalize_values else ("agent.normalize_values",)
+    apart = () if config.separate_value else ("agent.separate_value",)
+    scale = () if config.normalize_values else ("agent.reward_scale",)  # of no effect where values are normalised
+    observations = () if config.normalize_observations else ("agent.normalize_observations",)
+    saturation = Symptom(
+        metric="saturated_units",
+        above=0.95,  # of a ReLU network that learns Pong, 0.87 is idle in a batch
+        sentence="{:.0%} of the hidden units are saturated, so the network hardly learns any more",
+        settings=(*values, *apart, *scale, _RATE),
+    )
+    outside = Symptom(
+        metric="means_outside",
+        above=0.5,
+        sentence="{:.0%} of the policy's means lie far beyond the bounds of actions, where they make no difference",
+        settings=("agent.bound_cost", _RATE),
+    )
+    # Every network begins with values and policies that are nearly the same for all observations.
+    value = Symptom(
+        metric="value_spread",
+        below=0.02,
+        sentence="the value is the same for every observation: it varies {:.1%} as much as its targets",
+        settings=(*values, *observations, _RATE),
+        patience=0.2,
+    )
+    policy = Symptom(
+        metric="policy_spread",
+        below=0.003,
+        sentence="the policy is the same for every observation, to {:z.4f} nats",
+        settings=(*observations, "agent.entropy_cost", _RATE),
+        patience=0.2,
+    )
+    return saturation, outside, value, policy
 
 
 class VTraceAgent:
@@ -54,6 +91,7 @@ class VTraceAgent:
                 self._distribution.name: ArraySpec((self._distribution.size,), "float32"),
                 **({"value": ArraySpec((), "float32")} if config.normalize_values else {}),
             },
+            symptoms=symptoms(config),
         )
         self.network = self.make_network()
 

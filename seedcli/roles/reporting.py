@@ -17,6 +17,7 @@ from rich.console import Console
 from seedcli.roles.device_report import DeviceReport
 from seedcli.roles.fleet import FleetWatch
 from seedcli.roles.runfolder import RunFolder, run_of_host
+from seedcli.telemetry.diagnosis import Diagnosis
 from seedcli.telemetry.exporter import Health, Phase
 from seedcli.telemetry.fleet import CONNECTED, ActorRow, count_states
 from seedcli.telemetry.live import Summary, View, print_profile, print_summary
@@ -75,6 +76,7 @@ class Reporter:
         self._last = self._counters()
         self._fleet = FleetWatch(learner.service, config.net.heartbeat_seconds)
         self._devices: DeviceReport | None = None
+        self._diagnosis: Diagnosis | None = None
         self._phase: Phase = "starting"
         self._phase_begun = self._begun
         self.status = Status(
@@ -108,7 +110,11 @@ class Reporter:
 
     def refresh(self) -> None:
         """Show again what was last shown, with the clock going on; cheap."""
-        self._view.update(self.status.snapshot, self.status.fleet, self._total)
+        self._view.update(self.status.snapshot, self.status.fleet, self._total, self._warning())
+
+    def _warning(self) -> str:
+        """What goes wrong in training at present, "" where nothing does."""
+        return self._diagnosis.warning if self._diagnosis is not None else ""
 
     def enter(self, phase: Phase) -> None:
         """Say where the run is: "serving" once the learner takes actors, "stopping" as soon as it is to end."""
@@ -133,14 +139,26 @@ class Reporter:
         """Take a snapshot, write its line, show it."""
         fleet = self._fleet.look()
         snapshot = self._take(fleet)
+        self._diagnose(snapshot)
         self.status = dataclasses.replace(self.status, snapshot=snapshot, fleet=fleet, turn_seconds=self._turn_age())
         try:
             self._writer.write(snapshot if self._wall_clock else snapshot.without_wall_clock())
         except OSError as error:
             # A full disk must not end the training: the line is lost, the next may find room.
             log_once_per("metrics", 60.0, _log, logging.ERROR, "metrics cannot be written: %s", error)
-        self._view.update(snapshot, fleet, self._total)
+        self._view.update(snapshot, fleet, self._total, self._warning())
         return snapshot
+
+    def _diagnose(self, snapshot: Snapshot) -> None:
+        """Log what begins to go wrong, once."""
+        core, config = self._learner.core, self._learner.config
+        if core is None or not snapshot.extra:
+            return
+        if self._diagnosis is None:
+            values = config.model_dump(mode="json", by_alias=True)
+            self._diagnosis = Diagnosis(core.agent.algorithm.symptoms, config.run.steps, values)
+        if warning := self._diagnosis.look(snapshot.env_steps, snapshot.learner_updates, snapshot.extra):
+            _log.warning("%s", warning)
 
     def _take(self, fleet: Sequence[ActorRow]) -> Snapshot:
         now = time.monotonic()
@@ -259,6 +277,7 @@ class Reporter:
             goes_on=self._goes_on(),
             resumed_at=self._resumed_at,
             playable=bool(list_checkpoints(self._folder.checkpoints)),
+            warning=self._warning(),
         )
         print_summary(console, summary)
 

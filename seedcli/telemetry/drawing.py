@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +24,8 @@ from seedcli.telemetry.panels import Rows, device_rows, figures, latency
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _ASCII_BLOCKS = " .:-=+*#@"
 _FRAME = "bright_black"
+_WARNING = "bold yellow"
+_WARNING_LINES = 3  # the log has the whole of it
 _STATE_STYLES = {"lost": "red", "silent": "yellow", "waiting": "dim"}
 
 
@@ -39,6 +42,7 @@ class ViewState:
         seconds_left: None where not known.
         returns: mean returns over the run, oldest first: of evaluation where there is any.
         evaluating: whether there is.
+        warning: what goes wrong in training, "" where nothing does.
     """
 
     header: Mapping[str, str] = field(default_factory=dict)
@@ -49,6 +53,7 @@ class ViewState:
     seconds_left: float | None = None
     returns: Sequence[float] = ()
     evaluating: bool = False
+    warning: str = ""
 
 
 def percent(snapshot: Snapshot | None, total_steps: int) -> int:
@@ -226,6 +231,11 @@ class Picture:
             parts.append(Text(state.header["folder"], no_wrap=True, overflow="ellipsis"))
         parts.append(self._progress(width, compact=False))
         used = len(parts)
+        if state.warning:
+            # Folded here, because what is below shares the lines that are left.
+            warning = textwrap.wrap(f"warning: {state.warning}", width, max_lines=_WARNING_LINES, placeholder=" …")
+            parts.extend(Text(line, style=_WARNING) for line in warning)
+            used += len(warning)
         if state.snapshot is None:
             return Group(*parts, self._waiting())
         rows = 8 if height >= 34 else 6
@@ -270,6 +280,8 @@ class Picture:
     def _compact(self, width: int) -> Group:
         s = self._state.snapshot
         parts: list[RenderableType] = [self._title(), self._progress(width, compact=True)]
+        if self._state.warning:
+            parts.append(Text(f"warning: {self._state.warning}", style=_WARNING, no_wrap=True, overflow="ellipsis"))
         if s is None:
             return Group(*parts, self._waiting())
         pairs = [

@@ -38,8 +38,11 @@ class View(Protocol):
     def start(self, header: Mapping[str, str]) -> None:
         """Begin; `header` says what the run is: "preset", "folder", "environment" and whatever else."""
 
-    def update(self, snapshot: Snapshot | None, fleet: Sequence[ActorRow], total_steps: int) -> None:
-        """Show the newest figures; cheap enough to be called ten times a second, with the same ones or new."""
+    def update(self, snapshot: Snapshot | None, fleet: Sequence[ActorRow], total_steps: int, warning: str = "") -> None:
+        """Show the newest figures; cheap enough to be called ten times a second, with the same ones or new.
+
+        `warning` says what goes wrong in training at present; `log` has been told too when it began.
+        """
 
     def log(self, message: str) -> None:
         """Show a message, with the time in front."""
@@ -97,7 +100,7 @@ class LiveView:
         self._live = Live(Picture(self._state), console=self._console, auto_refresh=False, vertical_overflow="crop")
         self._live.start(refresh=True)
 
-    def update(self, snapshot: Snapshot | None, fleet: Sequence[ActorRow], total_steps: int) -> None:
+    def update(self, snapshot: Snapshot | None, fleet: Sequence[ActorRow], total_steps: int, warning: str = "") -> None:
         """Take new figures; draw if the last picture is a quarter of a second old."""
         state = self._state
         if snapshot is not None and snapshot is not state.snapshot:
@@ -110,7 +113,7 @@ class LiveView:
             if value is not None:
                 self._add_return(value)
         state.snapshot, state.fleet, state.total_steps = snapshot, fleet, total_steps
-        state.returns = self._returns
+        state.returns, state.warning = self._returns, warning
         if snapshot is not None:
             state.seconds_left = self._left.seconds(snapshot, total_steps)
         self._flush()
@@ -175,7 +178,7 @@ class PlainView:
         self._next = self._clock() + self._interval
         self.log(" ".join(f"{name} {value}" for name, value in header.items()))
 
-    def update(self, snapshot: Snapshot | None, fleet: Sequence[ActorRow], total_steps: int) -> None:
+    def update(self, snapshot: Snapshot | None, fleet: Sequence[ActorRow], total_steps: int, warning: str = "") -> None:
         """Take new figures; print a line if the interval has passed since the last."""
         if snapshot is None:
             return
@@ -285,6 +288,7 @@ class Summary:
         folder: the run folder.
         playable: it holds a checkpoint.
         goes_on: how a run is gone on with that stopped early; "": with --resume.
+        warning: what went wrong in training and still does at its end; "": nothing.
     """
 
     env_steps: int
@@ -296,6 +300,7 @@ class Summary:
     playable: bool
     resumed_at: int = 0
     goes_on: str = ""
+    warning: str = ""
 
 
 def print_summary(console: Console, summary: Summary) -> None:
@@ -315,6 +320,8 @@ def print_summary(console: Console, summary: Summary) -> None:
     if summary.dropped_unrolls:
         dropped = f"{count(summary.dropped_unrolls)} unrolls were not trained on"
         lines.append(Text(f"{dropped}: their rewards or priorities were not finite, see the log", style="bold red"))
+    if summary.warning:
+        lines.append(Text(f"warning: {summary.warning}", style="bold yellow"))
     lines.append(Text(f"run folder: {summary.folder}"))
     if summary.playable:
         lines.append(Text.assemble("play it: ", (f"seed eval {folder}", "bold cyan")))

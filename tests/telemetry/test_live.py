@@ -265,6 +265,43 @@ def test_summary_gives_the_command_to_copy() -> None:
     assert "7 unrolls were not trained on" in text and "seed eval" not in text
 
 
+WARNING = (
+    "98% of the hidden units are saturated, so the network hardly learns any more (saturated_units is above 0.95): "
+    "look at agent.normalize_values (false), agent.separate_value (false), training.learning_rate (0.05)"
+)
+
+
+@pytest.mark.parametrize("fleet", [1, 100])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50), (72, 15), (60, 24), (40, 10)])
+def test_a_warning_stands_in_the_picture_while_it_holds(width: int, height: int, fleet: int) -> None:
+    console, file = terminal(width, height)
+    clock = Clock()
+    view = LiveView(console, clock)
+    view.start(HEADER)
+    pictures = []
+    for warning in (WARNING, ""):
+        clock.now += 2
+        view.update(snapshot(), actors(fleet), 500_000, warning)
+        pictures.append(last_picture(file.getvalue()))
+    view.stop()
+    shown, gone = pictures
+    assert len(shown) < height and max(map(len, shown)) <= width
+    text = " ".join(line.strip() for line in shown)
+    assert "warning: 98% of the hidden units" in text and "120,000" in text and "187.2" in text
+    if width >= 80:
+        assert f"warning: {WARNING}" in text
+    assert "warning" not in "\n".join(gone)
+
+
+def test_summary_says_what_still_goes_wrong() -> None:
+    console, file = terminal(80, 24)
+    print_summary(console, Summary(500_123, 500_000, 95.0, 1.0, 0, Path("run"), playable=True, warning=WARNING))
+    assert f"warning: {WARNING}\n" in ESCAPE.sub("", file.getvalue())
+    console, file = terminal(80, 24)
+    print_summary(console, Summary(500_123, 500_000, 95.0, 1.0, 0, Path("run"), playable=True))
+    assert "warning" not in file.getvalue()
+
+
 def test_chart_by_hand() -> None:
     assert chart([0, 1], 10, 1) == ["▁█"]
     assert chart([0, 1], 10, 2) == [" █", "▁█"]

@@ -1,0 +1,93 @@
+"""What goes wrong in training, told from the algorithm's own metrics: at most one warning at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from seedcli.layering import format_value
+
+if TYPE_CHECKING:
+    from seedcli.agents.base import Symptom
+
+# What a symptom must last before it is said, and be away before it counts as gone.
+_SPAN = 0.05  # share of the run's environment steps
+_LINES = 3
+_UPDATES = 200
+
+
+class _Case:
+    """Whether one symptom is there: it comes, and goes, only with a whole span of lines that agree."""
+
+    def __init__(self, symptom: Symptom, total_steps: int) -> None:
+        self.symptom = symptom
+        self.present = False
+        self.said = False
+        self.value = 0.0  # where it last showed
+        self._patience = symptom.patience * total_steps
+        self._span = _SPAN * total_steps
+        self._lines = 0  # in a row that contradict `present`
+        self._first = (0, 0)  # environment steps and updates of the first of them
+
+    def look(self, env_steps: int, updates: int, value: float | None) -> None:
+        if value is None or env_steps < self._patience:
+            return
+        shows = self.symptom.shows(value)
+        if shows:
+            self.value = value
+        if shows == self.present:
+            self._lines = 0
+            return
+        if not self._lines:
+            self._first = (env_steps, updates)
+        self._lines += 1
+        steps, first_update = self._first
+        enough = self._lines >= _LINES and updates - first_update >= _UPDATES
+        if enough and env_steps - steps >= self._span:
+            self.present, self.said, self._lines = shows, False, 0
+
+
+class Diagnosis:
+    """Looks for the symptoms that an algorithm declares.
+
+    One is there once every line of metrics has shown it over 5 % of the run, at least 3 lines and 200 updates, and gone
+    once none has for as long. Of several the first in order of declaration is the one that is said. A resumed run is
+    looked at afresh.
+
+    Args:
+        symptoms: as `agents.base.AlgorithmSpec` declares them.
+        total_steps: environment steps of the run.
+        values: the configuration: section → name → value, as JSON has them.
+
+    Attributes:
+        warning: the sentence that holds now, "" where nothing is wrong.
+    """
+
+    def __init__(self, symptoms: Sequence[Symptom], total_steps: int, values: Mapping[str, Mapping[str, Any]]) -> None:
+        self._cases = [_Case(symptom, total_steps) for symptom in symptoms]
+        self._values = values
+        self.warning = ""
+
+    def look(self, env_steps: int, updates: int, metrics: Mapping[str, float]) -> str:
+        """Take the figures of a line; metrics are empty where no update was made.
+
+        Returns:
+            A warning to be logged: one that begins to hold, or holds again after it was gone; "" otherwise.
+        """
+        for case in self._cases:
+            case.look(env_steps, updates, metrics.get(case.symptom.metric))
+        current = next((case for case in self._cases if case.present), None)
+        self.warning = "" if current is None else self._sentence(current)
+        if current is None or current.said:
+            return ""
+        current.said = True
+        return self.warning
+
+    def _sentence(self, case: _Case) -> str:
+        symptom = case.symptom
+        settings = ", ".join(f"{key} ({self._value(key)})" for key in symptom.settings)
+        return f"{symptom.sentence.format(case.value)} ({symptom.rule}): look at {settings}"
+
+    def _value(self, key: str) -> str:
+        section, name = key.split(".")
+        return format_value(self._values[section][name])

@@ -1,0 +1,118 @@
+"""Warnings of what goes wrong in training: when they are said, when they end, which of several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import pytest
+
+from seedcli.agents.base import Symptom
+from seedcli.agents.vtrace import symptoms
+from seedcli.config import AgentConfig, Config
+from seedcli.layering import known_keys
+from seedcli.telemetry.diagnosis import Diagnosis
+
+STUCK = Symptom(metric="stuck", above=0.9, sentence="{:.0%} of it is stuck", settings=("agent.discount", "run.seed"))
+FLAT = Symptom(metric="flat", below=0.1, sentence="it is flat, {:.2f}", settings=("agent.lambda",), patience=0.2)
+VALUES = Config().model_dump(mode="json", by_alias=True)
+STUCK_WARNING = "98% of it is stuck (stuck is above 0.9): look at agent.discount (0.99), run.seed (1)"
+FLAT_WARNING = "it is flat, 0.05 (flat is below 0.1): look at agent.lambda (1.0)"
+
+
+def diagnosis(*symptoms: Symptom) -> Diagnosis:
+    return Diagnosis(symptoms or (STUCK,), 10_000, VALUES)
+
+
+def lines(
+    diagnosis: Diagnosis, steps: Iterable[int], updates_per_step: float = 1.0, **metrics: float
+) -> list[tuple[int, str]]:
+    """At which steps something is said, and what."""
+    said = [(step, diagnosis.look(step, round(step * updates_per_step), metrics)) for step in steps]
+    return [(step, text) for step, text in said if text]
+
+
+def test_a_symptom_is_said_once_it_has_lasted_5_percent_of_the_run() -> None:
+    look = diagnosis()
+    assert not lines(look, range(0, 500, 100), stuck=0.98)
+    assert look.warning == ""
+    assert lines(look, range(500, 3000, 100), stuck=0.98) == [(500, STUCK_WARNING)]
+    assert look.warning == STUCK_WARNING
+
+
+def test_it_must_last_three_lines_and_200_updates() -> None:
+    assert lines(diagnosis(), (0, 5000, 10_000), stuck=0.98) == [(10_000, STUCK_WARNING)]
+    assert lines(diagnosis(), range(0, 10_000, 100), updates_per_step=0.05, stuck=0.98) == [(4000, STUCK_WARNING)]
+
+
+@pytest.mark.parametrize("value", [0.9, 0.1, math.nan])
+def test_one_line_without_it_begins_the_count_again(value: float) -> None:
+    look = diagnosis()
+    for start in range(0, 5000, 500):
+        assert not lines(look, range(start, start + 400, 100), stuck=0.98)
+        assert not lines(look, (start + 400,), stuck=value)
+    assert lines(look, range(5000, 6000, 100), stuck=0.98) == [(5500, STUCK_WARNING)]
+
+
+def test_lines_without_the_metric_neither_count_nor_contradict() -> None:
+    look = diagnosis()
+    lines(look, range(0, 500, 100), stuck=0.98)
+    assert not lines(look, range(500, 1000, 100))
+    assert lines(look, (1000,), stuck=0.98) == [(1000, STUCK_WARNING)]
+
+
+def test_a_warning_ends_after_a_span_without_it_and_is_said_again_when_it_returns() -> None:
+    look = diagnosis()
+    lines(look, range(0, 1000, 100), stuck=0.98)
+    assert not lines(look, (1000, 1100), stuck=0.5)
+    assert look.warning == STUCK_WARNING, "the figure is the one with which it last showed"
+    assert not lines(look, range(1200, 1500, 100), stuck=0.98), "it was not away for long"
+    assert not lines(look, range(1500, 2100, 100), stuck=0.5)
+    assert look.warning == ""
+    assert lines(look, range(3000, 4000, 100), stuck=0.98) == [(3500, STUCK_WARNING)]
+
+
+def test_patience_is_a_share_of_the_run() -> None:
+    look = diagnosis(FLAT)
+    assert lines(look, range(0, 10_000, 100), flat=0.05) == [(2500, FLAT_WARNING)]
+
+
+def test_of_several_the_first_declared_is_said() -> None:
+    look = diagnosis(STUCK, FLAT)
+    assert lines(look, range(0, 4000, 100), stuck=0.98, flat=0.05) == [(500, STUCK_WARNING)]
+    # What it hid is said when it is gone.
+    assert lines(look, range(4000, 6000, 100), stuck=0.5, flat=0.05) == [(4500, FLAT_WARNING)]
+    # The more specific one takes over; the other has been said before and has never been gone.
+    assert lines(look, range(6000, 7000, 100), stuck=0.98, flat=0.05) == [(6500, STUCK_WARNING)]
+    assert not lines(look, range(7000, 8000, 100), stuck=0.5, flat=0.05)
+    assert look.warning == FLAT_WARNING
+
+
+def test_an_algorithm_without_symptoms_has_no_warnings() -> None:
+    look = Diagnosis((), 10_000, VALUES)
+    assert not lines(look, range(0, 10_000, 100), stuck=0.98)
+
+
+def test_a_resumed_run_is_looked_at_afresh() -> None:
+    assert lines(diagnosis(FLAT), range(6000, 10_000, 100), flat=0.05) == [(6500, FLAT_WARNING)]
+
+
+@pytest.mark.parametrize("bounds", [{}, {"above": 1.0, "below": 0.0}])
+def test_a_symptom_has_one_bound_and_a_setting(bounds: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="must have one of above and below"):
+        Symptom(metric="x", sentence="", settings=("run.seed",), **bounds)
+    with pytest.raises(ValueError, match="must name a setting"):
+        Symptom(metric="x", above=1.0, sentence="", settings=())
+
+
+@pytest.mark.parametrize("good", [False, True])
+def test_vtrace_names_settings_that_exist_and_are_not_yet_right(good: bool) -> None:
+    config = AgentConfig(normalize_values=good, separate_value=good, normalize_observations=good)
+    declared = symptoms(config)
+    metrics = [symptom.metric for symptom in declared]
+    assert metrics == ["saturated_units", "means_outside", "value_spread", "policy_spread"]
+    named = {key for symptom in declared for key in symptom.settings}
+    assert named <= set(known_keys())
+    assert ("agent.normalize_values" in named) is not good
+    for symptom in declared:
+        assert "{" not in symptom.sentence.format(0.5)
