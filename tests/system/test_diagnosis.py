@@ -35,6 +35,7 @@ SATURATED = Fault(
         "agent.normalize_values=false",
         "agent.separate_value=false",
         "agent.reward_scale=100",
+        "agent.policy_clip=0",
         "training.learning_rate=0.05",
     ),
     "100% of the hidden units are saturated, so the network hardly learns any more (saturated_units is above 0.95)",
