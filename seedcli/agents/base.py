@@ -56,7 +56,7 @@ class Symptom:
 
     @property
     def rule(self) -> str:
-        """When it shows, in words: "saturated_units is above 0.95"."""
+        """When it shows, in words: "saturated_units is above 0.9"."""
         return f"{self.metric} is " + (f"above {self.above:g}" if self.above is not None else f"below {self.below:g}")
 
 

@@ -29,7 +29,7 @@ def symptoms(config: AgentConfig) -> tuple[Symptom, ...]:
     observations = () if config.normalize_observations else ("agent.normalize_observations",)
     saturation = Symptom(
         metric="saturated_units",
-        above=0.95,  # of a ReLU network that learns Pong, 0.87 is idle in a batch
+        above=0.9,  # of a ReLU network that begins to learn Pong, up to 0.87 is idle in a batch
         sentence="{:.0%} of the hidden units are saturated, so the network hardly learns any more",
         settings=(*values, *apart, *scale, _RATE),
     )

@@ -27,11 +27,12 @@ SATURATED = Fault(
     (
         "agent.normalize_values=false",
         "agent.separate_value=false",
-        "agent.reward_scale=100",
+        "agent.reward_scale=1000",
+        "agent.policy_clip=0",
         "training.learning_rate=0.05",
     ),
-    "100% of the hidden units are saturated, so the network hardly learns any more (saturated_units is above 0.95)",
-    "agent.normalize_values (false), agent.separate_value (false), agent.reward_scale (100.0)",
+    "% of the hidden units are saturated, so the network hardly learns any more (saturated_units is above 0.9)",
+    "agent.normalize_values (false), agent.separate_value (false), agent.reward_scale (1000.0)",
 )
 OUTSIDE = Fault(
     "Pendulum-v1",

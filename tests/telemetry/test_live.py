@@ -266,7 +266,7 @@ def test_summary_gives_the_command_to_copy() -> None:
 
 
 WARNING = (
-    "98% of the hidden units are saturated, so the network hardly learns any more (saturated_units is above 0.95): "
+    "98% of the hidden units are saturated, so the network hardly learns any more (saturated_units is above 0.9): "
     "look at agent.normalize_values (false), agent.separate_value (false), training.learning_rate (0.05)"
 )
 
