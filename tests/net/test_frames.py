@@ -43,7 +43,7 @@ def test_a_header_reads_back(kind: Kind, nbytes: int, stream: int, sequence: int
 
 def test_a_header_lies_as_documented() -> None:
     data = pack_header(Kind.STEP, 0x01020304, stream=5, sequence=6, session=7)
-    assert data == b"SEED" + bytes([2, 8, 5, 0, 6, 0, 0, 0, 4, 3, 2, 1, 7]) + bytes(15)
+    assert data == b"SEED" + bytes([3, 8, 5, 0, 6, 0, 0, 0, 4, 3, 2, 1, 7]) + bytes(15)
 
 
 @settings(deadline=None)

@@ -16,6 +16,10 @@ from tests.system.harness import TINY, Fleet, Process, checkpoints, counting, fl
 ENDLESS = ("--preset", "cartpole_vtrace", "--steps", "1e12", "--actors", "1", "--envs", "8")
 
 
+# The run whose checkpoints are harmed is deterministic; a learner goes on with it in threads.
+THREADED = sets("run.deterministic=false")
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A run's folder with several checkpoints."""
@@ -56,7 +60,7 @@ def test_a_torn_checkpoint_is_said_and_the_one_before_it_gone_on_from(fleet: Fle
         != []
     )
 
-    resumed = fleet.learner("--resume", "--logdir", str(run), "--steps", "1e12")
+    resumed = fleet.learner("--resume", "--logdir", str(run), "--steps", "1e12", *THREADED)
     resumed.wait_until_it_serves()
     wait_for(
         lambda: f"continuing from {run / 'checkpoints' / str(older)} at {older:,}" in resumed.stderr, "the learner"
@@ -74,7 +78,7 @@ def test_a_run_without_a_good_checkpoint_is_refused_and_left_as_it_is(fleet: Fle
         _tear(run, env_steps)
     kept = [path for path in sorted(run.rglob("*")) if path.name not in ("learner.log", "learner.lock", run.name)]
     before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in kept}
-    for arguments in (["learner", "--resume", "--logdir", str(run)], ["eval", str(run)]):
+    for arguments in (["learner", "--resume", "--logdir", str(run), *THREADED], ["eval", str(run)]):
         process = fleet.start(*arguments, *(["--grpc-port", "0", "--zmq-port", "0"] if "learner" in arguments else []))
         process.ends_with(2)
         assert f"none of its {len(checkpoints(run))} checkpoints can be read" in process.sentence
@@ -91,7 +95,7 @@ def test_what_a_killed_writer_left_is_mended_and_removed(fleet: Fleet, run: Path
     for name in (f".{newest}.partial", ".7.removed"):
         (folder / name).mkdir()
         (folder / name / "variables.index").write_bytes(b"half")
-    resumed = fleet.learner("--resume", "--logdir", str(run), "--steps", "1e12")
+    resumed = fleet.learner("--resume", "--logdir", str(run), "--steps", "1e12", *THREADED)
     resumed.wait_until_it_serves()
     wait_for(lambda: f"at {newest:,} environment steps" in resumed.stderr, "the newest is gone on from")
     assert "damaged" not in resumed.stderr and not list(folder.glob(".*"))
