@@ -51,7 +51,7 @@ def symptoms(config: AgentConfig) -> tuple[Symptom, ...]:
         metric="policy_spread",
         below=0.003,
         sentence="the policy is the same for every observation, to {:z.4f} nats",
-        settings=(*observations, "agent.entropy_cost", _RATE),
+        settings=(*values, *apart, *observations, "agent.entropy_cost", _RATE),
         patience=0.2,
     )
     return saturation, outside, value, policy
