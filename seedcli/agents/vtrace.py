@@ -61,10 +61,11 @@ class VTraceAgent:
     """An `agents.base.Agent` that samples from its policy and learns it with V-trace.
 
     Actions are of any kind. Every record keeps the parameters of the distribution that acted, [P] float32, under their
-    name in `agents.distributions`: "logits", or "mean_log_std" for a Box.
+    name in `agents.distributions`: "logits", or "mean_log_std" for a Box; with `agent.normalize_values` also the
+    predicted "value" [] float32, from which the scales of values and advantages are taken.
 
     Attributes:
-        algorithm: no burn-in, T transitions, each unroll used once.
+        algorithm: no burn-in, T transitions, unrolls from a queue.
         network: the trained network; `network.trainable_variables` are what is learned.
     """
 

@@ -158,7 +158,6 @@ def test_the_checks_of_an_environment_show_it() -> None:
 
 
 def test_minigrid_trains_without_a_setting() -> None:
-    pytest.importorskip("minigrid")
     env: Any = create_env(gymnasium_config("minigrid:MiniGrid-Empty-8x8-v0"), 2)
     env.close()
     assert set(env.spec.observation) == {"direction", "image"} and "'mission' is left out" in env.notice
