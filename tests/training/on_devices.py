@@ -28,7 +28,9 @@ from tests.agents.helpers import VECTOR, random_records
 B, UPDATES = 8, 10
 NETWORK = {"hidden": (8,), "lstm": 4, "previous_action_reward": True, "normalize_observations": True}
 AGENTS = {
-    "vtrace": AgentConfig.model_validate({**NETWORK, "algorithm": "vtrace"}),
+    "vtrace": AgentConfig.model_validate(
+        {**NETWORK, "algorithm": "vtrace", "normalize_values": True, "separate_value": True, "policy_clip": 0.2}
+    ),
     "r2d2": AgentConfig.model_validate(
         {**NETWORK, "algorithm": "r2d2", "dueling_hidden": 0, "frame_stack": 2, "n_step": 2, "target_period": 3}
     ),
