@@ -72,8 +72,8 @@ class DirectCall:
     keyword arguments. For each new combination of structure, shapes and types the `tf.function` finds or traces the
     concrete function, with all of its checks. Results have the structure that the `tf.function` gives them.
 
-    Two differences matter to callers. Arrays are not copied: until the call returns nobody may write to them, and a
-    result that is one of the arguments shares their memory. And no gradient flows through a call: a `tf.GradientTape`
+    Two differences matter to callers. Arrays are not copied: they must not be written to before the call returns, and
+    a result that is one of the arguments shares their memory. And no gradient flows through a call: a `tf.GradientTape`
     that is asked for one raises LookupError.
 
     Args:

@@ -24,7 +24,7 @@ class KeyChoice:
     Attributes:
         keys: `environment.observation_keys`, as given.
         used: names of the leaves that an agent observes, those of inner Dicts as "outer/inner".
-        text: names of the leaves that are left out because they are text, which nobody asked to leave out.
+        text: names of the leaves that are left out because they are text, without a key that says so.
     """
 
     keys: tuple[str, ...]

@@ -34,7 +34,7 @@ def training_returns(recent: Sequence[float]) -> dict[str, Any]:
 
 
 def greedy_hint(counters: Mapping[str, Any], returns: Sequence[float]) -> str:
-    """One line where greedy play falls clearly short of training; "" where it does not, or nobody can tell.
+    """One line where greedy play falls clearly short of training; "" where it does not, or it cannot be told.
 
     Args:
         counters: of the checkpoint; those of older versions lack what `training_returns` gives.

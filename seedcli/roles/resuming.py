@@ -22,7 +22,7 @@ def was_deterministic(folder: RunFolder) -> bool:
 
 
 def keep_mode(resolved: Resolved, folder: RunFolder) -> Resolved:
-    """The configuration with which a resumed run stays deterministic, unless somebody says otherwise.
+    """The configuration with which a resumed run stays deterministic, unless a layer says otherwise.
 
     Where a preset or file is given again, the run's own values are no layer: this one is taken over all the same.
     """

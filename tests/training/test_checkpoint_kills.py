@@ -92,8 +92,7 @@ def test_killed_at_random(killing: Killing, caplog: pytest.LogCaptureFixture) ->
     moments = random.Random(5)
     for _ in range(KILLS):
         assert killing.kill(seconds=moments.uniform(0, 0.04))
-    # One a kill on an idle machine; fewer where other work holds the writers up.
-    assert killing.newest > KILLS // 3, "writers were killed while they wrote, not before"
+    assert killing.newest > KILLS, "writers were killed while they wrote, not before"
     _assert_tidy(killing, caplog)
 
 
