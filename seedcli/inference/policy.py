@@ -216,11 +216,12 @@ class AgentPolicy:
     def publish(self, version: int) -> None:
         """Offer the trained weights, with the number of updates behind them, to inference.
 
-        The first that are offered are taken, and then those whose version is a multiple of `publish_every`, or no
-        later than the one in use (it is replaced): they are copied into the variables that inference reads on each
-        of its devices.
+        The first that are offered are taken, and then those whose version has reached another multiple of
+        `publish_every`, or is no later than the one in use (it is replaced): they are copied into the variables that
+        inference reads on each of its devices.
         """
-        if self._published and version > self.version and version % self.publish_every:
+        every = self.publish_every
+        if self._published and version > self.version and version // every == self.version // every:
             return
         self._published = True
         for device in self.devices:

@@ -158,3 +158,22 @@ def test_a_meter_counts_batches_and_rows():
     meter = policy.devices[0].meter
     assert (meter.device, meter.role, meter.batches, meter.rows) == ("CPU:0", "inference", 2, 4)
     assert meter.busy > 0 and meter.transfer_bytes == 0, "nothing is brought to a processor"
+
+
+@pytest.mark.parametrize(
+    ("every", "offered", "taken"),
+    [
+        (1, [0, 4, 8], [0, 4, 8]),
+        (3, [0, 4, 8, 12, 13], [0, 4, 8, 12, 12]),
+        # A dropped update leaves versions that are multiples of nothing.
+        (2, [0, 3, 7, 11], [0, 3, 7, 11]),
+        (8, [1, 5, 9, 13, 17], [1, 1, 9, 9, 17]),
+    ],
+)
+def test_versions_that_skip_a_multiple_are_taken_after_it(every: int, offered: list[int], taken: list[int]):
+    policy = _policy(publish_every=every)
+    versions = []
+    for version in offered:
+        policy.publish(version)
+        versions.append(policy.version)
+    assert versions == taken
