@@ -64,7 +64,8 @@ class _Connection:
     """A connection to one of the listeners.
 
     Attributes:
-        descriptor, inode: of its socket; inodes count upwards.
+        descriptor, inode: of its socket.
+        seen: monotonic seconds of the first look at it.
         listener: None: it is no connection to any of them, and none of the doorman's business.
         address: of the peer.
         since: monotonic seconds since which its peer could have proved the token; None: it has.
@@ -73,6 +74,7 @@ class _Connection:
 
     descriptor: int
     inode: int
+    seen: float
     listener: Listener | None = None
     address: tuple[str, int] = ("", 0)
     since: float | None = None
@@ -158,7 +160,7 @@ class Doorman:
             elif self._end(stranger):
                 ended[reason] += 1
         # The oldest first: who is to come in proves it within a moment.
-        staying.sort(key=lambda connection: connection.inode)
+        staying.sort(key=lambda connection: connection.seen)
         for stranger in staying[: self._surplus(len(staying))]:
             ended["there were too many of them"] += self._end(stranger)
         self.strangers = len(strangers)
@@ -205,7 +207,7 @@ class Doorman:
         self._seen, self.descriptors = present, count
 
     def _identify(self, descriptor: int, inode: int, now: float) -> _Connection:
-        connection = _Connection(descriptor, inode, since=now)
+        connection = _Connection(descriptor, inode, seen=now, since=now)
 
         def ask(sock: socket.socket) -> None:
             if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
