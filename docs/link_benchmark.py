@@ -18,16 +18,16 @@ import threading
 import time
 from typing import Any
 
-from seedcli.config import EnvironmentConfig
-from seedcli.envs import create_env
+from seedcli.config.sections import EnvironmentConfig
+from seedcli.envs.registry import create_env
 from seedcli.errors import SeedError
-from seedcli.net import connect
 from seedcli.net.base import ServerTransport
 from seedcli.net.codecs import RowEncoder
+from seedcli.net.connect import connect
 from seedcli.net.frames import Kind, pack_header
 from seedcli.net.handshake import ClientHandshake
-from seedcli.roles.actor_session import ActorSession, Environments
-from seedcli.roles.codec_choice import play
+from seedcli.roles.actor.codec_choice import play
+from seedcli.roles.actor.session import ActorSession, Environments
 from seedcli.specs import ArraySpec, EnvSpec
 from seedcli.telemetry.metrics import Profile
 
@@ -41,13 +41,13 @@ _RECORDED = 64
 def serve(kind: str, played: EnvironmentConfig, compression: str) -> None:
     """A learner's path from the socket to the answer, with constants in the network's place; prints its address."""
     from seedcli.agents.base import AlgorithmSpec
+    from seedcli.bench.servers import ConstantPolicy
     from seedcli.inference.arena import Arena
     from seedcli.inference.engine import StepEngine
-    from seedcli.inference.service import InferenceService
-    from seedcli.inference.sessions import FleetSettings
     from seedcli.net.grpc import GrpcServer
     from seedcli.net.zmq import ZmqServer
-    from seedcli.roles.bench_servers import ConstantPolicy
+    from seedcli.serving.service import InferenceService
+    from seedcli.serving.sessions import FleetSettings
 
     server: ServerTransport = GrpcServer(_HOST, 0) if kind == "grpc" else ZmqServer(_HOST, 0)
     environment = played.model_dump(mode="json")

@@ -2,6 +2,6 @@
 
 import sys
 
-from seedcli.cli import main
+from seedcli.cli.main import main
 
 sys.exit(main())

@@ -19,11 +19,11 @@ import pytest
 import typer
 import yaml
 
-from seedcli.cli import app
-from seedcli.config import Config
+from seedcli.cli.main import app
+from seedcli.config.schema import Config
+from seedcli.config.sources import load_config
 from seedcli.errors import EXIT_DONE, EXIT_REFUSED, EXIT_USAGE, RefusedError
-from seedcli.layering import load_config
-from seedcli.net.token import Token
+from seedcli.net.security.token import Token
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -272,7 +272,7 @@ def test_what_the_image_copies_makes_the_package(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     with zipfile.ZipFile(tmp_path / done.stdout.split()[-1]) as wheel:
-        assert {"seedcli/cli.py", "seedcli/presets/pong_vtrace.toml"} <= set(wheel.namelist())
+        assert {"seedcli/cli/main.py", "seedcli/presets/pong_vtrace.toml"} <= set(wheel.namelist())
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import seedcli
-from seedcli.preset_files import preset_names
+from seedcli.config.presets import preset_names
 
 ROOT = Path(__file__).resolve().parent.parent
-LISTING = "import seedcli.preset_files as l; print(l.__file__); print(*l.preset_names())"
+LISTING = "import seedcli.config.presets as l; print(l.__file__); print(*l.preset_names())"
 
 
 def build(kind: str, folder: Path) -> Path:
@@ -43,11 +43,11 @@ def listing(*path: Path) -> tuple[Path, list[str]]:
 def test_a_wheel_holds_the_presets_the_licence_and_the_command(tmp_path: Path) -> None:
     site = build("build_wheel", tmp_path)
     module, names = listing(site)
-    assert module == site / "seedcli" / "preset_files.py"
+    assert module == site / "seedcli" / "config" / "presets.py"
     assert names == preset_names()
     (info,) = site.glob("seedcli-*.dist-info")
     assert info.name == f"seedcli-{seedcli.__version__}.dist-info"
-    assert "seed = seedcli.cli:main" in (info / "entry_points.txt").read_text()
+    assert "seed = seedcli.cli.main:main" in (info / "entry_points.txt").read_text()
     assert "Apache License" in (info / "licenses" / "LICENSE").read_text()
     assert {entry.name for entry in site.iterdir()} == {"seedcli", info.name}
 
@@ -56,7 +56,7 @@ def test_an_editable_install_finds_the_presets(tmp_path: Path) -> None:
     site = build("build_editable", tmp_path)
     (pth,) = site.glob("*.pth")
     module, names = listing(site, Path(pth.read_text().strip()))
-    assert module == ROOT / "seedcli" / "preset_files.py"
+    assert module == ROOT / "seedcli" / "config" / "presets.py"
     assert names == preset_names()
 
 

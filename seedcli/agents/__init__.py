@@ -1,47 +1,11 @@
-"""What is learned: networks, targets and one file an algorithm. Importing this package imports TensorFlow."""
+"""What is learned: the protocol of an algorithm, networks, pure targets and distributions, and one file an algorithm.
+Importing it imports TensorFlow; of the rest it may import `config`, `specs` and `errors`. It knows nothing of where
+records come from, nor who applies its gradients.
+"""
 
 from __future__ import annotations
 
-import logging
 import os
 
 # The agents are written in TensorFlow; a user's own Keras settings must not choose another backend.
 os.environ["KERAS_BACKEND"] = "tensorflow"
-
-from seedcli.agents.base import Agent, ReplayAgent
-from seedcli.agents.frame_stack import normalized_arrays
-from seedcli.agents.r2d2 import R2D2Agent
-from seedcli.agents.vtrace import VTraceAgent
-from seedcli.config import AgentConfig, TrainingConfig
-from seedcli.specs import EnvSpec
-
-__all__ = ["Agent", "ReplayAgent", "create_agent"]
-
-_log = logging.getLogger(__name__)
-
-
-def create_agent(
-    agent: AgentConfig, training: TrainingConfig, spec: EnvSpec, seed: int, *, precision: str = "float32"
-) -> Agent:
-    """Build the agent a configuration names, for an environment; the same seed gives the same initial variables.
-
-    Logs a warning where `agent.normalize_observations` is on and finds nothing to scale.
-
-    Args:
-        agent: the algorithm and its network.
-        training: K, T and B; losses are divided by T·B.
-        spec: the environment.
-        seed: of the initial variables, at least 0.
-        precision: of what torso and LSTM compute, as `topology.precision` has it; variables are float32 in any.
-
-    Raises:
-        UsageError: the network cannot take the environment's observations, or the algorithm its actions.
-    """
-    if agent.normalize_observations and not normalized_arrays(agent, spec):
-        _log.warning(
-            "agent.normalize_observations = true has nothing to scale: observations of %s hold no numbers but images",
-            spec.name,
-        )
-    if agent.algorithm == "r2d2":
-        return R2D2Agent(agent, training, spec, seed, precision)
-    return VTraceAgent(agent, training, spec, seed, precision)

@@ -12,9 +12,9 @@ import tensorflow as tf
 from seedcli.agents import q_targets, targets
 from seedcli.agents.base import ActInputs, ActOutputs, AlgorithmSpec, LossOutputs, Role, State, UnrollBatch
 from seedcli.agents.calls import traced
-from seedcli.agents.networks import DuelingQNetwork, evaluate, observe
+from seedcli.agents.networks.models import DuelingQNetwork, evaluate, observe
 from seedcli.agents.replicas import assign
-from seedcli.config import AgentConfig, TrainingConfig
+from seedcli.config.sections import AgentConfig, TrainingConfig
 from seedcli.errors import UsageError
 from seedcli.specs import ArraySpec, EnvSpec
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 from seedcli.agents import targets
 from seedcli.agents.base import ActInputs, ActOutputs, AlgorithmSpec, LossOutputs, Role, State, Symptom, UnrollBatch
 from seedcli.agents.distributions import make_distribution
-from seedcli.agents.networks import PolicyValueNetwork, evaluate, observe
-from seedcli.config import AgentConfig, TrainingConfig
+from seedcli.agents.networks.models import PolicyValueNetwork, evaluate, observe
+from seedcli.config.sections import AgentConfig, TrainingConfig
 from seedcli.specs import ArraySpec, EnvSpec
 
 # Means count as out of bounds, which are ±1, from here on: a policy that is to take extreme actions stays a little

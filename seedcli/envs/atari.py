@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ale_py import roms, vector_env
 from gymnasium.vector import AutoresetMode
 
-from seedcli.config import EnvironmentConfig
+from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.checks import check_actions, first_line, nearest, refuse_gymnasium_fields
 from seedcli.errors import EnvironmentFailed, UsageError
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, StepBatch

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seedcli.config import EnvironmentConfig
+from seedcli.config.sections import EnvironmentConfig
 from seedcli.errors import EnvironmentFailed, UsageError
 from seedcli.specs import ActionSpec
 

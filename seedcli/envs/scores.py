@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seedcli.config import EnvironmentConfig
-from seedcli.envs.dmlab_levels import TEST_SETTINGS
+from seedcli.config.sections import EnvironmentConfig
+from seedcli.envs.dmlab.levels import TEST_SETTINGS
 from seedcli.errors import UsageError
 
 RESAMPLES = 2_000

@@ -15,15 +15,12 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from seedcli.specs import ArraySpec, EnvSpec, RowLayout, StepBatch, aligned_empty
-
-if TYPE_CHECKING:
-    from seedcli.inference.trajectories import ObservationStore
 
 
 class UnrollBuffer:
@@ -40,8 +37,6 @@ class UnrollBuffer:
         version: int64 [R], the policy version that chose the record's action.
         state: the agent state before record 0, nested arrays [E, ...]; set when it is handed on.
         keep: bool [E], columns that may be trained on; None: all of them. Set when it is handed on.
-        store: where the observations lie on a device too; None: nowhere.
-        positions: int32 [R, E], the records' places there; None where no device keeps any.
     """
 
     def __init__(self, layout: RowLayout, records: int, recorded: Mapping[str, ArraySpec]) -> None:
@@ -59,8 +54,6 @@ class UnrollBuffer:
         self.version: npt.NDArray[np.int64] = np.zeros(records, np.int64)
         self.state: Any = None
         self.keep: npt.NDArray[np.bool_] | None = None
-        self.store: ObservationStore | None = None
-        self.positions: npt.NDArray[np.int32] | None = None
 
     @property
     def num_envs(self) -> int:
@@ -156,10 +149,6 @@ class Arena:
     def release(self, buffer: UnrollBuffer) -> None:
         """Give a buffer back, once nothing reads it any more."""
         buffer.state = buffer.keep = None
-        if buffer.store is not None:
-            assert buffer.positions is not None, "a buffer in a store has positions"
-            buffer.store.give(buffer.positions)
-            buffer.store = None
         with self._lock:
             self._free[buffer.num_envs].append(buffer)
             self._shrink(buffer.num_envs)

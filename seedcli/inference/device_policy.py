@@ -6,21 +6,20 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from seedcli.agents.base import ActInputs, Agent
+from seedcli.agents.base import ActInputs, Agent, Role
 from seedcli.agents.calls import traced
 from seedcli.errors import SeedError
 from seedcli.inference.device_memory import bytes_of, out_of_memory
-from seedcli.inference.devices import nearest, short_name
-from seedcli.inference.trajectories import ObservationStore
+from seedcli.inference.variable_placement import nearest, short_name
 from seedcli.specs import EnvSpec, map_arrays
-from seedcli.telemetry.devices import DeviceMeter
+from seedcli.telemetry.device_meters import DeviceMeter
 
 
 class Decision(NamedTuple):
@@ -66,13 +65,13 @@ class DevicePolicy:
         greedy: answer the action without exploration.
         compiled: let XLA compile it, each batch size once.
         seed: gives what the next batch's random numbers depend on, [2] int32.
+        explore: takes what `assign` takes; gives how much the environments of all slots explore, [slots] float32.
 
     Attributes:
         device: its name.
         accelerated: whether it is another than the processor.
         version: of the weights it has.
         meter: what it has done; written by the thread that asks for answers.
-        store: where it keeps observations until they are trained on; None: nowhere.
     """
 
     def __init__(
@@ -85,7 +84,8 @@ class DevicePolicy:
         pad_to: Sequence[int],
         greedy: bool,
         compiled: bool,
-        seed: Any,
+        seed: Callable[[], npt.NDArray[np.int32]],
+        explore: Callable[[npt.NDArray[np.int32], Role, npt.NDArray[np.int64]], npt.NDArray[np.float32]],
     ) -> None:
         self._agent = agent
         self._greedy = greedy
@@ -93,9 +93,9 @@ class DevicePolicy:
         self._pad_to = pad_to
         self._scratch = slots - 1
         self._seed = seed
+        self._explore = explore
         self._lock = threading.Lock()
         self.version = 0
-        self.store: ObservationStore | None = None
         with self._on_device():
             self._network = agent.make_network()
             self._exploration = tf.Variable(np.zeros(slots, np.float32), trainable=False)
@@ -183,7 +183,6 @@ class DevicePolicy:
             f"the agent states of inference.max_envs = {self._scratch} environments": bytes_of(
                 tf.nest.flatten(self._table)
             ),
-            "the observations that stay on it": 0 if self.store is None else self.store.nbytes,
             f"a batch of {rows} environments": rows * self._row_bytes,
             "what is computed of them": None,
             "what trains there": None,
@@ -207,9 +206,17 @@ class DevicePolicy:
         reward: npt.NDArray[np.float32],
         first: npt.NDArray[np.bool_],
         slots: npt.NDArray[np.int32],
-        positions: npt.NDArray[np.int32] | None = None,
     ) -> Promise:
-        """See `policy.LanePolicy.begin`. The processor's work is done when this returns, an accelerator's begun.
+        """Give the device a batch without waiting for its result; the processor's work is done when this returns.
+
+        Args:
+            observation: [N, ...], or such arrays by name.
+            reward: [N] float32.
+            first: [N] bool, the first record of an episode.
+            slots: [N] int32.
+
+        Returns:
+            What `finish` takes.
 
         Raises:
             SeedError: the device is out of memory.
@@ -224,21 +231,13 @@ class DevicePolicy:
             reward = np.concatenate([reward, np.zeros(extra, np.float32)])
             first = np.concatenate([first, np.ones(extra, np.bool_)])
             slots = np.concatenate([slots, np.full(extra, self._scratch, np.int32)])
-            if positions is not None and self.store is not None:
-                positions = np.concatenate([positions, np.full(extra, self.store.spare, np.int32)])
         try:
             with self._on_device():
                 if self.accelerated:
                     observation = self._upload(observation, len(slots))
-                elif positions is not None:
-                    observation = map_arrays(tf.convert_to_tensor, observation)
                 with self._lock:
                     action, recorded = self._act(observation, reward, first, slots, self._seed())
                     version = self.version
-                if positions is not None and self.store is not None:
-                    self.store.write(observation, positions)
-                    if self.accelerated:
-                        self.meter.transfer_bytes += positions.nbytes
         except tf.errors.ResourceExhaustedError as error:
             raise self._out_of_memory(error, f"to answer {n} environments", n) from error
         if not self.accelerated:
@@ -253,7 +252,7 @@ class DevicePolicy:
         return observation
 
     def finish(self, promise: Promise) -> Decision:
-        """See `policy.LanePolicy.finish`.
+        """Wait for the result of a batch.
 
         Raises:
             SeedError: the device is out of memory.
@@ -271,19 +270,29 @@ class DevicePolicy:
             meter.busy += time.perf_counter() - promise.begun
         return Decision(action.view(self._action_dtype) if self._in_disguise else action, recorded, promise.version)
 
-    def explore(self, exploration: npt.NDArray[np.float32]) -> None:
-        """Take how much the environments of all slots explore, [slots] float32.
+    def act(
+        self,
+        observation: Any,
+        reward: npt.NDArray[np.float32],
+        first: npt.NDArray[np.bool_],
+        slots: npt.NDArray[np.int32],
+    ) -> Decision:
+        """`begin` and `finish` in one."""
+        return self.finish(self.begin(observation, reward, first, slots))
+
+    def assign(self, slots: npt.NDArray[np.int32], role: Role, index: npt.NDArray[np.int64]) -> None:
+        """Say what the environments of the slots [N] are for, and which of that role each is.
 
         Raises:
             SeedError: the device is out of memory.
         """
         try:
-            self._exploration.assign(exploration)
+            self._exploration.assign(self._explore(slots, role, index))
         except tf.errors.ResourceExhaustedError as error:
             raise self._out_of_memory(error, "to take more environments in") from error
 
     def snapshot(self, slots: npt.NDArray[np.int32], first: npt.NDArray[np.bool_]) -> Any:
-        """See `policy.Policy.snapshot`.
+        """The agent states [N, ...] of the slots [N] as they stand before the record at hand, after any reset.
 
         Raises:
             SeedError: the device is out of memory.

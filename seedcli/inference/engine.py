@@ -7,7 +7,7 @@ lanes, one for each inference device; each lane has its own batches, and all tha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from seedcli.inference.arena import Arena, UnrollBuffer
 from seedcli.inference.episodes import Episodes
 from seedcli.inference.inspection import Inspector
 from seedcli.inference.lane import Batch, Lane, share
-from seedcli.inference.policy import Policy, PolicyGroup, WholePolicy
+from seedcli.inference.policy import Policy
 from seedcli.inference.streams import Answer, EngineStats, SlotAllocator, Stream
 from seedcli.specs import EnvSpec
 from seedcli.telemetry.metrics import Profile
@@ -30,7 +30,7 @@ class StepEngine:
     Args:
         algorithm: burn-in, length and recorded fields.
         spec: the environment.
-        policy: what answers: one device, or a group with a lane for each.
+        policies: what answers, one for each inference device; each gets a lane.
         arena: where records lie.
         max_envs: slots, of all lanes together.
         batch_size: environments that batches wait for, all lanes together; 0: half of those connected.
@@ -43,7 +43,7 @@ class StepEngine:
         self,
         algorithm: AlgorithmSpec,
         spec: EnvSpec,
-        policy: Policy | PolicyGroup,
+        policies: Sequence[Policy],
         arena: Arena,
         *,
         max_envs: int,
@@ -53,7 +53,6 @@ class StepEngine:
         on_fault: Callable[[Stream, str], None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        policies = policy.lanes if isinstance(policy, PolicyGroup) else (WholePolicy(policy),)
         target = share(batch_size, len(policies))
         self._lanes = [Lane(each, spec, max_envs, target) for each in policies]
         self._arena = arena
@@ -85,16 +84,12 @@ class StepEngine:
             self._arena.admit(num_envs)
             buffer = self._arena.acquire(num_envs)
             assert buffer is not None, "admit makes a buffer for every stream"
-            if lane.store is not None:
-                lane.store.open(buffer)
             ranks = self._ranks.take(num_envs)
             assert ranks is not None, "there are as many ranks as slots"
             stream = Stream(owner, index, role, slots, ranks, buffer, lane)
             lane.policy.assign(slots, role, ranks.astype(np.int64))
         else:
             buffer = self._arena.unpooled(num_envs)
-            if lane.store is not None:
-                lane.store.open(buffer, kept=False)
             stream = Stream(owner, index, role, slots, None, buffer, lane)
             lane.policy.assign(slots, role, np.arange(num_envs))
         stream.begun = self._rounds
@@ -184,7 +179,7 @@ class StepEngine:
             first = self._episodes.final[batch.rows]
             self._capture_states(batch, first)
             started = self._clock()
-            promise = batch.lane.policy.begin(batch.observation, batch.reward, first, batch.slots, batch.positions)
+            promise = batch.lane.policy.begin(batch.observation, batch.reward, first, batch.slots)
             done = self._clock()
             acting += done - started
             under_way.append((batch, first, promise))
@@ -283,8 +278,6 @@ class StepEngine:
         if following is None:
             return False
         following.carry_over(stream.buffer, self._stride)
-        if stream.lane.store is not None:
-            stream.lane.store.follow(following, stream.buffer, self._stride)
         stream.buffer.state = stream.states.popleft()
         if stream.mended is not None:
             # `records` counts those of this unroll too.

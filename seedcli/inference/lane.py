@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seedcli.inference.policy import LanePolicy
+from seedcli.inference.policy import Policy
 from seedcli.inference.streams import Stream
 from seedcli.specs import EnvSpec, map_arrays
 
@@ -23,7 +23,6 @@ class Batch(NamedTuple):
         final: [N], not 0 where the episode has ended.
         slots: [N] int32.
         rows: the same, as what NumPy reads fastest.
-        positions: [N] int32, where the lane's device keeps the observations; None: it does not.
     """
 
     lane: Lane
@@ -33,7 +32,6 @@ class Batch(NamedTuple):
     final: Any
     slots: npt.NDArray[np.int32]
     rows: slice | npt.NDArray[np.int32]
-    positions: npt.NDArray[np.int32] | None
 
 
 class Lane:
@@ -50,15 +48,13 @@ class Lane:
         pending: streams whose rows wait, the oldest first.
         pending_envs: their environments.
         target: of them make up a batch; 0 where the lane has none.
-        store: keeps the observations on the device until they are trained on; None: nothing does.
     """
 
-    __slots__ = ("_batch_size", "_gathered", "_gathered_streams", "envs", "pending", "pending_envs", "policy", "store",
+    __slots__ = ("_batch_size", "_gathered", "_gathered_streams", "envs", "pending", "pending_envs", "policy",
                  "target")  # fmt: skip
 
-    def __init__(self, policy: LanePolicy, spec: EnvSpec, max_envs: int, batch_size: int) -> None:
+    def __init__(self, policy: Policy, spec: EnvSpec, max_envs: int, batch_size: int) -> None:
         self.policy = policy
-        self.store = policy.store
         self._batch_size = batch_size
         # Uninitialised: the system gives memory where it is written.
         self._gathered = map_arrays(lambda a: np.empty((max_envs, *a.shape), a.dtype), spec.observation)
@@ -107,8 +103,7 @@ class Lane:
         if len(records) == 1:
             record, stream = records[0], streams[0]
             final = record.terminated | record.truncated
-            positions = self._positions(streams)
-            return Batch(self, streams, record.observation, record.reward, final, stream.slots, stream.rows, positions)
+            return Batch(self, streams, record.observation, record.reward, final, stream.slots, stream.rows)
         rows = sum(stream.num_envs for stream in streams)
         observation = map_arrays(lambda array: array[:rows], self._gathered)
         if not gathered:
@@ -116,13 +111,7 @@ class Lane:
         reward = np.concatenate([r.reward for r in records])
         final = np.concatenate([r.terminated for r in records]) | np.concatenate([r.truncated for r in records])
         slots = np.concatenate([stream.slots for stream in streams])
-        return Batch(self, streams, observation, reward, final, slots, slots, self._positions(streams))
-
-    def _positions(self, streams: list[Stream]) -> npt.NDArray[np.int32] | None:
-        if self.store is None:
-            return None
-        parts = [stream.buffer.positions[stream.cursor] for stream in streams]  # type: ignore[index]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return Batch(self, streams, observation, reward, final, slots, slots)
 
 
 def share(batch_size: int, lanes: int) -> int:

@@ -3,52 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from seedcli.agents.base import Agent, Role
 from seedcli.inference.device_policy import Decision, DevicePolicy
-from seedcli.inference.trajectories import ObservationStore
 from seedcli.specs import EnvSpec
-
-__all__ = ["AgentPolicy", "Decision", "LanePolicy", "Policy", "PolicyGroup", "WholePolicy", "spread"]
 
 # Batch sizes that XLA compiles where none are configured, as fractions of the environments at most.
 _COMPILED_PARTS = (16, 4, 2, 1)
 _HOST_STRIDE = 0x61C88647  # keeps the seeds of hosts apart
 
 
-class _Stateful(Protocol):
-    def snapshot(self, slots: npt.NDArray[np.int32], first: npt.NDArray[np.bool_]) -> Any:
-        """The agent states [N, ...] of the slots as they stand before the record at hand, after any reset."""
+class Policy(Protocol):
+    """What the step engine needs of one device; `seed bench inference` puts a constant in its place.
 
-    def assign(self, slots: npt.NDArray[np.int32], role: Role, index: npt.NDArray[np.int64]) -> None:
-        """Say what the environments of the slots [N] are for, and which of that role each is."""
-
-
-class Policy(_Stateful, Protocol):
-    """What the step engine needs of inference; `seed bench inference` puts a constant in its place."""
-
-    def act(
-        self,
-        observation: Any,
-        reward: npt.NDArray[np.float32],
-        first: npt.NDArray[np.bool_],
-        slots: npt.NDArray[np.int32],
-    ) -> Decision:
-        """Answer a batch: observation [N, ...] (or such arrays by name), reward [N], first [N], slots [N]."""
-
-
-class LanePolicy(_Stateful, Protocol):
-    """One device of several: its batches are begun, and asked for later. Batches of one device follow each other.
-
-    Attributes:
-        store: where the device keeps the observations it is given; None: nowhere.
+    Batches are begun and asked for later, so that several devices work at once; those of one device follow each other.
+    See `DevicePolicy` for what each method takes and gives.
     """
-
-    store: ObservationStore | None
 
     def begin(
         self,
@@ -56,52 +30,17 @@ class LanePolicy(_Stateful, Protocol):
         reward: npt.NDArray[np.float32],
         first: npt.NDArray[np.bool_],
         slots: npt.NDArray[np.int32],
-        positions: npt.NDArray[np.int32] | None = None,
     ) -> Any:
-        """Give the device a batch, see `Policy.act`, without waiting for its result; returns what `finish` takes.
-
-        It keeps the observations in the places `positions` [N] of its store; None: it does not.
-        """
+        """Give the device a batch; returns what `finish` takes."""
 
     def finish(self, promise: Any) -> Decision:
-        """Wait for the result."""
+        """Wait for the result of a batch."""
 
+    def snapshot(self, slots: npt.NDArray[np.int32], first: npt.NDArray[np.bool_]) -> Any:
+        """The agent states of the slots before the record at hand."""
 
-@runtime_checkable
-class PolicyGroup(Protocol):
-    """Several devices that answer together; a slot is assigned to, and then answered by, one of them.
-
-    Attributes:
-        lanes: one for each device.
-    """
-
-    lanes: Sequence[LanePolicy]
-
-
-class WholePolicy:
-    """A policy that answers at once, as a lane, and keeps nothing."""
-
-    store: ObservationStore | None = None
-
-    def __init__(self, policy: Policy) -> None:
-        self._act = policy.act
-        self.snapshot = policy.snapshot
-        self.assign = policy.assign
-
-    def begin(
-        self,
-        observation: Any,
-        reward: npt.NDArray[np.float32],
-        first: npt.NDArray[np.bool_],
-        slots: npt.NDArray[np.int32],
-        positions: npt.NDArray[np.int32] | None = None,
-    ) -> Decision:
-        """See `LanePolicy.begin`."""
-        return self._act(observation, reward, first, slots)
-
-    def finish(self, promise: Decision) -> Decision:
-        """See `LanePolicy.finish`."""
-        return promise
+    def assign(self, slots: npt.NDArray[np.int32], role: Role, index: npt.NDArray[np.int64]) -> None:
+        """Say what the environments of the slots are for."""
 
 
 def spread(count: int) -> npt.NDArray[np.int64]:
@@ -112,31 +51,8 @@ def spread(count: int) -> npt.NDArray[np.int64]:
     return mirrored[mirrored < count]
 
 
-class _Lane:
-    """A device's policy, with what all devices share."""
-
-    def __init__(self, group: AgentPolicy, device: DevicePolicy) -> None:
-        self._group = group
-        self._device = device
-        self.begin = device.begin
-        self.finish = device.finish
-        self.snapshot = device.snapshot
-
-    @property
-    def store(self) -> ObservationStore | None:
-        """See `LanePolicy`."""
-        return self._device.store
-
-    def assign(self, slots: npt.NDArray[np.int32], role: Role, index: npt.NDArray[np.int64]) -> None:
-        """See `Policy.assign`."""
-        self._group.set_exploration(slots, role, index)
-        self._device.explore(self._group.exploration)
-
-
 class AgentPolicy:
     """An agent answering with its own copies of the weights, one on each inference device.
-
-    `act`, `snapshot` and `assign` are those of the first device, for callers that need no more than one.
 
     Args:
         agent: the algorithm.
@@ -155,8 +71,7 @@ class AgentPolicy:
 
     Attributes:
         exploration: [max_slots + 1] float32, `ActInputs.exploration` by slot; 0 where never assigned.
-        lanes: one for each device, see `LanePolicy`.
-        devices: the policies behind them; `device` is the name of each, `meter` what it has done.
+        devices: the policy of each device; a slot is assigned to, and then answered by, one of them.
         batches: begun so far, on all devices.
         publish_every: as given.
     """
@@ -197,10 +112,10 @@ class AgentPolicy:
                 greedy=greedy,
                 compiled=compiled,
                 seed=self._next_seed,
+                explore=self._explore,
             )
             for device in devices
         )
-        self.lanes = tuple(_Lane(self, device) for device in self.devices)
         for device in self.devices:
             device.publish(0)
 
@@ -227,33 +142,12 @@ class AgentPolicy:
         for device in self.devices:
             device.publish(version)
 
-    def keep(self, stores: Sequence[ObservationStore]) -> None:
-        """Have each device keep the observations it is given in a store there; before there is an engine."""
-        for device, store in zip(self.devices, stores, strict=True):
-            device.store = store
-
-    def act(
-        self,
-        observation: Any,
-        reward: npt.NDArray[np.float32],
-        first: npt.NDArray[np.bool_],
-        slots: npt.NDArray[np.int32],
-    ) -> Decision:
-        """See `Policy.act`."""
-        device = self.devices[0]
-        return device.finish(device.begin(observation, reward, first, slots))
-
-    def assign(self, slots: npt.NDArray[np.int32], role: Role, index: npt.NDArray[np.int64]) -> None:
-        """See `Policy.assign`."""
-        self.lanes[0].assign(slots, role, index)
-
-    def snapshot(self, slots: npt.NDArray[np.int32], first: npt.NDArray[np.bool_]) -> Any:
-        """See `Policy.snapshot`."""
-        return self.devices[0].snapshot(slots, first)
-
-    def set_exploration(self, slots: npt.NDArray[np.int32], role: Role, index: npt.NDArray[np.int64]) -> None:
+    def _explore(
+        self, slots: npt.NDArray[np.int32], role: Role, index: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float32]:
         """Note how much the environments of the slots [N] explore; `index` [N] counts those of this host."""
         if role == "training":
             # A fleet that is not complete explores as widely as the whole one, not as its first environments do.
             index = self._ranks[(index * self._hosts + self._host) % len(self._ranks)]
         self.exploration[slots] = self._agent.exploration(role, index, len(self._ranks))
+        return self.exploration

@@ -150,3 +150,23 @@ def listen_error(host: str, port: int, number: int, *, setting: str) -> UsageErr
         f"cannot listen on port {port} of {host} ({errno.errorcode.get(number, number)}): "
         f"check --set net.host=… and --set {setting}=…"
     )
+
+
+def check_address(address: str) -> tuple[str, str]:
+    """Take an address apart: "grpc", "zmq" or "shm", and "host:port" or the path.
+
+    Raises:
+        UsageError: not such an address.
+    """
+    scheme, separator, rest = address.partition("://")
+    if not separator:
+        scheme, rest = "grpc", address
+    if scheme == "shm" and rest.startswith("/") and len(rest) > 1:
+        return scheme, rest
+    parts = split_host_port(rest)
+    if parts is not None and scheme in ("zmq", "grpc"):
+        return scheme, join_host_port(parts[0].strip("[]"), parts[1])
+    raise UsageError(
+        f'"{address}" is no learner\'s address: give HOST:PORT for gRPC (127.0.0.1:8686), '
+        "zmq://HOST:PORT for ZeroMQ (zmq://127.0.0.1:8687), shm:///PATH on one machine, or the folder of its run"
+    )

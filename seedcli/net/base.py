@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from seedcli.net.frames import Header
-from seedcli.net.token import Token
+from seedcli.net.security.token import Token
 
 Payload = bytes | bytearray | memoryview
 

@@ -34,7 +34,7 @@ from seedcli.net.frames import (
     unpack_header,
 )
 from seedcli.net.grpc_client import KEEPALIVE, METHOD, OTHER_VERSION, SERVICE, GrpcClient
-from seedcli.net.security import Security, tls_identity
+from seedcli.net.security.keys import Security, tls_identity
 
 __all__ = ["GrpcClient", "GrpcServer"]
 

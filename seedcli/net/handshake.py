@@ -3,7 +3,7 @@
 Where several learner hosts train together, Redirect may stand for Configure: it names the host that serves the actor.
 
 The protocol version travels in every frame's header (`net.frames`). The learner's side does no I/O: frames go in,
-answers come out. Challenge and Proof are where authentication stands (`net.security`).
+answers come out. Challenge and Proof are where authentication stands (`net.security.keys`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import seedcli
 from seedcli.errors import ConnectionLost, ProtocolError, RefusedError, TrainingDone, UnreachableError, UsageError
-from seedcli.net import check_address
+from seedcli.net.addresses import check_address
 from seedcli.net.base import ClientTransport, Payload
 from seedcli.net.codecs import RAW
 from seedcli.net.frames import Header, Kind, decode_control, encode_control, pack_header
@@ -32,7 +32,7 @@ from seedcli.net.messages import (
     parse_spec,
     printable,
 )
-from seedcli.net.security import is_hex, new_nonce, prove
+from seedcli.net.security.keys import is_hex, new_nonce, prove
 from seedcli.specs import EnvSpec
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from seedcli.errors import ConnectionLost, ProtocolError
 from seedcli.net.base import Frame, FrameHandler, Payload, Peer
 from seedcli.net.frames import Kind, unpack_header
-from seedcli.net.token import Token
+from seedcli.net.security.token import Token
 
 
 class InProcessServer:

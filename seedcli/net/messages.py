@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from seedcli.errors import ProtocolError, UsageError
-from seedcli.net import check_address
+from seedcli.net.addresses import check_address
 from seedcli.net.base import Payload
 from seedcli.net.frames import ANSWER_LIMIT, decode_control, encode_control
 from seedcli.specs import ArraySpec, EnvSpec

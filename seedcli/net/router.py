@@ -21,9 +21,9 @@ from zmq.utils.monitor import parse_monitor_message
 
 from seedcli.errors import ProtocolError, RefusedError
 from seedcli.net.base import FrameHandler, Payload, Peer
-from seedcli.net.curve import HANDSHAKE_MILLISECONDS, Gate, protect_listener
 from seedcli.net.frames import CONTROL_LIMIT, Header, Kind, pack_header, unpack_header
-from seedcli.net.security import Security
+from seedcli.net.security.curve import HANDSHAKE_MILLISECONDS, Gate, protect_listener
+from seedcli.net.security.keys import Security
 
 _FRAMES_A_CALL = 256
 _INCOMING = 64  # messages waiting per connection before TCP's own flow control holds the actor back

@@ -22,11 +22,11 @@ from zmq.utils.monitor import parse_monitor_message
 from seedcli.errors import ConnectionLost, DistrustedError, ProtocolError, UsageError
 from seedcli.net.addresses import bindable_ip, check_known, join_host_port, listen_error, shown_host
 from seedcli.net.base import Frame, Payload
-from seedcli.net.curve import protect_client
 from seedcli.net.frames import ANSWER_LIMIT, unpack_header
 from seedcli.net.greeting import not_a_learner, other_protocol, unanswered
 from seedcli.net.router import RouterServer, keep_alive, skip, watch
-from seedcli.net.security import Security, refusal
+from seedcli.net.security.curve import protect_client
+from seedcli.net.security.keys import Security, refusal
 from seedcli.specs import aligned_empty
 
 MAX_PAYLOAD = 256 * 2**20  # bytes of one row; ZeroMQ fixes it when it binds, before any specification is known

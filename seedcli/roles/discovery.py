@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from seedcli.cluster.hosts import expand_nodes
 from seedcli.errors import RefusedError, UnreachableError, UsageError
-from seedcli.net import check_address
-from seedcli.net.addresses import join_host_port, machine_id, reachable_hosts
-from seedcli.net.security import Security, TlsFiles
-from seedcli.net.token import find_token
-from seedcli.roles.hosts import expand_nodes
-from seedcli.roles.runfolder import RunFolder
+from seedcli.net.addresses import check_address, join_host_port, machine_id, reachable_hosts
+from seedcli.net.security.keys import Security, TlsFiles
+from seedcli.net.security.token import find_token
+from seedcli.roles.run_folder import RunFolder
 
 VARIABLE = "SEED_CONNECT"
 _DEFAULT_PORT = 8686
@@ -67,7 +66,7 @@ class Discovery:
         connect: addresses and run folders, separated by commas.
         transport: what is used to a learner whose address is read from its run's folder; None: gRPC.
         insecure: no token, no encryption.
-        token_file: see `net.token.find_token`.
+        token_file: see `net.security.token.find_token`.
         tls: certificates of the user's own.
 
     Raises:

@@ -16,17 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from seedcli.config import Config
+from seedcli.config.schema import Config
+from seedcli.config.sources import Resolved, set_for_listeners
 from seedcli.errors import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_USAGE, RefusedError, SeedError, UsageError
-from seedcli.layering import Resolved, set_for_listeners
 from seedcli.net.base import ServerTransport
-from seedcli.net.security import Security
-from seedcli.net.token import VARIABLE, Token, new_token
-from seedcli.roles.learner import supervise
+from seedcli.net.security.keys import Security
+from seedcli.net.security.token import VARIABLE, Token, new_token
+from seedcli.roles.learner.supervise import supervise, use_devices
 from seedcli.roles.restarts import PEACE_SECONDS
 from seedcli.roles.resuming import finished, mode_note
-from seedcli.roles.runfolder import RunFolder
-from seedcli.roles.several import use_devices
+from seedcli.roles.run_folder import RunFolder
 from seedcli.telemetry.exporter import open_exporter
 from seedcli.telemetry.live import View, make_view
 from seedcli.telemetry.logs import setup_logging

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from seedcli.config.presets import read_toml
+from seedcli.config.sources import DEFAULT, Resolved, from_toml_file
 from seedcli.errors import CheckpointError, UsageError
-from seedcli.layering import DEFAULT, Resolved, from_toml_file
-from seedcli.preset_files import read_toml
-from seedcli.roles.runfolder import RunFolder
+from seedcli.roles.run_folder import RunFolder
 from seedcli.training.checkpoint_files import Checkpoint, list_checkpoints, open_checkpoint, take_checkpoint
 
 

@@ -7,15 +7,15 @@ import time
 
 import tensorflow as tf
 
+from seedcli.config.sources import Resolved
 from seedcli.errors import EXIT_DONE
-from seedcli.layering import Resolved
 from seedcli.net.inprocess import InProcessServer
-from seedcli.roles.actor_session import ActorSession, Environments
-from seedcli.roles.learner_threads import Learner
-from seedcli.roles.reporting import Reporter
+from seedcli.roles.actor.session import ActorSession, Environments
+from seedcli.roles.learner.reporting import Reporter
+from seedcli.roles.learner.supervise import use_devices
+from seedcli.roles.learner.threads import Learner
 from seedcli.roles.resuming import check_steps, resume_point
-from seedcli.roles.runfolder import RunFolder
-from seedcli.roles.several import use_devices
+from seedcli.roles.run_folder import RunFolder
 from seedcli.roles.stopping import Signals
 from seedcli.telemetry.live import View
 from seedcli.telemetry.metrics import Profile
@@ -95,8 +95,8 @@ def _loop(learner: Learner, sessions: list[ActorSession], signals: Signals, repo
         batch = core.source.next_batch(wait=False)
         if batch is not None:
             begun = time.perf_counter()
-            learner.results.append(core.train(batch))
-            learner.training_profile.add("training", time.perf_counter() - begun)
+            learner.training.results.append(core.train(batch))
+            learner.training.profile.add("training", time.perf_counter() - begun)
             if core.trainer.updates % UPDATES_PER_LINE == 0:
                 reporter.report()
             if time.monotonic() - saved >= learner.config.training.checkpoint_seconds:

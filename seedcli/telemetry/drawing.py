@@ -15,7 +15,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from seedcli.telemetry.devices import DeviceFigures, worth_showing
+from seedcli.telemetry.device_meters import DeviceFigures, worth_showing
 from seedcli.telemetry.fleet import CONNECTED, ActorRow, count_states, say_states, trouble_first
 from seedcli.telemetry.metrics import Snapshot
 from seedcli.telemetry.numbers import count, duration, number, tenth

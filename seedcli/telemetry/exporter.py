@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Literal, Protocol
 
-from seedcli.config import NetConfig
+from seedcli.config.sections import NetConfig
 from seedcli.errors import UsageError
 from seedcli.net.addresses import join_host_port, listen_error, shown_host
 from seedcli.telemetry.prometheus import CONTENT_TYPE, Status, render

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seedcli.errors import UsageError
-from seedcli.telemetry.devices import FIGURES, DeviceFigures
+from seedcli.telemetry.device_meters import FIGURES, DeviceFigures
 from seedcli.telemetry.events import EventFile
 from seedcli.telemetry.fleet import STATES
 

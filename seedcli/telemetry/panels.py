@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from seedcli.telemetry.devices import DeviceFigures
+from seedcli.telemetry.device_meters import DeviceFigures
 from seedcli.telemetry.metrics import Snapshot
 from seedcli.telemetry.numbers import count, number, tenth
 

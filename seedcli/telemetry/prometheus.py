@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from seedcli.telemetry.devices import DeviceFigures
+from seedcli.telemetry.device_meters import DeviceFigures
 from seedcli.telemetry.fleet import STATES, ActorRow, count_states
 from seedcli.telemetry.metrics import Snapshot
 

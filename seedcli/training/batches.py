@@ -125,7 +125,7 @@ def _weights(piece: Piece) -> npt.NDArray[np.float32]:
     return keep[piece.start : piece.stop].astype(np.float32)
 
 
-def assemble(pieces: list[Piece], arena: Arena, observation: Any = None) -> PreparedBatch:
+def assemble(pieces: list[Piece], arena: Arena) -> PreparedBatch:
     """Copy pieces into one contiguous time-major batch on the host and give finished buffers back to the arena.
 
     A single piece that covers its buffer is copied too: the buffer is needed for the next unroll long before
@@ -134,7 +134,6 @@ def assemble(pieces: list[Piece], arena: Arena, observation: Any = None) -> Prep
     Args:
         pieces: side by side.
         arena: gets the buffers.
-        observation: that of the batch, where it is there already (`training.trajectories`); None: it is copied too.
     """
 
     def gather(read: Any) -> Any:
@@ -151,7 +150,7 @@ def assemble(pieces: list[Piece], arena: Arena, observation: Any = None) -> Prep
     state = tf.nest.map_structure(lambda *parts: _join(list(parts), 0), *states)
     weights = np.concatenate([_weights(piece) for piece in pieces])
     unrolls = UnrollBatch(
-        observation=gather(lambda b: b.steps.observation) if observation is None else observation,
+        observation=gather(lambda b: b.steps.observation),
         reward=gather(lambda b: b.steps.reward),
         terminated=gather(lambda b: b.steps.terminated.view(np.bool_)),
         truncated=gather(lambda b: b.steps.truncated.view(np.bool_)),

@@ -15,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from seedcli.agents.base import UnrollBatch
+from seedcli.config.topology import Inventory, Plan
 from seedcli.errors import SeedError, UsageError
 from seedcli.inference.device_memory import bytes_of, out_of_memory
-from seedcli.topology import Inventory, Plan
 
 _BY_ROW = ("state", "weights")  # fields of an `UnrollBatch` whose first axis is the columns; of all others the second
 

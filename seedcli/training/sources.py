@@ -17,19 +17,18 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from seedcli.agents.base import Agent, ReplayAgent, UnrollBatch
-from seedcli.config import Config
+from seedcli.config.schema import Config
 from seedcli.errors import UsageError
 from seedcli.inference.arena import Arena, UnrollBuffer
 from seedcli.specs import EnvSpec
 from seedcli.telemetry.metrics import Profile
 from seedcli.training.batches import PreparedBatch, UnrollQueue, assemble
-from seedcli.training.blocks import BlockCodec
 from seedcli.training.devices import Devices
-from seedcli.training.memory import available_memory
-from seedcli.training.replay import Replay
-from seedcli.training.replay_store import DamagedReplayError, ReplayStore
-from seedcli.training.trajectories import Trajectories
-from seedcli.training.unrolls import expected_bytes, stored_arrays, to_unrolls, unroll_fields
+from seedcli.training.host_memory import available_memory
+from seedcli.training.replay.blocks import BlockCodec
+from seedcli.training.replay.buffer import Replay
+from seedcli.training.replay.store import DamagedReplayError, ReplayStore
+from seedcli.training.replay.unrolls import expected_bytes, stored_arrays, to_unrolls, unroll_fields
 
 _log = logging.getLogger(__name__)
 
@@ -89,14 +88,12 @@ class QueueSource:
         batch_size: columns of a batch of this host.
         arena: gets buffers back.
         place: puts a batch on its devices.
-        trajectories: gathers observations that are there already; None: they come from the host.
     """
 
-    def __init__(self, batch_size: int, arena: Arena, place: Place, trajectories: Trajectories | None = None) -> None:
+    def __init__(self, batch_size: int, arena: Arena, place: Place) -> None:
         self._batch_size = batch_size
         self._arena = arena
         self._place = place
-        self._trajectories = trajectories
         self._queue = UnrollQueue()
         self._profile = Profile()
         self.profiles = {"prefetch thread": self._profile}
@@ -116,13 +113,7 @@ class QueueSource:
         self._profile.add("waiting", taken - begun)
         if pieces is None:
             return None
-        observation = None
-        if self._trajectories is not None:
-            observation = self._trajectories.gather(pieces)
-            gathered = time.perf_counter()
-            self._profile.add("transfer", gathered - taken)
-            taken = gathered
-        batch = assemble(pieces, self._arena, observation)
+        batch = assemble(pieces, self._arena)
         self._profile.add("batching", time.perf_counter() - taken)
         return _placed(batch, self._place, self._profile)
 
@@ -358,7 +349,6 @@ def create_source(
     arena: Arena,
     folder: Path,
     place: Place | None = None,
-    trajectories: Trajectories | None = None,
 ) -> Source:
     """The source an algorithm asks for.
 
@@ -368,10 +358,9 @@ def create_source(
         arena: gets buffers back.
         folder: where a saved replay lies.
         place: puts a batch on its devices, in the thread that asks for it; None: on TensorFlow's default device.
-        trajectories: see `QueueSource`.
     """
     place = Devices.default().place if place is None else place
     if agent.algorithm.source == "replay":
         assert isinstance(agent, ReplayAgent), "an algorithm with a replay gives initial priorities"
         return ReplaySource(agent, spec, config, arena, folder, place)
-    return QueueSource(config.training.batch_size, arena, place, trajectories)
+    return QueueSource(config.training.batch_size, arena, place)

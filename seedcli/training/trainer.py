@@ -13,13 +13,13 @@ import tensorflow as tf
 
 from seedcli.agents.base import Agent, UnrollBatch
 from seedcli.agents.calls import traced
-from seedcli.agents.optimizer import apply_where, clip_gradients, learning_rate, make_optimizer
 from seedcli.agents.replicas import assign, total
-from seedcli.config import TrainingConfig
+from seedcli.config.sections import TrainingConfig
 from seedcli.errors import SeedError
 from seedcli.inference.device_memory import bytes_of, out_of_memory
 from seedcli.training.batches import PreparedBatch
 from seedcli.training.devices import Devices, batch_bytes
+from seedcli.training.optimizer import apply_where, clip_gradients, learning_rate, make_optimizer
 
 # Of mixed_float16, whose smallest gradients would be 0 (Micikevicius et al., "Mixed Precision Training", 2018).
 _FIRST_SCALE = 2.0**15

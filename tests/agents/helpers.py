@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from seedcli.agents.base import ActInputs, UnrollBatch
 from seedcli.agents.distributions import make_distribution
-from seedcli.agents.networks import RecurrentNetwork
-from seedcli.agents.optimizer import apply_where, clip_gradients
-from seedcli.config import AgentConfig, TrainingConfig
+from seedcli.agents.networks.models import RecurrentNetwork
+from seedcli.config.sections import AgentConfig, TrainingConfig
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, map_arrays
+from seedcli.training.optimizer import apply_where, clip_gradients
 
 IMAGE = EnvSpec("test/image", ArraySpec((36, 37, 1), "uint8"), ActionSpec((4,)))
 COLOUR = EnvSpec("test/colour", ArraySpec((36, 37, 3), "uint8"), ActionSpec((4,)))

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from seedcli.agents import calls, create_agent
+from seedcli.agents import calls
 from seedcli.agents.calls import DirectCall, traced
+from seedcli.agents.registry import create_agent
 from seedcli.inference.policy import AgentPolicy
 from seedcli.specs import EnvSpec
 from seedcli.training.batches import PreparedBatch
@@ -63,15 +64,15 @@ def test_acting_directly_equals_acting_by_tf_function_to_the_bit(name, plain):
     assert isinstance(direct.devices[0]._act, DirectCall) and not isinstance(other.devices[0]._act, DirectCall)
     rng = np.random.default_rng(1)
     for each in (direct, other):
-        each.assign(np.arange(SLOTS, dtype=np.int32), "training", np.arange(SLOTS))
+        each.devices[0].assign(np.arange(SLOTS, dtype=np.int32), "training", np.arange(SLOTS))
     for batch, rows in enumerate((16, 1, 7, 24) * 5):
         records = random_records(spec, 1, rows, seed=batch)
         observation = tf.nest.map_structure(lambda x: x[0], records["observation"])
         slots = rng.permutation(SLOTS)[:rows].astype(np.int32)
         first = rng.random(rows) < (0.2 if batch else 1.0)
-        equal(direct.snapshot(slots, first), other.snapshot(slots, first))
+        equal(direct.devices[0].snapshot(slots, first), other.devices[0].snapshot(slots, first))
         inputs = observation, records["reward"][0], first, slots
-        equal(direct.act(*inputs), other.act(*inputs))
+        equal(direct.devices[0].act(*inputs), other.devices[0].act(*inputs))
         if batch % 6 == 5:
             for variable in agent.network.trainable_variables:
                 variable.assign(variable * 0.9)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from seedcli.agents import create_agent
-from seedcli.agents.encoder import layers_computing_in
-from seedcli.agents.networks import DuelingQNetwork, PolicyValueNetwork
+from seedcli.agents.networks.encoder import layers_computing_in
+from seedcli.agents.networks.models import DuelingQNetwork, PolicyValueNetwork
+from seedcli.agents.registry import create_agent
 from seedcli.specs import EnvSpec
 from tests.agents.helpers import (
     IMAGE,

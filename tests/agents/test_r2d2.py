@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from seedcli.agents import ReplayAgent, create_agent
-from seedcli.agents.base import UnrollBatch
-from seedcli.agents.networks import DuelingQNetwork, evaluate
-from seedcli.agents.optimizer import make_optimizer
+from seedcli.agents.base import ReplayAgent, UnrollBatch
+from seedcli.agents.networks.models import DuelingQNetwork, evaluate
 from seedcli.agents.r2d2 import R2D2Agent
+from seedcli.agents.registry import create_agent
 from seedcli.errors import UsageError
 from seedcli.specs import ArraySpec, EnvSpec
+from seedcli.training.optimizer import make_optimizer
 from tests.agents.helpers import (
     DISCRETE,
     IMAGE,

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from seedcli.agents.base import UnrollBatch
-from seedcli.agents.networks import evaluate
+from seedcli.agents.networks.models import evaluate
 from seedcli.agents.r2d2 import R2D2Agent
 from tests.agents.helpers import VECTOR, random_records, unroll_batch
 from tests.agents.test_q_targets import reference_inverse, reference_rescale, reference_returns

@@ -10,11 +10,11 @@ import numpy.typing as npt
 import pytest
 import tensorflow as tf
 
-from seedcli.agents import create_agent
 from seedcli.agents.base import UnrollBatch
-from seedcli.agents.optimizer import make_optimizer
+from seedcli.agents.registry import create_agent
 from seedcli.agents.value_scale import HORIZON, ValueScale
 from seedcli.agents.vtrace import VTraceAgent
+from seedcli.training.optimizer import make_optimizer
 from tests.agents.helpers import VECTOR, agent_config, apply_gradients, random_records, training_config, unroll_batch
 
 T, B = 6, 4

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from seedcli.agents import create_agent, q_targets, targets
+from seedcli.agents import q_targets, targets
 from seedcli.agents.base import ActInputs, Agent, UnrollBatch
-from seedcli.agents.networks import evaluate
-from seedcli.agents.optimizer import make_optimizer
+from seedcli.agents.networks.models import evaluate
+from seedcli.agents.registry import create_agent
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
+from seedcli.training.optimizer import make_optimizer
 from tests.agents.helpers import (
     CONTINUOUS,
     DISCRETE,

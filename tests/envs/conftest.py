@@ -1,5 +1,5 @@
 """Fixtures of every test of environments."""
 
-from tests.envs.lab_double import lab, lab_double
+from tests.envs.dmlab.lab_double import lab, lab_double
 
 __all__ = ["lab", "lab_double"]

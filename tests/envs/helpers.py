@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from seedcli.config import EnvironmentConfig
-from seedcli.envs import create_env
+from seedcli.config.sections import EnvironmentConfig
+from seedcli.envs.registry import create_env
 from seedcli.specs import RowLayout, StepBatch, aligned_empty, map_arrays
 
 COUNTER = "seedcli.envs.testing:Counter-v0"

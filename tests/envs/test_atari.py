@@ -229,8 +229,8 @@ def test_fields_of_the_other_family_are_refused() -> None:
 
 def test_roms_of_ones_own_leave_stdout_to_results() -> None:
     code = (
-        "from seedcli.envs import create_env\n"
-        "from seedcli.config import EnvironmentConfig\n"
+        "from seedcli.envs.registry import create_env\n"
+        "from seedcli.config.sections import EnvironmentConfig\n"
         "create_env(EnvironmentConfig(family='atari', id='pong'), 1)\n"
     )
     folder = str(Path(roms.__file__).parent)

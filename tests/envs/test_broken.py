@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from seedcli.envs import create_env
 from seedcli.envs.base import VectorEnv
 from seedcli.envs.conformance import Finding, check_environment
 from seedcli.envs.playing import MakeEnv
+from seedcli.envs.registry import create_env
 from seedcli.specs import StepBatch
 from tests.envs.helpers import gymnasium_config
 

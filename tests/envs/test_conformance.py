@@ -8,11 +8,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from seedcli.config import EnvironmentConfig
-from seedcli.envs import create_env
+from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.conformance import check_environment
 from seedcli.envs.playing import driving
+from seedcli.envs.registry import create_env
 from seedcli.errors import EnvironmentFailed
+from tests.envs.dmlab.lab_double import lab_config
+from tests.envs.football.test_double import football_config
 from tests.envs.helpers import (
     COUNTER,
     MIXED,
@@ -25,8 +27,6 @@ from tests.envs.helpers import (
     gymnasium_config,
     play,
 )
-from tests.envs.lab_double import lab_config
-from tests.envs.test_football_double import football_config
 
 pytestmark = pytest.mark.usefixtures("lab")  # DeepMind Lab's module, or a double of it where it is not installed
 

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from seedcli.agents.base import AlgorithmSpec
 from seedcli.inference.arena import Arena, UnrollBuffer
+from seedcli.inference.device_policy import Decision
 from seedcli.inference.engine import StepEngine
-from seedcli.inference.policy import Decision
 from seedcli.inference.streams import Answer, Stream
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 
@@ -32,12 +32,15 @@ class CountingPolicy:
         self.batches: list[int] = []
         self.assigned: dict[int, tuple[str, int]] = {}  # by slot: role, which of that role
 
-    def act(self, observation: Any, reward: Any, first: Any, slots: Any) -> Decision:
+    def begin(self, observation: Any, reward: Any, first: Any, slots: Any) -> Decision:
         self.state[slots] = np.where(first, 0, self.state[slots]) + 1
         self.version += 1
         self.batches.append(len(slots))
         action = observation.sum(axis=1).astype(np.int32) % 1000
         return Decision(action, {"mark": action.astype(np.float32) / 2}, self.version)
+
+    def finish(self, promise: Decision) -> Decision:
+        return promise
 
     def snapshot(self, slots: Any, first: Any) -> Any:
         return {"count": np.where(first, 0, self.state[slots])}
@@ -47,21 +50,19 @@ class CountingPolicy:
             self.assigned[slot] = (role, number)
 
 
-class FakeLane(CountingPolicy):
-    """A `LanePolicy` with a state table of its own; versions and a log of calls are those of the group."""
-
-    store = None
+class FakeDevice(CountingPolicy):
+    """One of several devices, with a state table of its own; versions and a log of calls are those of the group."""
 
     def __init__(self, group: FakeGroup, number: int, slots: int) -> None:
         super().__init__(slots)
-        self.state[:] = -1000 * (number + 1)  # what another lane has never reset shows
+        self.state[:] = -1000 * (number + 1)  # what another device has never reset shows
         self.group, self.number = group, number
 
-    def begin(self, observation: Any, reward: Any, first: Any, slots: Any, positions: Any = None) -> Decision:
+    def begin(self, observation: Any, reward: Any, first: Any, slots: Any) -> Decision:
         self.group.log.append(("begin", self.number))
         self.group.version += 1
         # The engine may use its room again before the result is asked for.
-        decision = self.act(observation, reward, first, slots)
+        decision = super().begin(observation, reward, first, slots)
         return decision._replace(version=self.group.version)
 
     def finish(self, promise: Decision) -> Decision:
@@ -70,12 +71,12 @@ class FakeLane(CountingPolicy):
 
 
 class FakeGroup:
-    """A `PolicyGroup` of lanes that can be checked by hand."""
+    """Devices that can be checked by hand."""
 
-    def __init__(self, lanes: int, slots: int) -> None:
+    def __init__(self, devices: int, slots: int) -> None:
         self.version = 0
         self.log: list[tuple[str, int]] = []
-        self.lanes = [FakeLane(self, number, slots) for number in range(lanes)]
+        self.devices = [FakeDevice(self, number, slots) for number in range(devices)]
 
 
 class Player:
@@ -141,7 +142,7 @@ def make_engine(
     engine = StepEngine(
         algo,
         SPEC,
-        policy,
+        getattr(policy, "devices", [policy]),
         arena,
         max_envs=max_envs,
         batch_size=batch_size,

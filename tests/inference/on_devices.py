@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from seedcli.agents import create_agent
 from seedcli.agents.base import UnrollBatch
-from seedcli.agents.networks import evaluate
-from seedcli.config import AgentConfig, TrainingConfig
+from seedcli.agents.networks.models import evaluate
+from seedcli.agents.registry import create_agent
+from seedcli.config.sections import AgentConfig, TrainingConfig
 from seedcli.inference.arena import Arena, UnrollBuffer
-from seedcli.inference.devices import device_names
 from seedcli.inference.engine import StepEngine
 from seedcli.inference.policy import AgentPolicy
 from seedcli.inference.streams import Stream
+from seedcli.inference.variable_placement import device_names
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.inference.helpers import Player
 
@@ -56,9 +56,9 @@ def same_everywhere() -> dict[str, Any]:
     two = AgentPolicy(make_agent(), SPEC, max_slots=6, seed=9, devices=("CPU:2", "CPU:3"))
     largest, actions = 0.0, True
     for turn in range(6):
-        lane, slots = two.lanes[turn % 2], ([0, 1, 2], [3, 4])[turn % 2]
+        lane, slots = two.devices[turn % 2], ([0, 1, 2], [3, 4])[turn % 2]
         rows = _rows(slots, turn < 2)
-        plain, other = one.act(*rows), lane.finish(lane.begin(*rows))
+        plain, other = one.devices[0].act(*rows), lane.finish(lane.begin(*rows))
         largest = max(largest, float(np.abs(plain.recorded["logits"] - other.recorded["logits"]).max()))
         actions &= bool((plain.action == other.action).all())
     return {"difference": largest, "actions": actions, "batches": two.batches}
@@ -76,7 +76,7 @@ def replayed() -> dict[str, Any]:
         raise AssertionError(sentence)
 
     engine = StepEngine(
-        algorithm, SPEC, policy, arena, max_envs=16, batch_size=0, deadline=0.0, on_unroll=unrolls.append,
+        algorithm, SPEC, policy.devices, arena, max_envs=16, batch_size=0, deadline=0.0, on_unroll=unrolls.append,
         on_fault=fault,
     )  # fmt: skip
     rng = np.random.default_rng(0)
@@ -127,7 +127,7 @@ def published() -> dict[str, Any]:
             copy.assign(tf.fill(copy.shape, 100.0 * (number + 1) + len(taken)))
         policy.publish(version)
         values = [float(device._network.variables[0].numpy().flat[0]) for device in policy.devices]
-        versions = [lane.finish(lane.begin(*_rows([i], True))).version for i, lane in enumerate(policy.lanes)]
+        versions = [lane.finish(lane.begin(*_rows([i], True))).version for i, lane in enumerate(policy.devices)]
         taken.append([version, values, versions, policy.version])
     return {"taken": taken, "trained": device_names(agent.network.variables)}
 

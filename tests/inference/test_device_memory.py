@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from seedcli.agents import create_agent
-from seedcli.config import AgentConfig, TrainingConfig
+from seedcli.agents.registry import create_agent
+from seedcli.config.sections import AgentConfig, TrainingConfig
 from seedcli.errors import EXIT_FAILED, SeedError
-from seedcli.inference import trajectories
 from seedcli.inference.device_memory import bytes_of, out_of_memory
 from seedcli.inference.device_policy import DevicePolicy
 from seedcli.inference.policy import AgentPolicy
-from seedcli.inference.trajectories import ObservationStore
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 
 SPEC = EnvSpec("test/env", ArraySpec((1000,), "float32"), ActionSpec((3,)))
@@ -44,9 +42,9 @@ def _policy(**kwargs: Any) -> DevicePolicy:
     return AgentPolicy(agent, SPEC, max_slots=MAX_ENVS, seed=9, **kwargs).devices[0]
 
 
-def _begin(policy: DevicePolicy, n: int, positions: Any = None) -> Any:
+def _begin(policy: DevicePolicy, n: int) -> Any:
     slots = np.arange(n, dtype=np.int32)
-    return policy.begin(np.zeros((n, 1000), np.float32), np.zeros(n, np.float32), slots == 0, slots, positions)
+    return policy.begin(np.zeros((n, 1000), np.float32), np.zeros(n, np.float32), slots == 0, slots)
 
 
 def _check(error: SeedError, *parts: str) -> None:
@@ -103,7 +101,6 @@ def test_a_batch_that_finds_no_memory(monkeypatch: pytest.MonkeyPatch, pad_to: t
     with pytest.raises(SeedError) as raised:
         _begin(policy, 3)
     _check(raised.value, *HELD, *LOWER, "to answer 3 environments", batch)
-    assert "observations that stay" not in str(raised.value)
 
 
 @pytest.mark.parametrize("missing", ["action", "logits"])
@@ -137,34 +134,5 @@ def test_weights_states_and_new_environments_that_find_none(monkeypatch: pytest.
     _check(raised.value, *HELD, *LOWER, "to keep the states of 2 environments")
     policy._exploration = SimpleNamespace(assign=exhausted)
     with pytest.raises(SeedError) as raised:
-        policy.explore(np.zeros(MAX_ENVS + 1, np.float32))
+        policy.assign(slots, "training", slots.astype(np.int64))
     _check(raised.value, *HELD, *LOWER, "to take more environments in")
-
-
-def test_observations_that_stay_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = _policy()
-    policy.store = ObservationStore(SPEC, "", 49)
-    monkeypatch.setattr(trajectories.tf.raw_ops, "ResourceScatterUpdate", exhausted)
-    with pytest.raises(SeedError) as raised:
-        _begin(policy, 2, np.array([3, 4], np.int32))
-    _check(raised.value, *HELD, *LOWER, "the observations that stay on it (0.2 MB)", "to answer 2 environments")
-
-
-def test_a_table_of_observations_that_finds_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = ObservationStore(SPEC, "", 49)
-    settings = ("topology.device_trajectories = off", "inference.max_envs", "training.batch_size")
-    held = "the observations of 49 records that stay on it (0.2 MB)"
-    # Records that found no place when they came, and are brought to the device for the unroll that goes on from them.
-    records = np.zeros((2, 1, 1000), np.float32)
-    lost = SimpleNamespace(store=None, memory=range(2), num_envs=1, steps=SimpleNamespace(observation=records))
-    buffer = SimpleNamespace(
-        store=None, memory=range(3), num_envs=1, positions=None, steps=SimpleNamespace(observation=records)
-    )
-    monkeypatch.setattr(trajectories.tf.raw_ops, "ResourceScatterUpdate", exhausted)
-    with pytest.raises(SeedError) as raised:
-        store.follow(buffer, lost, 1)  # type: ignore[arg-type]
-    _check(raised.value, "out of memory to keep observations", held, "the rows at hand (4.0 kB)", *settings)
-    monkeypatch.setattr(trajectories.tf, "zeros", exhausted)
-    with pytest.raises(SeedError) as raised:
-        ObservationStore(SPEC, "GPU:1", 49)
-    _check(raised.value, "GPU:1 is out of memory to keep observations", held, *settings)

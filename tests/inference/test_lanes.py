@@ -11,7 +11,7 @@ from tests.inference.helpers import FakeGroup, Player, answered, make_engine
 
 def lanes_of(group: FakeGroup) -> list[list[int]]:
     """The slots that were assigned to each lane."""
-    return [sorted(lane.assigned) for lane in group.lanes]
+    return [sorted(lane.assigned) for lane in group.devices]
 
 
 def players(engine, sizes, role="training"):
@@ -25,7 +25,7 @@ def test_streams_go_to_the_lane_with_the_fewest_environments():
     streams = [engine.open_stream(None, i, envs) for i, envs in enumerate((4, 2, 3, 2, 1))]
     assert engine.lane_envs == [4, 4, 4]
     assert lanes_of(group) == [[0, 1, 2, 3], [4, 5, 9, 10], [6, 7, 8, 11]], "slots are those of the whole host"
-    ranks = {slot: part for lane in group.lanes for slot, part in lane.assigned.items()}
+    ranks = {slot: part for lane in group.devices for slot, part in lane.assigned.items()}
     assert ranks == {slot: ("training", slot) for slot in range(12)}, "and so are ranks"
     assert engine.open_stream(None, 5, 5) is None, "16 environments are the bound of all lanes"
     engine.close_stream(streams[0])
@@ -96,7 +96,7 @@ def test_every_lane_that_is_due_is_at_work_before_a_result_is_waited_for():
         lanes = list(range(expected))
         assert group.log == [("begin", lane) for lane in lanes] + [("finish", lane) for lane in lanes]
     assert engine.stats.batches == 11 and engine.stats.batch_rows == 8 + 6 + 8
-    assert [lane.batches for lane in group.lanes] == [[2, 2, 2], [3, 3, 3], [1, 1, 1], [2, 2]]
+    assert [lane.batches for lane in group.devices] == [[2, 2, 2], [3, 3, 3], [1, 1, 1], [2, 2]]
 
 
 def test_answers_and_versions_are_those_of_the_lane():

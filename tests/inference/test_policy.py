@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from seedcli.agents import create_agent
-from seedcli.config import AgentConfig, TrainingConfig
+from seedcli.agents.registry import create_agent
+from seedcli.config.sections import AgentConfig, TrainingConfig
 from seedcli.inference.policy import AgentPolicy, spread
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 
@@ -21,7 +21,7 @@ def _policy(**kwargs) -> AgentPolicy:
 def _act(policy: AgentPolicy, slots: list[int], first: bool, value: float = 0.5):
     n = len(slots)
     observation = np.full((n, 4), value, np.float32) * np.arange(1, n + 1, dtype=np.float32)[:, None]
-    return policy.act(observation, np.zeros(n, np.float32), np.full(n, first), np.array(slots, np.int32))
+    return policy.devices[0].act(observation, np.zeros(n, np.float32), np.full(n, first), np.array(slots, np.int32))
 
 
 def test_states_are_kept_by_slot_and_reset_on_a_first_record():
@@ -38,10 +38,10 @@ def test_states_are_kept_by_slot_and_reset_on_a_first_record():
 def test_a_snapshot_is_the_state_before_the_record_after_any_reset():
     policy = _policy()
     slots = np.array([2, 3], np.int32)
-    before = policy.snapshot(slots, np.array([True, True]))
+    before = policy.devices[0].snapshot(slots, np.array([True, True]))
     assert all((part == 0).all() for part in before.values())
     _act(policy, [2, 3], True)
-    after = policy.snapshot(slots, np.array([False, True]))
+    after = policy.devices[0].snapshot(slots, np.array([False, True]))
     assert any(part[0].any() for part in after.values())
     assert not any(part[1].any() for part in after.values())
 
@@ -91,15 +91,15 @@ def test_epsilon_is_spread_over_training_environments_by_slot():
     """
     policy = _q_policy(training_envs=5)
     assert not policy.exploration.any()
-    policy.assign(np.array([7, 2, 4], np.int32), "training", np.array([0, 1, 2]))
-    policy.assign(np.array([0, 1], np.int32), "evaluation", np.array([0, 1]))
-    policy.assign(np.array([9, 3], np.int32), "training", np.array([3, 4]))
+    policy.devices[0].assign(np.array([7, 2, 4], np.int32), "training", np.array([0, 1, 2]))
+    policy.devices[0].assign(np.array([0, 1], np.int32), "evaluation", np.array([0, 1]))
+    policy.devices[0].assign(np.array([9, 3], np.int32), "training", np.array([3, 4]))
     expected = np.zeros(13)
     for rank, slot in zip((0, 4, 2, 1, 3), (7, 2, 4, 9, 3), strict=True):
         expected[slot] = 0.4 ** (1 + 7 * rank / 4)
     expected[:2] = 0.125
     np.testing.assert_allclose(policy.exploration, expected, rtol=1e-6)
-    policy.assign(np.array([7], np.int32), "evaluation", np.array([0]))
+    policy.devices[0].assign(np.array([7], np.int32), "evaluation", np.array([0]))
     assert policy.exploration[7] == 0.125, "a slot that changes its part changes its ε"
 
 
@@ -114,11 +114,13 @@ def test_ranks_are_all_there_and_every_beginning_is_spread(count):
 
 def test_actions_explore_as_the_table_says():
     policy = _q_policy(training_envs=2)
-    policy.assign(np.array([3, 5], np.int32), "training", np.array([0, 1]))  # ε 0.4 and 0.00066
+    policy.devices[0].assign(np.array([3, 5], np.int32), "training", np.array([0, 1]))  # ε 0.4 and 0.00066
     observation = np.ones((2, 4), np.float32)
     explored = np.zeros(2)
     for _ in range(600):
-        decision = policy.act(observation, np.zeros(2, np.float32), np.ones(2, np.bool_), np.array([3, 5], np.int32))
+        decision = policy.devices[0].act(
+            observation, np.zeros(2, np.float32), np.ones(2, np.bool_), np.array([3, 5], np.int32)
+        )
         explored += decision.recorded["q_taken"] != decision.recorded["q_max"]
     # Of explored actions one third is the best one: 160 of 600 expected, standard deviation 11.
     assert 110 < explored[0] < 210 and explored[1] <= 5
@@ -131,8 +133,8 @@ def test_hosts_share_the_training_environments_and_draw_differently():
     hosts = [AgentPolicy(agent, SPEC, max_slots=4, seed=9, training_envs=8, host=(h, 2)) for h in range(2)]
     alone = AgentPolicy(agent, SPEC, max_slots=8, seed=9, training_envs=8)
     for policy in hosts:
-        policy.assign(np.arange(4, dtype=np.int32), "training", np.arange(4))
-    alone.assign(np.arange(8, dtype=np.int32), "training", np.arange(8))
+        policy.devices[0].assign(np.arange(4, dtype=np.int32), "training", np.arange(4))
+    alone.devices[0].assign(np.arange(8, dtype=np.int32), "training", np.arange(8))
     np.testing.assert_array_equal(
         np.stack([policy.exploration[:4] for policy in hosts], axis=1).ravel(), alone.exploration[:8]
     )

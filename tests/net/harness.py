@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from seedcli.errors import ConnectionLost, ProtocolError, RefusedError
-from seedcli.net import connect
 from seedcli.net.base import ClientTransport, Payload, Peer, ServerTransport
+from seedcli.net.connect import connect
 from seedcli.net.frames import Header, Kind, encode_control, pack_header
 from seedcli.net.handshake import ClientHandshake, NoAuthenticator, ServerHandshake
 from seedcli.net.messages import Hello, Ready
-from seedcli.net.security import Security, TokenAuthenticator
-from seedcli.net.token import Token
+from seedcli.net.security.keys import Security, TokenAuthenticator
+from seedcli.net.security.token import Token
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 
 KINDS = ("grpc", "grpc+token", "zmq", "zmq+token", "shm")

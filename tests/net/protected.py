@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from seedcli.errors import RefusedError
-from seedcli.net import connect
 from seedcli.net.base import ClientTransport
-from seedcli.net.security import Security
-from seedcli.net.token import Token
+from seedcli.net.connect import connect
+from seedcli.net.security.keys import Security
+from seedcli.net.security.token import Token
 from tests.net.harness import TOKEN, Actor
 
 Join = Callable[..., Actor]

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from seedcli.errors import ConnectionLost, RefusedError, UnreachableError
-from seedcli.net import connect
+from seedcli.net.connect import connect
 from seedcli.net.frames import CONTROL_LIMIT, Kind, encode_control, pack_header
 from tests.net.harness import LIMIT, Actor, Learner, Row, expect, make_server, security_of, wait_until_gone
 

@@ -6,7 +6,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from seedcli.net.security import Security, tls_identity
+from seedcli.net.security.keys import Security, tls_identity
 from tests.net.harness import LIMIT, Learner
 from tests.net.protected import MINE
 

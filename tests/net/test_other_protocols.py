@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from seedcli.errors import EXIT_REFUSED, EXIT_UNREACHABLE, DistrustedError, UnreachableError
-from seedcli.net.security import Security
+from seedcli.net.security.keys import Security
 from tests.net.harness import LIMIT, security_of
 from tests.net.protected import MINE, client_of
 

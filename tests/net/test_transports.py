@@ -18,8 +18,8 @@ import zmq
 
 import seedcli.net.grpc as grpc_transport
 from seedcli.errors import RefusedError, UsageError
-from seedcli.net import connect
 from seedcli.net import router as router_transport
+from seedcli.net.connect import connect
 from seedcli.net.frames import Kind, encode_control, pack_header
 from seedcli.net.grpc import GrpcServer
 from seedcli.net.router import RouterServer
@@ -364,7 +364,7 @@ def test_ipv6_loopback(kind: str, join: Join) -> None:
 @pytest.mark.parametrize("address", ["zmq://127.0.0.1:1", "shm:///tmp/x", "127.0.0.1:1"])
 def test_an_actor_loads_its_own_transport_only(address: str) -> None:
     program = (
-        "import sys; from seedcli.net import connect; connect(sys.argv[1]).close();"
+        "import sys; from seedcli.net.connect import connect; connect(sys.argv[1]).close();"
         "print(*sorted({'grpc', 'zmq', 'google.protobuf', 'tensorflow'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program, address], capture_output=True, text=True, timeout=LIMIT)

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from seedcli.net.frames import Kind, pack_header
-from seedcli.net.security import curve_keys
+from seedcli.net.security.keys import curve_keys
 from tests.net.harness import LIMIT, TOKEN, Actor, Learner, expect
 from tests.net.protected import MINE, PROTECTED
 

@@ -25,13 +25,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from seedcli.errors import SeedError
-from seedcli.net import connect
 from seedcli.net.base import ClientTransport
+from seedcli.net.connect import connect
 from seedcli.net.frames import Kind, encode_control, pack_header
 from seedcli.net.grpc_client import METHOD, SERVICE
 from seedcli.net.handshake import ClientHandshake, transcript
-from seedcli.net.security import Security, new_nonce, prove, tls_identity
-from seedcli.net.token import Token, find_token, new_token
+from seedcli.net.security.keys import Security, new_nonce, prove, tls_identity
+from seedcli.net.security.token import Token, find_token, new_token
 from tests.reliability.subject import SPEC
 
 _SECONDS = 12.0  # that a connection is held open: longer than any stranger may stay

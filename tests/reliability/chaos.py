@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from seedcli.roles.runfolder import RunFolder
+from seedcli.roles.run_folder import RunFolder
 from tests.reliability import outcome
 from tests.reliability.plan import Life, Plan, Slot
 from tests.reliability.relay import Address, Network, Relay

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from seedcli.net import connect
+from seedcli.net.connect import connect
 from seedcli.net.frames import Kind, pack_header
 from seedcli.net.handshake import ClientHandshake
 from tests.reliability.subject import LAYOUT, SPEC, Subject

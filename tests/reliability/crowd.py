@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from seedcli.errors import SeedError
-from seedcli.roles.actor import _Actor
-from seedcli.roles.actor_session import ActorSession
+from seedcli.roles.actor.run import _Actor
+from seedcli.roles.actor.session import ActorSession
 from seedcli.roles.discovery import ActorTransport, Discovery
 from seedcli.telemetry.logs import setup_logging
 

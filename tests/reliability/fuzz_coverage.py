@@ -19,11 +19,11 @@ PARSERS: dict[str, tuple[str, ...]] = {
         *("_text", "_integer", "_integers", "_seconds", "only", "parse_hello", "parse_goodbye", "_sizes"),
         *("_array_bytes", "parse_spec", "parse_notice", "parse_ready", "parse_redirect"),
     ),
-    "seedcli.net.security": ("TokenAuthenticator.answer", "is_hex"),
+    "seedcli.net.security.keys": ("TokenAuthenticator.answer", "is_hex"),
     "seedcli.net.handshake": ("NoAuthenticator.answer", "ServerHandshake.receive"),
     "seedcli.net.codecs": ("check_codecs", "ArrayCodec.check_length", "ArrayCodec.decode", "RowDecoder.decode"),
-    "seedcli.inference.service": (*("destination", "frame", "lost", "_step", "_heartbeat", "_admit", "fault"),),
-    "seedcli.inference.reception": ("Reception.take", "Reception._begin", "Reception._configure"),
+    "seedcli.serving.service": (*("destination", "frame", "lost", "_step", "_heartbeat", "_admit", "fault"),),
+    "seedcli.serving.handshakes": ("Reception.take", "Reception._begin", "Reception._configure"),
 }
 # What no input reaches, and why.
 EXEMPT = {

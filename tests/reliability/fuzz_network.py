@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from seedcli.errors import ConnectionLost, ProtocolError, SeedError
-from seedcli.net import connect
 from seedcli.net.base import ClientTransport, Frame
 from seedcli.net.codecs import RowEncoder
+from seedcli.net.connect import connect
 from seedcli.net.frames import Kind, encode_control, pack_header
 from seedcli.net.grpc_client import GrpcClient
 from seedcli.net.handshake import ClientHandshake, transcript
-from seedcli.net.security import Security, new_nonce, prove
-from seedcli.net.token import Token
+from seedcli.net.security.keys import Security, new_nonce, prove
+from seedcli.net.security.token import Token
 from tests.reliability.mutations import Mutator, Sent
 from tests.reliability.subject import LAYOUT, SPEC, Reading, Subject
 from tests.system.harness import fleet_in

@@ -12,18 +12,18 @@ import numpy as np
 import psutil
 
 from seedcli.errors import ProtocolError, RefusedError
-from seedcli.inference.doorman import STRANGERS
 from seedcli.inference.engine import StepEngine
-from seedcli.inference.service import InferenceService
-from seedcli.inference.sessions import FleetSettings
 from seedcli.inference.streams import Stream
 from seedcli.net import codecs, messages
 from seedcli.net.codecs import RowDecoder, RowEncoder
 from seedcli.net.frames import Kind, decode_control, encode_control, pack_header, unpack_header
 from seedcli.net.handshake import transcript
 from seedcli.net.inprocess import InProcessClient, InProcessServer
-from seedcli.net.security import new_nonce, prove
-from seedcli.net.token import Token, new_token
+from seedcli.net.security.keys import new_nonce, prove
+from seedcli.net.security.token import Token, new_token
+from seedcli.serving.admission_control import STRANGERS
+from seedcli.serving.service import InferenceService
+from seedcli.serving.sessions import FleetSettings
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, RowLayout
 from tests.inference.helpers import SPEC, make_engine
 from tests.reliability.mutations import Mutator, Sent

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from seedcli.errors import ConnectionLost, SeedError, UnreachableError
-from seedcli.net import connect
+from seedcli.net.connect import connect
 from seedcli.net.frames import Kind, pack_header
 from seedcli.net.handshake import ClientHandshake
-from seedcli.net.security import Security
+from seedcli.net.security.keys import Security
 from tests.reliability.subject import SPEC, Reading, Subject
 from tests.system.harness import Fleet, Process, fleet_in, wait_for
 

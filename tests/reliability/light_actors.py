@@ -21,12 +21,12 @@ import grpc
 import zmq
 import zmq.asyncio
 
-from seedcli.net.curve import protect_client
 from seedcli.net.frames import HEADER_BYTES, Header, Kind, decode_control, encode_control, pack_header, unpack_header
 from seedcli.net.grpc_client import METHOD, SERVICE
 from seedcli.net.handshake import transcript
-from seedcli.net.security import Security, new_nonce, prove, tls_identity
-from seedcli.net.token import find_token
+from seedcli.net.security.curve import protect_client
+from seedcli.net.security.keys import Security, new_nonce, prove, tls_identity
+from seedcli.net.security.token import find_token
 from tests.reliability.subject import LAYOUT, SPEC
 
 _AT_ONCE = 50  # handshakes: a cluster does not start everything in one moment

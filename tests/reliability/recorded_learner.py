@@ -45,7 +45,7 @@ def install(ledger: Ledger) -> None:
 def main() -> int:
     """Run the command line; returns its exit status."""
     import_tensorflow()
-    from seedcli.cli import main as seed
+    from seedcli.cli.main import main as seed
     from tests.reliability.ledger import Ledger
 
     ledger = Ledger(Path(os.environ[LEDGER]))

@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 
-from seedcli.net.security import Security
-from seedcli.net.token import Token, new_token
+from seedcli.net.security.keys import Security
+from seedcli.net.security.token import Token, new_token
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, RowLayout
 from tests.system.harness import COUNTER, TINY, Fleet, Learner, Process, counting, last, metrics, sets, wait_for
 

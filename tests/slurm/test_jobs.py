@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from seedcli.cli import main
+from seedcli.cli.main import main
 from tests.slurm.cluster import Cluster, Job
 from tests.system.harness import TINY, checkpoints, counting, last, metrics, sets, wait_for
 

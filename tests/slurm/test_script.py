@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seedcli.cli import main
+from seedcli.cli.main import main
 from seedcli.errors import UsageError
-from seedcli.roles.slurm import Job, command, seconds_of
-from seedcli.roles.slurm_script import job_script
+from seedcli.slurm.request import Job, command, seconds_of
+from seedcli.slurm.script import job_script
 
 EXAMPLES = sorted((Path(__file__).parent.parent.parent / "examples" / "slurm").glob("*.sbatch"))
 SCRIPTS = {

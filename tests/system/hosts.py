@@ -118,8 +118,8 @@ def main() -> int:
 
     It is "stopped" (SIGSTOP) just before, or the port it has told the others is "taken" by one who says nothing.
     """
-    from seedcli import cli
-    from seedcli.roles import several
+    from seedcli.cli import main as cli
+    from seedcli.roles.learner import host as several
 
     connected = several._connected
     listener = socket.socket()

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from seedcli.cli import main
-from seedcli.net.token import write_token
-from seedcli.roles.runfolder import RunFolder
+from seedcli.cli.main import main
+from seedcli.net.security.token import write_token
+from seedcli.roles.run_folder import RunFolder
 from tests.system.harness import LIMIT, TINY, Fleet, Learner, Process, fleet_in, last, sets, wait_for
 
 REFUSALS = {
@@ -178,5 +178,5 @@ def test_help_is_quick_and_light(fleet: Fleet) -> None:
             [sys.executable, "-X", "importtime", "-m", "seedcli", "--help"], capture_output=True, timeout=LIMIT
         )
         best = min(best, time.monotonic() - begun)
-        assert done.returncode == 0 and b"tensorflow" not in done.stderr and b"seedcli.cli" in done.stderr
+        assert done.returncode == 0 and b"tensorflow" not in done.stderr and b"seedcli.cli.main" in done.stderr
     assert best < 2.0

@@ -14,10 +14,10 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
-from seedcli.cli import main
-from seedcli.layering import from_toml_file
-from seedcli.roles import evaluator
-from seedcli.roles.runfolder import LOCK
+from seedcli.cli.main import main
+from seedcli.config.sources import from_toml_file
+from seedcli.roles.evaluator import run as evaluator
+from seedcli.roles.run_folder import LOCK
 from seedcli.training.checkpoint import list_checkpoints, open_checkpoint
 from tests.inference.test_device_memory import exhausted
 from tests.system.harness import TINY, Fleet, Process, checkpoints, fleet_in, metrics, sets, wait_for

@@ -23,9 +23,9 @@ import zmq
 import zstandard
 
 from seedcli.errors import ConnectionLost, RefusedError, SeedError
-from seedcli.net import connect
 from seedcli.net.base import ClientTransport
 from seedcli.net.codecs import RowEncoder
+from seedcli.net.connect import connect
 from seedcli.net.frames import Kind, encode_control, pack_header
 from seedcli.net.grpc_client import METHOD, OTHER_VERSION, SERVICE
 from seedcli.net.handshake import ClientHandshake

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from seedcli.config.sources import load_config
 from seedcli.errors import RefusedError
 from seedcli.inference.arena import Arena, UnrollBuffer
 from seedcli.inference.device_policy import DevicePolicy
-from seedcli.layering import load_config
-from seedcli.roles.learner_threads import Learner
-from seedcli.roles.listeners import open_transports
-from seedcli.roles.runfolder import RunFolder
+from seedcli.roles.learner.threads import Learner
+from seedcli.roles.run_folder import RunFolder
+from seedcli.serving.listeners import open_transports
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from seedcli.training import sources
 from seedcli.training.batches import Piece, PreparedBatch, UnrollQueue

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seedcli.agents import create_agent
-from seedcli.config import Config
+from seedcli.agents.registry import create_agent
+from seedcli.config.schema import Config
 from seedcli.telemetry.metrics import COUNTERS
-from seedcli.training.blocks import BlockCodec
 from seedcli.training.checkpoint import Checkpoint, find_checkpoint
-from seedcli.training.replay import Replay, Snapshot
-from seedcli.training.replay_store import MANIFEST, PRIORITIES, ReplayStore
-from seedcli.training.unrolls import unroll_fields
+from seedcli.training.replay.blocks import BlockCodec
+from seedcli.training.replay.buffer import Replay, Snapshot
+from seedcli.training.replay.store import MANIFEST, PRIORITIES, ReplayStore
+from seedcli.training.replay.unrolls import unroll_fields
 from tests.system.harness import TINY, Fleet, Process, checkpoints, counting, last, metrics, sets, wait_for
 
 # Small enough that the oldest unrolls are dropped while a test watches.

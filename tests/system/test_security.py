@@ -18,10 +18,10 @@ import pytest
 import zmq
 
 from seedcli.errors import ProtocolError
-from seedcli.net import connect
+from seedcli.net.connect import connect
 from seedcli.net.frames import MAGIC, PROTOCOL_VERSION, Kind, encode_control, pack_header
-from seedcli.net.security import Security, curve_keys, tls_identity
-from seedcli.net.token import Token, find_token, new_token, write_token
+from seedcli.net.security.keys import Security, curve_keys, tls_identity
+from seedcli.net.security.token import Token, find_token, new_token, write_token
 from tests.net.harness import wait_until_gone
 from tests.system.harness import LIMIT, TINY, Fleet, Learner, Process, counting, fleet_in, last, sets, wait_for
 

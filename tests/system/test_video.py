@@ -8,9 +8,9 @@ import imageio
 import numpy as np
 import pytest
 
-from seedcli.config import EnvironmentConfig
+from seedcli.config.sections import EnvironmentConfig
+from seedcli.envs.isolated import IsolatedEnv
 from seedcli.errors import EnvironmentFailed, UsageError
-from seedcli.roles.isolated_env import IsolatedEnv
 from seedcli.specs import RowLayout, aligned_empty
 from tests.system.harness import Fleet, sets
 

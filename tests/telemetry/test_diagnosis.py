@@ -9,8 +9,9 @@ import pytest
 
 from seedcli.agents.base import Symptom
 from seedcli.agents.vtrace import symptoms
-from seedcli.config import AgentConfig, Config
-from seedcli.layering import known_keys
+from seedcli.config.schema import Config
+from seedcli.config.sections import AgentConfig
+from seedcli.config.sources import known_keys
 from seedcli.telemetry.diagnosis import Diagnosis
 
 STUCK = Symptom(metric="stuck", above=0.9, sentence="{:.0%} of it is stuck", settings=("agent.discount", "run.seed"))

@@ -17,10 +17,10 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from seedcli.config import NetConfig
+from seedcli.config.sections import NetConfig
 from seedcli.errors import UsageError
 from seedcli.telemetry import exporter as module
-from seedcli.telemetry.devices import DeviceFigures
+from seedcli.telemetry.device_meters import DeviceFigures
 from seedcli.telemetry.exporter import CONNECTIONS, Exporter, Health, open_exporter
 from seedcli.telemetry.fleet import ActorRow, State
 from seedcli.telemetry.metrics import Snapshot

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seedcli.layering import Resolved, load_config
+from seedcli.config.sources import Resolved, load_config
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 
 SPEC = EnvSpec("test/env", ArraySpec((3,), "float32"), ActionSpec((4,)))

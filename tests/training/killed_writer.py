@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from seedcli.config import ReplayConfig
+from seedcli.config.sections import ReplayConfig
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
-from seedcli.training.blocks import BlockCodec, BlockField
 from seedcli.training.checkpoint import Checkpointer
-from seedcli.training.replay import Replay
-from seedcli.training.replay_store import ReplayStore
+from seedcli.training.replay.blocks import BlockCodec, BlockField
+from seedcli.training.replay.buffer import Replay
+from seedcli.training.replay.store import ReplayStore
 
 SPEC = EnvSpec("test/env", ArraySpec((2,), "uint8"), ActionSpec((3,)))
 CODEC = BlockCodec([BlockField("x", (2, 50), "uint8", True)])

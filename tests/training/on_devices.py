@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from seedcli.agents import create_agent
 from seedcli.agents.base import UnrollBatch
-from seedcli.agents.optimizer import clip_gradients
-from seedcli.config import AgentConfig, TrainingConfig
-from seedcli.topology import Plan
+from seedcli.agents.registry import create_agent
+from seedcli.config.sections import AgentConfig, TrainingConfig
+from seedcli.config.topology import Plan
 from seedcli.training.batches import PreparedBatch
 from seedcli.training.devices import Devices, find_inventory, prepare
+from seedcli.training.optimizer import clip_gradients
 from seedcli.training.trainer import Trainer, UpdateResult
 from tests.agents.helpers import VECTOR, random_records
 

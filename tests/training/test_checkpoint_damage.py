@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from seedcli.config.sources import load_config
 from seedcli.errors import EXIT_USAGE, CheckpointError
-from seedcli.layering import load_config
 from seedcli.roles.resuming import resume_point
-from seedcli.roles.runfolder import RunFolder
+from seedcli.roles.run_folder import RunFolder
 from seedcli.training import checkpoint as module
 from seedcli.training.checkpoint import (
     find_checkpoint,

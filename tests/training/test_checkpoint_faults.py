@@ -15,11 +15,11 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
+from seedcli.config.sources import load_config
 from seedcli.errors import SeedError
-from seedcli.layering import load_config
 from seedcli.net.inprocess import InProcessServer
-from seedcli.roles.learner_threads import Learner
-from seedcli.roles.runfolder import RunFolder
+from seedcli.roles.learner.threads import Learner
+from seedcli.roles.run_folder import RunFolder
 from seedcli.training import checkpoint as module
 from seedcli.training.checkpoint import (
     Checkpointer,
@@ -200,7 +200,7 @@ def learner(tmp_path: Path) -> Iterator[Learner]:
     resolved = load_config("cartpole_vtrace", environ={}, sets=("training.checkpoint_seconds=0.05",))
     with RunFolder.create(tmp_path / "run", "x") as folder:
         learner = Learner(resolved, folder, [InProcessServer()], None)
-        learner.results = deque(maxlen=10)
+        learner.training.results = deque(maxlen=10)
         yield learner
 
 
@@ -222,7 +222,7 @@ def test_training_goes_on_while_a_checkpoint_takes_its_time(
 
     def batch(updates: int = 1) -> None:
         for _ in range(updates):
-            learner.batches.put(SimpleNamespace(), timeout=LIMIT)  # type: ignore[arg-type]
+            learner.training.batches.put(SimpleNamespace(), timeout=LIMIT)  # type: ignore[arg-type]
 
     def writers() -> int:
         return sum(thread.name == "checkpoint" for thread in threading.enumerate())
@@ -252,5 +252,5 @@ def test_training_goes_on_while_a_checkpoint_takes_its_time(
     one, two = list_checkpoints(tmp_path / "checkpoints")
     holds(one, 6, int(one.name))  # variables and counters of one moment, although training went on
     holds(two, 6, int(two.name))
-    stalled = learner.training_profile.seconds()["checkpoint"]
+    stalled = learner.training.profile.seconds()["checkpoint"]
     assert stalled < 0.25, f"two copies of 6 numbers stalled training for {stalled:.2f} s"

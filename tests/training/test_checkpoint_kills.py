@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import seedcli
 from seedcli.training.checkpoint import Checkpointer, list_checkpoints, open_checkpoint, restore, take_checkpoint
-from seedcli.training.replay_store import ReplayStore
+from seedcli.training.replay.store import ReplayStore
 from tests.training.killed_writer import CODEC, SIZES, SPEC, new_replay
 
 KILLS = 60

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from seedcli.config.topology import Plan
 from seedcli.errors import SeedError, UsageError
-from seedcli.topology import Plan
 from seedcli.training.devices import Devices, batch_bytes
 from tests.system.hosts import free_addresses
 from tests.training.on_devices import AGENTS, TRAINING, UPDATES, B, batches, make

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from seedcli.layering import to_toml
-from seedcli.roles.core import LearnerCore
-from seedcli.roles.reporting import Reporter
-from seedcli.roles.runfolder import RunFolder
+from seedcli.config.sources import to_toml
+from seedcli.roles.learner.core import LearnerCore
+from seedcli.roles.learner.reporting import Reporter
+from seedcli.roles.run_folder import RunFolder
 from seedcli.telemetry.live import PlainView
 from seedcli.telemetry.metrics import Profile
 from seedcli.training.checkpoint import open_checkpoint

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from seedcli.agents import create_agent
 from seedcli.agents.base import UnrollBatch
-from seedcli.config import Config
+from seedcli.agents.registry import create_agent
+from seedcli.config.schema import Config
+from seedcli.config.sources import load_config
 from seedcli.errors import UsageError
 from seedcli.inference.arena import Arena, UnrollBuffer
-from seedcli.layering import load_config
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from seedcli.training import sources
+from seedcli.training.replay.unrolls import expected_bytes, unroll_fields
 from seedcli.training.sources import QueueSource, ReplaySource, create_source
-from seedcli.training.unrolls import expected_bytes, unroll_fields
 from tests.training.helpers import LIMIT, SPEC, B, K, T, resolved
 
 E = 2

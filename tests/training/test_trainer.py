@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from seedcli.agents import create_agent
 from seedcli.agents.base import UnrollBatch
-from seedcli.config import AgentConfig, TrainingConfig
+from seedcli.agents.registry import create_agent
+from seedcli.config.sections import AgentConfig, TrainingConfig
+from seedcli.config.topology import Plan
 from seedcli.errors import SeedError
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
-from seedcli.topology import Plan
 from seedcli.training.batches import PreparedBatch
 from seedcli.training.devices import Devices
 from seedcli.training.trainer import Trainer
@@ -292,7 +292,8 @@ def test_a_gpu_learns_in_any_precision(precision):
 @pytest.mark.skipif(not tf.config.list_physical_devices("GPU"), reason="there is no GPU")
 def test_a_gpu_takes_memory_as_it_needs_it():
     code = (
-        "from seedcli.topology import Plan; from seedcli.training.devices import prepare; import tensorflow as tf;"
+        "import tensorflow as tf;"
+        "from seedcli.config.topology import Plan; from seedcli.training.devices import prepare;"
         "prepare(Plan('gpu', 1, (0,), (0,), columns=2)); tf.zeros([1]);"
         "assert all(tf.config.experimental.get_memory_growth(gpu) for gpu in tf.config.list_physical_devices('GPU'))"
     )

@@ -1,0 +1,218 @@
+"""Networks with memory: an encoder under heads of policy and value, or of Q values.
+
+Axis conventions: N rows of an inference batch; L records of an unroll, B columns, time-major; A actions; F features;
+P parameters of a policy's distribution. A network has two ways in, `step` for acting and `unroll` for learning, which
+compute the same.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from seedcli.agents.base import State, UnrollBatch
+from seedcli.agents.networks.encoder import Encoder
+from seedcli.agents.networks.torsos import orthogonal
+from seedcli.agents.value_scale import ValueScale
+from seedcli.config.sections import AgentConfig
+from seedcli.specs import EnvSpec, map_arrays
+
+
+class RecurrentNetwork(keras.layers.Layer):
+    """An `Encoder` with the heads of a subclass; built, so that its variables exist.
+
+    The same seed gives the same variables. A subclass makes its layers in `make_heads` and applies them in `heads`.
+    """
+
+    def __init__(self, config: AgentConfig, spec: EnvSpec, seed: int, precision: str = "float32") -> None:
+        """Build the network; raises UsageError where its torso cannot take the observations.
+
+        Args:
+            config, spec: see `Encoder`.
+            seed: of the variables.
+            precision: of what the encoder computes; the heads compute in float32.
+        """
+        super().__init__(name="network")
+        rng = np.random.default_rng(seed)
+        self.encoder = Encoder(config, spec, rng, precision, towers=self.towers(config))
+        self.make_heads(config, spec, rng)
+        observation = map_arrays(lambda array: tf.zeros([1, *array.shape], array.dtype), spec.observation)
+        self.step(observation, tf.zeros([1]), self.initial_state(1))
+        self.built = True
+
+    def towers(self, config: AgentConfig) -> int:
+        """How many `Encoder.towers` the heads are on."""
+        return 1
+
+    def make_heads(self, config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> None:
+        """Make the layers of the heads; their initialisers draw seeds from `rng`."""
+        raise NotImplementedError
+
+    def heads(self, features: tf.Tensor) -> Any:
+        """The outputs, nested [M, ...], for features [M, F]; all but the first axis static."""
+        raise NotImplementedError
+
+    def initial_state(self, batch_size: int | tf.Tensor) -> State:
+        """The state at the start of an episode, as `Encoder` has it."""
+        return self.encoder.initial_state(batch_size)
+
+    def step(self, observation: Any, reward: tf.Tensor, state: State) -> tuple[Any, State]:
+        """Outputs [N, ...] of one record, and the next state but for the action; arguments as `Encoder.step`'s."""
+        features, state = self.encoder.step(observation, reward, state)
+        return self.heads(features), state
+
+    def remember(self, state: State, action: tf.Tensor) -> State:
+        """The state with the action [N, ...] chosen on the record in it."""
+        return self.encoder.remember(state, action)
+
+    def unroll(
+        self, observation: Any, reward: tf.Tensor, action: tf.Tensor, first: tf.Tensor, state: State
+    ) -> tuple[Any, State]:
+        """Outputs [L, B, ...] of every record, and the state after the last; arguments as `Encoder.unroll`'s."""
+        features, state = self.encoder.unroll(observation, reward, action, first, state)
+        length, columns = tf.unstack(tf.shape(reward))
+        outputs = tf.nest.map_structure(lambda x: tf.reshape(x, [length, columns, *x.shape[1:]]), self.heads(features))
+        return outputs, state
+
+
+class GaussianHead(keras.layers.Layer):
+    """Mean, linear in the features, and logarithm of the standard deviation, the same for all: [M, F] → [M, 2·d].
+
+    A standard deviation that does not depend on the state is what policy-gradient implementations commonly use
+    (Schulman et al., "Proximal Policy Optimization Algorithms", 2017; Andrychowicz et al., 2020, section 3.2).
+    """
+
+    def __init__(self, size: int, initial_std: float, initializer: keras.initializers.Initializer) -> None:
+        super().__init__(name="policy")
+        self.mean = keras.layers.Dense(size, kernel_initializer=initializer, name="mean")
+        start = keras.initializers.Constant(math.log(initial_std))
+        self.log_std = self.add_weight(shape=(size,), initializer=start, name="log_std")
+
+    def call(self, features: tf.Tensor) -> tf.Tensor:
+        """Parameters of `distributions.DiagonalGaussian` for features [M, F] float32."""
+        mean = self.mean(features)
+        return tf.concat([mean, tf.broadcast_to(self.log_std, tf.shape(mean))], axis=-1)
+
+
+class PolicyValue(NamedTuple):
+    """What a `PolicyValueNetwork` says of records.
+
+    Attributes:
+        policy: [N, P] or [L, B, P] float32, parameters of the policy's distribution (`distributions`).
+        value: [N] or [L, B] float32.
+        features: [N, F] or [L, B, F] float32, what both were made of.
+    """
+
+    policy: tf.Tensor
+    value: tf.Tensor
+    features: tf.Tensor
+
+
+class PolicyValueNetwork(RecurrentNetwork):
+    """A `RecurrentNetwork` with a policy head and a value head: outputs are `PolicyValue`.
+
+    With `agent.separate_value` each head is on a tower of its own.
+    """
+
+    def towers(self, config: AgentConfig) -> int:
+        """See `RecurrentNetwork.towers`."""
+        return 2 if config.separate_value else 1
+
+    def make_heads(self, config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> None:
+        """See `RecurrentNetwork.make_heads`."""
+        # A policy that is all but uniform, or centred on 0, at the start explores, whatever the features are.
+        initializer = orthogonal(rng, 0.01)
+        if spec.action.size:
+            self.policy = GaussianHead(spec.action.size, config.initial_std, initializer)
+        else:
+            self.policy = keras.layers.Dense(sum(spec.action.categories), kernel_initializer=initializer, name="policy")
+        # Values of 0 have the same meaning whatever the unit of rewards turns out to be.
+        start = "zeros" if config.normalize_values else orthogonal(rng, 1.0)
+        self.value = keras.layers.Dense(1, kernel_initializer=start, name="value")
+        self.value_scale = ValueScale() if config.normalize_values else None
+
+    def heads(self, features: tf.Tensor) -> PolicyValue:
+        """See `RecurrentNetwork.heads`."""
+        towers = self.encoder.split(features)
+        value = self.value(towers[-1])[:, 0]
+        if self.value_scale is not None:
+            value = self.value_scale(value)
+        return PolicyValue(self.policy(towers[0]), value, features)
+
+
+class DuelingQNetwork(RecurrentNetwork):
+    """A `RecurrentNetwork` with the dueling heads of Wang et al., "Dueling Network Architectures" (2016), equation 9.
+
+    Q(s, a) = V(s) + A(s, a) − mean_a' A(s, a'): outputs are Q values [N, A] or [L, B, A] float32. Each head is a
+    hidden layer of `agent.dueling_hidden` units with ReLU and a linear one, or the linear one alone where that is 0.
+    """
+
+    def make_heads(self, config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> None:
+        """See `RecurrentNetwork.make_heads`."""
+
+        def head(name: str, units: int, gain: float) -> list[keras.layers.Layer]:
+            layers = []
+            if config.dueling_hidden:
+                initializer = orthogonal(rng, math.sqrt(2.0))
+                layers.append(
+                    keras.layers.Dense(
+                        config.dueling_hidden, activation="relu", kernel_initializer=initializer, name=f"{name}_hidden"
+                    )
+                )
+            layers.append(keras.layers.Dense(units, kernel_initializer=orthogonal(rng, gain), name=name))
+            return layers
+
+        self.value_head = head("value", 1, 1.0)
+        # Actions that all but tie at the start leave the first targets little maximisation bias.
+        self.advantage_head = head("advantage", spec.action.categories[0], 0.1)
+
+    def heads(self, features: tf.Tensor) -> tf.Tensor:
+        """See `RecurrentNetwork.heads`."""
+        value = advantage = features
+        for layer in self.value_head:
+            value = layer(value)
+        for layer in self.advantage_head:
+            advantage = layer(advantage)
+        return value + advantage - tf.reduce_mean(advantage, axis=-1, keepdims=True)
+
+
+def evaluate(network: Any, unrolls: UnrollBatch, burn_in: int) -> Any:
+    """A network's outputs on the records after the burn-in, [T+1, B, ...], each seen as it was when acting.
+
+    The first K = `burn_in` records (Kapturowski et al., "R2D2", 2019) only bring the stored state up to date: no
+    gradient flows into them.
+
+    Args:
+        network: anything with the `unroll` of `RecurrentNetwork`.
+        unrolls: records [K+T+1, B, ...]; the length of `reward` must be static for a network with an LSTM.
+        burn_in: K.
+    """
+    final = tf.logical_or(unrolls.terminated, unrolls.truncated)
+    # The stored state is already reset where record 0 is the first of its episode.
+    first = tf.pad(final[:-1], [[1, 0], [0, 0]])
+    records = (unrolls.observation, unrolls.reward, unrolls.action, first)
+    state = unrolls.state
+    if burn_in:
+        _, state = network.unroll(*tf.nest.map_structure(lambda x: x[:burn_in], records), state)
+        state = tf.nest.map_structure(tf.stop_gradient, state)
+    outputs, _ = network.unroll(*tf.nest.map_structure(lambda x: x[burn_in:], records), state)
+    return outputs
+
+
+def observe(network: RecurrentNetwork, unrolls: UnrollBatch, burn_in: int) -> None:
+    """Take the observations of a training batch into the statistics that the network scales observations by.
+
+    Those of the T records after the burn-in: the others are part of an unroll before or after, too. Columns of
+    weight 0 are left out.
+
+    Args:
+        network: whose statistics; nothing happens where it has none.
+        unrolls: records [K+T+1, B, ...].
+        burn_in: K.
+    """
+    records = tf.nest.map_structure(lambda x: x[burn_in:-1], unrolls.observation)
+    network.encoder.observe(records, unrolls.weights > 0.0)

@@ -1,0 +1,250 @@
+"""Torsos: what turns one observation, or a stack of them, into a feature vector.
+
+Initialisation is orthogonal with gain √2 throughout, as policy-gradient implementations commonly use
+(Andrychowicz et al., "What Matters in On-Policy Reinforcement Learning?", 2020).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from seedcli.config.sections import AgentConfig
+from seedcli.errors import UsageError
+from seedcli.specs import ArraySpec, EnvSpec
+
+_RELU_GAIN = math.sqrt(2.0)
+
+
+def orthogonal(rng: np.random.Generator, gain: float) -> keras.initializers.Initializer:
+    """An orthogonal initialiser with a seed of its own, drawn from `rng`."""
+    return keras.initializers.Orthogonal(gain=gain, seed=int(rng.integers(2**31)))
+
+
+def _conv(
+    filters: int,
+    kernel: int,
+    stride: int,
+    padding: str,
+    activation: str | None,
+    rng: np.random.Generator,
+    gain: float = _RELU_GAIN,
+) -> keras.layers.Conv2D:
+    return keras.layers.Conv2D(
+        filters,
+        kernel,
+        stride,
+        padding=padding,
+        data_format="channels_last",
+        activation=activation,
+        kernel_initializer=orthogonal(rng, gain),
+    )
+
+
+def _dense(units: int, activation: str, rng: np.random.Generator) -> keras.layers.Dense:
+    return keras.layers.Dense(units, activation=activation, kernel_initializer=orthogonal(rng, _RELU_GAIN))
+
+
+def saturation(x: tf.Tensor, activation: str) -> tf.Tensor:
+    """The share of a layer's outputs x [M, F] that hardly pass a gradient, scalar float32.
+
+    With tanh those beyond ±0.99, of every record; with ReLU the units that are 0 for all M records.
+    """
+    stuck = tf.abs(x) > 0.99 if activation == "tanh" else tf.reduce_max(x, axis=0) <= 0.0
+    return tf.reduce_mean(tf.cast(stuck, tf.float32))
+
+
+class MlpTorso(keras.layers.Layer):
+    """Fully connected layers with tanh or ReLU: [N, D] → [N, hidden[-1]]."""
+
+    def __init__(self, hidden: Sequence[int], activation: str, rng: np.random.Generator) -> None:
+        super().__init__(name="mlp")
+        self._activation = activation
+        self.stages = [_dense(units, activation, rng) for units in hidden]
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        """Features of x [N, D] float32."""
+        for layer in self.stages:
+            x = layer(x)
+        self.units = int(x.shape[-1])
+        return x
+
+    def saturation(self, features: tf.Tensor) -> tf.Tensor:
+        """See `saturation`; 0 where there are no layers."""
+        return saturation(features, self._activation) if self.stages else tf.constant(0.0)
+
+
+class Conv(NamedTuple):
+    """One convolution: number of filters, kernel size and stride in pixels."""
+
+    filters: int
+    kernel: int
+    stride: int
+
+
+class ConvTorso(keras.layers.Layer):
+    """Valid convolutions and one dense layer, all with ReLU: [N, H, W, C] → [N, units]."""
+
+    def __init__(self, name: str, convolutions: Sequence[Conv], units: int, rng: np.random.Generator) -> None:
+        super().__init__(name=name)
+        self.units = units
+        self.stages = [_conv(*conv, "valid", "relu", rng) for conv in convolutions]
+        self.dense = _dense(units, "relu", rng)
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        """Features of x [N, H, W, C] float32."""
+        for layer in self.stages:
+            x = layer(x)
+        return self.dense(_flatten(x))
+
+    def saturation(self, features: tf.Tensor) -> tf.Tensor:
+        """See `saturation`."""
+        return saturation(features, "relu")
+
+
+class DeepTorso(keras.layers.Layer):
+    """The deep residual network of IMPALA (Espeholt et al., 2018, figure 3): [N, H, W, C] → [N, 256].
+
+    Stages of 16, 32 and 32 channels, or as many as are given, each a 3×3 convolution, a 3×3 max-pooling with stride 2
+    and two residual blocks of two 3×3 convolutions; then ReLU and a dense layer of 256.
+    """
+
+    BLOCKS = 2
+
+    def __init__(self, channels: Sequence[int], rng: np.random.Generator) -> None:
+        super().__init__(name="impala_deep")
+        self.units = 256
+        # Every block adds its output to its input: scaled so, all of them together add what one of gain √2 would.
+        residual_gain = _RELU_GAIN / math.sqrt(len(channels) * self.BLOCKS)
+        self.entries = [_conv(filters, 3, 1, "same", None, rng) for filters in channels]
+        self.pool = keras.layers.MaxPooling2D(3, 2, padding="same", data_format="channels_last")
+        self.blocks = [
+            [
+                (_conv(filters, 3, 1, "same", "relu", rng), _conv(filters, 3, 1, "same", None, rng, residual_gain))
+                for _ in range(self.BLOCKS)
+            ]
+            for filters in channels
+        ]
+        self.dense = _dense(self.units, "relu", rng)
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        """Features of x [N, H, W, C] float32."""
+        for entry, blocks in zip(self.entries, self.blocks, strict=True):
+            x = self.pool(entry(x))
+            for inner, outer in blocks:
+                x = x + outer(inner(tf.nn.relu(x)))
+        return self.dense(_flatten(tf.nn.relu(x)))
+
+    def saturation(self, features: tf.Tensor) -> tf.Tensor:
+        """See `saturation`."""
+        return saturation(features, "relu")
+
+
+def _flatten(x: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(x, [-1, math.prod(x.shape[1:])])
+
+
+class MixedTorso(keras.layers.Layer):
+    """Features of several arrays side by side: a torso for each image, and one MLP for all vectors together.
+
+    Args:
+        images: torsos of the images, by name.
+        vectors: names of the vectors.
+        mlp: their torso; None where there are none.
+    """
+
+    def __init__(self, images: Mapping[str, keras.layers.Layer], vectors: Sequence[str], mlp: MlpTorso | None) -> None:
+        super().__init__(name="mixed")
+        self._image_names = tuple(images)
+        self._vector_names = tuple(vectors)
+        self.images = list(images.values())
+        self.mlp = mlp
+        self._torsos = self.images + ([] if mlp is None else [mlp])
+
+    def call(self, arrays: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Features [N, F], those of the images first, of arrays by name: [N, H, W, C] or [N, D] float32."""
+        parts = [torso(arrays[name]) for name, torso in zip(self._image_names, self.images, strict=True)]
+        if self.mlp is not None:
+            parts.append(self.mlp(tf.concat([arrays[name] for name in self._vector_names], axis=-1)))
+        self.units = sum(torso.units for torso in self._torsos)
+        return tf.concat(parts, axis=-1)
+
+    def saturation(self, features: tf.Tensor) -> tf.Tensor:
+        """See `saturation`; each part counts by its width."""
+        parts = zip(self._torsos, tf.split(features, [torso.units for torso in self._torsos], axis=-1), strict=True)
+        return tf.add_n([torso.saturation(part) * (torso.units / self.units) for torso, part in parts])
+
+
+_SHALLOW = (Conv(16, 8, 4), Conv(32, 4, 2))
+_NATURE = (Conv(32, 8, 4), Conv(64, 4, 2), Conv(64, 3, 1))
+
+
+def _smallest_image(config: AgentConfig) -> int:
+    """Smallest height and width of a convolutional torso, pixels."""
+    if config.network == "impala_deep":
+        return 2 ** len(config.channels)  # each stage halves them
+    return {"impala_shallow": 20, "nature": 36}[config.network]  # what leaves the last convolution one output
+
+
+def takes_images(config: AgentConfig, array: ArraySpec) -> bool:
+    """Whether the configured torso takes an array as an image: [H, W] or [H, W, C], and not too small."""
+    if config.network == "mlp" or array.categories or len(array.shape) not in (2, 3):
+        return False
+    return min(array.shape[:2]) >= _smallest_image(config)
+
+
+def _torso_of_one(config: AgentConfig, rng: np.random.Generator) -> Any:
+    if config.network == "mlp":
+        return MlpTorso(config.hidden, config.activation, rng)
+    if config.network == "impala_shallow":
+        return ConvTorso("impala_shallow", _SHALLOW, 256, rng)
+    if config.network == "nature":
+        return ConvTorso("nature", _NATURE, 512, rng)
+    return DeepTorso(config.channels, rng)
+
+
+def make_torso(config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> Any:
+    """The torso a configuration names, not built yet: IMPALA's two (Espeholt et al., 2018), the network of
+    Mnih et al., "Human-level control" (Nature 2015), or fully connected layers.
+
+    Of a Dict observation each image has one of its own, and everything else goes, as one vector, through fully
+    connected layers.
+    """
+    if not isinstance(spec.observation, Mapping):
+        return _torso_of_one(config, rng)
+    images = {name: _torso_of_one(config, rng) for name, array in spec.arrays.items() if takes_images(config, array)}
+    vectors = [name for name in spec.arrays if name not in images]
+    return MixedTorso(images, vectors, MlpTorso(config.hidden, config.activation, rng) if vectors else None)
+
+
+def input_shapes(config: AgentConfig, spec: EnvSpec) -> dict[str, tuple[int, ...]]:
+    """The shapes in which a torso takes the arrays of one observation: (height, width, channels), or (size,).
+
+    Raises:
+        UsageError: the torso cannot take the environment's observations.
+    """
+
+    def shape(array: ArraySpec) -> tuple[int, ...]:
+        if not takes_images(config, array):
+            return (sum(array.categories) or math.prod(array.shape),)
+        return array.shape if len(array.shape) == 3 else (*array.shape, 1)
+
+    if config.network == "mlp" or any(takes_images(config, array) for array in spec.arrays.values()):
+        return {name: shape(array) for name, array in spec.arrays.items()}
+    smallest = _smallest_image(config)
+    found = ", ".join(_description(array) for array in spec.arrays.values())
+    raise UsageError(
+        f"agent.network {config.network!r} needs images [height, width] or [height, width, channels] of at least "
+        f"{smallest}×{smallest} pixels, but observations of {spec.name} are {found}: choose agent.network mlp"
+    )
+
+
+def _description(array: ArraySpec) -> str:
+    if array.categories:
+        return "one of " + " and of ".join(map(str, array.categories)) + " categories"
+    return f"arrays of shape {array.shape}"

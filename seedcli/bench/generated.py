@@ -1,0 +1,75 @@
+"""What `seed bench` gives the parts of a learner instead of an environment: observations and unrolls that are valid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from seedcli.agents.base import Agent, UnrollBatch
+from seedcli.config.sections import EnvironmentConfig
+from seedcli.envs.registry import create_env
+from seedcli.errors import SimulatorMissing
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, map_arrays
+
+
+def environment_spec(config: EnvironmentConfig) -> EnvSpec:
+    """What an environment's observations and actions look like; a learner's machine need not have its simulator.
+
+    Raises:
+        SimulatorMissing: only the simulator knows, and it is not installed.
+        UsageError, EnvironmentFailed: as of `envs.create_env`.
+    """
+    try:
+        probe = create_env(config, 1)
+    except SimulatorMissing:
+        if config.family == "gymnasium":
+            raise
+        return _known_spec(config)
+    spec = probe.spec
+    probe.close()
+    return spec
+
+
+def _known_spec(config: EnvironmentConfig) -> EnvSpec:
+    """The shapes of families whose configuration tells them; of Atari those of the full action set."""
+    frame, actions = ArraySpec((config.height, config.width, 1), "uint8"), 18
+    if config.family == "football":
+        from seedcli.envs.football.rewards import MARKED, PLANES
+
+        frame, actions = ArraySpec(PLANES, "uint8", binary=(0, MARKED)), 19
+    elif config.family == "dmlab":
+        from seedcli.envs.dmlab.env import ACTIONS
+
+        frame, actions = ArraySpec((config.height, config.width, 3), "uint8"), len(ACTIONS)
+    return EnvSpec(f"{config.family}/{config.id}", frame, ActionSpec((actions,)))
+
+
+def random_observation(spec: EnvSpec, shape: Sequence[int]) -> Any:
+    """Numbers that are valid in every type, [*shape, *observation], by name where the specification has names."""
+    rng = np.random.default_rng(1)
+
+    def one(array: ArraySpec) -> Any:
+        categories = np.array(array.categories).reshape(array.shape) if array.categories else None
+        high = categories if categories is not None else 2 if array.dtype == "bool" else 128
+        return rng.integers(0, high, (*shape, *array.shape)).astype(array.dtype)
+
+    return map_arrays(one, spec.observation)
+
+
+def random_unrolls(agent: Agent, spec: EnvSpec, columns: int) -> UnrollBatch:
+    """A training batch of `columns` unrolls, in arrays of the host: random observations and actions, no rewards."""
+    algorithm = agent.algorithm
+    shape = [algorithm.records, columns]
+    return UnrollBatch(
+        observation=random_observation(spec, shape),
+        reward=np.zeros(shape, np.float32),
+        terminated=np.zeros(shape, np.bool_),
+        truncated=np.zeros(shape, np.bool_),
+        action=spec.action.sample(np.random.default_rng(1), *shape),
+        recorded={name: np.zeros([*shape, *field.shape], field.dtype) for name, field in algorithm.recorded.items()},
+        state=tf.nest.map_structure(np.asarray, agent.initial_state(columns)),
+        weights=np.ones(columns, np.float32),
+    )

@@ -1,0 +1,158 @@
+"""The commands of `seed bench`. Nothing heavy is imported at the top; see `seedcli.cli.main`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from seedcli.cli.options import Debug, Json, Sets, Transport, complete_preset, examples, quiet_tensorflow
+from seedcli.errors import UsageError
+
+bench_app = typer.Typer(rich_markup_mode=None)
+
+BenchTransport = Annotated[Transport, typer.Option("--transport", help="How messages travel.")]
+Seconds = Annotated[float, typer.Option("--seconds", metavar="S", min=0.1, help="Length of each measurement.")]
+
+
+@bench_app.command("inference", epilog=examples("seed bench inference --envs 32 --envs 1024 --transport zmq --json"))
+def bench_inference(
+    envs: Annotated[
+        list[int] | None,
+        typer.Option("--envs", metavar="N", min=1, help="May be repeated.  [default: 32, 256, 1024, 4096]"),
+    ] = None,
+    envs_per_message: Annotated[int, typer.Option("--envs-per-message", metavar="N", min=1)] = 32,
+    transport: BenchTransport = "zmq",
+    seconds: Seconds = 5.0,
+    json_output: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Central inference, with only the network replaced, against an echo of the same bytes."""
+    counts = envs or [32, 256, 1024, 4096]
+    for count in counts:
+        if count % envs_per_message:
+            raise UsageError(f"--envs {count} must be a multiple of --envs-per-message {envs_per_message}")
+    quiet_tensorflow()
+    from seedcli.bench.figures import run_bench_inference
+
+    return run_bench_inference(
+        envs=counts, envs_per_message=envs_per_message, transport=transport, seconds=seconds, json_output=json_output
+    )
+
+
+@bench_app.command("transport", epilog=examples("seed bench transport --transport grpc --json"))
+def bench_transport(
+    transport: BenchTransport = "zmq",
+    seconds: Seconds = 5.0,
+    json_output: Json = False,
+    debug: Debug = False,
+) -> int:
+    """A transport against a bare echo over the same sockets."""
+    from seedcli.bench.figures import run_bench_transport
+
+    return run_bench_transport(transport=transport, seconds=seconds, json_output=json_output)
+
+
+@bench_app.command("encryption", epilog=examples("seed bench encryption --json"))
+def bench_encryption(seconds: Seconds = 5.0, json_output: Json = False, debug: Debug = False) -> int:
+    """Both transports with token and encryption, against themselves without."""
+    from seedcli.bench.figures import run_bench_encryption
+
+    return run_bench_encryption(seconds=seconds, json_output=json_output)
+
+
+@bench_app.command("training", epilog=examples("seed bench training --preset pong_vtrace --json"))
+def bench_training(
+    preset: Annotated[
+        str, typer.Option("--preset", metavar="NAME", help="What to train.", autocompletion=complete_preset)
+    ] = "pong_vtrace",
+    sets: Sets = None,
+    seconds: Seconds = 30.0,
+    json_output: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Training against the limit composed of bare environment, inference and training rates."""
+    from seedcli.config.sources import load_config
+
+    quiet_tensorflow()
+    from seedcli.bench.figures import run_bench_training
+
+    return run_bench_training(load_config(preset, sets=sets or ()), seconds=seconds, json_output=json_output)
+
+
+@bench_app.command(
+    "topology",
+    epilog=examples(
+        "seed bench topology --preset football_vtrace --set actors.count=25",
+        "seed bench topology --preset cartpole_vtrace --virtual 4 --json",
+    ),
+)
+def bench_topology(
+    preset: Annotated[
+        str, typer.Option("--preset", metavar="NAME", help="What to train.", autocompletion=complete_preset)
+    ] = "pong_vtrace",
+    sets: Sets = None,
+    virtual: Annotated[
+        int, typer.Option("--virtual", metavar="N", min=0, max=64, help="Split the processor into N devices.")
+    ] = 0,
+    seconds: Seconds = 5.0,
+    json_output: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Every ratio of inference to training devices, tried; recommends one."""
+    from seedcli.config.sources import load_config
+
+    split = ["topology.platform=cpu", f"topology.virtual_devices={virtual}"] if virtual else []
+    config = load_config(preset, sets=[*(sets or ()), *split]).config
+    quiet_tensorflow()
+    from seedcli.bench.topology import run_bench_topology
+
+    return run_bench_topology(config, seconds=seconds, json_output=json_output)
+
+
+@bench_app.command("replay", epilog=examples("seed bench replay --game pong --game breakout --json"))
+def bench_replay(
+    games: Annotated[
+        list[str] | None,
+        typer.Option("--game", metavar="NAME", help="May be repeated.  [default: pong, breakout, seaquest, ms_pacman]"),
+    ] = None,
+    unrolls: Annotated[int, typer.Option("--unrolls", metavar="N", min=1, help="Unrolls of each game.")] = 160,
+    preset: Annotated[
+        str,
+        typer.Option("--preset", metavar="NAME", help="Lengths, network and batch.", autocompletion=complete_preset),
+    ] = "atari_r2d2",
+    json_output: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Replay of real frames: memory against raw frames, packing, sampling against training, the sum tree."""
+    quiet_tensorflow()
+    from seedcli.bench.figures import run_bench_replay
+
+    chosen = games or ["pong", "breakout", "seaquest", "ms_pacman"]
+    return run_bench_replay(games=chosen, unrolls=unrolls, preset=preset, json_output=json_output)
+
+
+@bench_app.command("codecs", epilog=examples("seed bench codecs --json"))
+def bench_codecs(json_output: Json = False, debug: Debug = False) -> int:
+    """Codecs of observations: bytes, costs, and the link below which each pays, on real play."""
+    from seedcli.bench.codecs import run_bench_codecs
+
+    return run_bench_codecs(json_output=json_output)
+
+
+@bench_app.command("actor", epilog=examples("seed bench actor --preset pong_vtrace --json"))
+def bench_actor(
+    preset: Annotated[
+        str, typer.Option("--preset", metavar="NAME", help="What to play.", autocompletion=complete_preset)
+    ] = "pong_vtrace",
+    sets: Sets = None,
+    seconds: Seconds = 10.0,
+    json_output: Json = False,
+    debug: Debug = False,
+) -> int:
+    """An actor that never waits: how much of its time is the simulator's own."""
+    from seedcli.bench.actor import run_bench_actor
+    from seedcli.config.sources import load_config
+
+    config = load_config(preset, sets=sets or ()).config
+    return run_bench_actor(config, seconds=seconds, json_output=json_output)

@@ -1,0 +1,172 @@
+"""Values of a configuration that are each in range but cannot stand together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from seedcli.config.sections import Sections
+
+_SNAKE_CASE = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
+_HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]+):[1-9]\d{0,4}")
+
+
+def _snake_case(game: str) -> str:
+    """The snake_case name of a game given as a Gymnasium id: "ALE/SpaceInvaders-v5" → "space_invaders"."""
+    name = re.sub(r"(NoFrameskip|Deterministic)?-v\d+$", "", game.rsplit("/", 1)[-1])
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or "pong"
+
+
+def conflicts(config: Sections) -> Iterator[str]:
+    """Values that are each in range but cannot stand together, one sentence each, naming the full keys."""
+    environment, training, inference = config.environment, config.training, config.inference
+    actors, net = config.actors, config.net
+    if environment.family == "atari" and not _SNAKE_CASE.fullmatch(environment.id):
+        yield (
+            f'environment.id = "{environment.id}" must be a game in snake_case: write "{_snake_case(environment.id)}"'
+        )
+    keys = environment.observation_keys
+    if len({key.startswith("-") for key in keys}) > 1:
+        yield (
+            f"environment.observation_keys = {list(keys)} must not mix keys that are used with keys that are left out: "
+            'put "-" in front of all of them or of none'
+        )
+    if training.learning_rate_schedule == "linear" and training.learning_rate_end > training.learning_rate:
+        yield (
+            f"training.learning_rate_end = {training.learning_rate_end} must be at most "
+            f"training.learning_rate = {training.learning_rate}: the rate only falls"
+        )
+    yield from _replay_conflicts(config)
+    yield from _topology_conflicts(config)
+    if actors.streams > actors.envs:
+        yield (
+            f"actors.streams = {actors.streams} must be at most actors.envs = {actors.envs}: "
+            "a stream needs an environment, so lower the one or raise the other"
+        )
+    hosts = max(1, len(config.topology.hosts))
+    if actors.count * actors.envs > inference.max_envs * hosts:
+        yield (
+            f"actors.count = {actors.count} times actors.envs = {actors.envs} must be at most "
+            + (f"{hosts} times " if hosts > 1 else "")
+            + f"inference.max_envs = {inference.max_envs}, the environments the learner accepts"
+        )
+    if inference.batch_size > inference.max_envs:
+        yield (
+            f"inference.batch_size = {inference.batch_size} must be at most "
+            f"inference.max_envs = {inference.max_envs}: a larger batch can never fill"
+        )
+    if any(small >= large for small, large in zip(inference.pad_to, inference.pad_to[1:], strict=False)):
+        yield f"inference.pad_to = {list(inference.pad_to)} must rise from each size to the next"
+    if net.heartbeat_seconds >= net.timeout_seconds:
+        yield (
+            f"net.heartbeat_seconds = {net.heartbeat_seconds} must be below "
+            f"net.timeout_seconds = {net.timeout_seconds}, or a living actor is taken for dead"
+        )
+    if net.grpc_port == net.zmq_port and net.grpc_port > 0:
+        yield f"net.grpc_port = {net.grpc_port} must differ from net.zmq_port = {net.zmq_port}: each listens on its own"
+    if bool(net.tls_cert) != bool(net.tls_key):
+        given, missing = ("tls_cert", "tls_key") if net.tls_cert else ("tls_key", "tls_cert")
+        yield (
+            f'net.{given} = "{getattr(net, given)}" needs net.{missing}: a certificate and its private key belong '
+            "together"
+        )
+    if net.tls_ca and not net.tls_cert:
+        yield (
+            f'net.tls_ca = "{net.tls_ca}" needs net.tls_cert and net.tls_key: a learner that checks certificates shows '
+            "one of its own"
+        )
+    if net.insecure and (net.token_file or net.tls_cert):
+        yield ("net.insecure = true turns token and encryption off: leave out net.token_file and net.tls_cert, or this")
+
+
+def _topology_conflicts(config: Sections) -> Iterator[str]:
+    """Conflicts of devices and hosts, whatever devices there are, one sentence each."""
+    topology = config.topology
+    if topology.virtual_devices and topology.platform != "cpu":
+        yield (
+            f"topology.virtual_devices = {topology.virtual_devices} needs topology.platform = cpu: only the processor "
+            "can be split"
+        )
+    if topology.precision == "mixed_float16" and topology.platform in ("cpu", "tpu"):
+        yield (
+            f"topology.precision = mixed_float16 must not be used with topology.platform = {topology.platform}: "
+            "it is for GPUs; use mixed_bfloat16 or float32"
+        )
+    listed = list(topology.hosts)
+    for host in listed:
+        if not _HOST_AND_PORT.fullmatch(host):
+            yield f'topology.hosts = {listed} must be host:port each, such as "node1:8690", and "{host}" is not'
+        elif listed.count(host) > 1:
+            yield f'topology.hosts = {listed} must be different hosts or ports, and "{host}" is there twice'
+    hosts = len(listed)
+    if topology.host_index >= max(1, hosts):
+        yield (
+            f"topology.host_index = {topology.host_index} must be below {max(1, hosts)}, the number of topology.hosts"
+        )
+    if hosts > 1 and config.training.batch_size % hosts:
+        yield (
+            f"training.batch_size = {config.training.batch_size} must be a multiple of {hosts}, the number of "
+            "topology.hosts: each trains on as many unrolls"
+        )
+    if hosts > 1 and not topology.trust_network:
+        yield (
+            f"topology.hosts = {listed} need --trust-network: TensorFlow's connections between learner "
+            "hosts are neither encrypted nor authenticated (docs/security.md), so use a private network and say so"
+        )
+
+
+def _replay_conflicts(config: Sections) -> Iterator[str]:
+    """Conflicts of lengths, exploration and replay, one sentence each."""
+    agent, training, replay, actors = config.agent, config.training, config.replay, config.actors
+    if actors.evaluation_envs > actors.count * (actors.envs - 1):
+        yield (
+            f"actors.evaluation_envs = {actors.evaluation_envs} must be at most "
+            f"{actors.count * (actors.envs - 1)} with actors.count = {actors.count} and actors.envs = {actors.envs}: "
+            "each actor needs an environment to train with"
+        )
+    if agent.algorithm != "r2d2":
+        if training.burn_in:
+            yield (
+                f"training.burn_in = {training.burn_in} must be 0 with agent.algorithm {agent.algorithm}: "
+                "only unrolls of a replay are stale enough to need it"
+            )
+        if actors.evaluation_envs:
+            yield (
+                f"actors.evaluation_envs = {actors.evaluation_envs} must be 0 with agent.algorithm {agent.algorithm}, "
+                "which explores with its policy alone: use seed eval --watch"
+            )
+        return
+    if training.reuse > 1:
+        yield (
+            f"training.reuse = {training.reuse} must be 1 with agent.algorithm r2d2: replay.ratio says how often it "
+            "trains on an unroll"
+        )
+    if agent.n_step > training.unroll_length:
+        yield (
+            f"agent.n_step = {agent.n_step} must be at most training.unroll_length = {training.unroll_length}: "
+            "a target cannot reach beyond its unroll"
+        )
+    if training.burn_in and not agent.lstm and agent.frame_stack == 1:
+        yield (
+            f"training.burn_in = {training.burn_in} must be 0 where agent.lstm = 0 and agent.frame_stack = 1: "
+            "there is no state to bring up to date"
+        )
+    if replay.capacity < replay.min_size:
+        yield (
+            f"replay.capacity = {replay.capacity} must be at least replay.min_size = {replay.min_size}, "
+            "or training never starts"
+        )
+    filled = replay.min_size * training.unroll_length
+    if config.run.steps <= filled:
+        yield (
+            f"run.steps = {config.run.steps} must be above {filled}, replay.min_size = {replay.min_size} unrolls of "
+            f"training.unroll_length = {training.unroll_length} steps: it would end before training starts"
+        )
+    needed = (training.batch_size + replay.ratio) / 2
+    if 0 < replay.window < needed:
+        yield (
+            f"replay.window = {replay.window:g} must be 0 (automatic) or at least {needed:g}, half of "
+            f"training.batch_size = {training.batch_size} plus replay.ratio = {replay.ratio:g}: "
+            "in a smaller one neither training nor insertion could go on"
+        )

@@ -1,0 +1,99 @@
+"""Preset files: where they lie, what each says of itself, and which others it is laid over.
+
+`[preset]` of a file holds its description and, for a variant, `base = "NAME"`: every value it does not hold is then
+that preset's.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from seedcli.errors import UsageError
+
+
+class PresetInfo(NamedTuple):
+    """What a preset says of itself.
+
+    Attributes:
+        description: one line.
+        base: the preset it is a variant of; "" for one that stands alone.
+    """
+
+    description: str
+    base: str
+
+
+def presets() -> dict[str, PresetInfo]:
+    """Name → what it says of itself, of every preset, sorted by name."""
+    found = {name: read_toml(_folder() / f"{name}.toml") for name in preset_names()}
+    return {
+        name: PresetInfo(str(data.get("preset", {}).get("description", "")), base_of(data))
+        for name, data in found.items()
+    }
+
+
+def preset_names() -> list[str]:
+    """Names of all presets, sorted; reads no file."""
+    return sorted(path.stem for path in _folder().glob("*.toml"))
+
+
+def preset_layers(name: str, *, above: str = "") -> list[tuple[str, dict[str, Any]]]:
+    """A preset and those it is laid over, weakest first: (name, what its file holds) each.
+
+    Args:
+        name: of the preset.
+        above: what has it as its base, for sentences; "" where the user named it.
+
+    Raises:
+        UsageError: an unknown preset, an unknown base, or bases that come back to where they began.
+    """
+    layers: list[tuple[str, dict[str, Any]]] = []
+    while name:
+        if any(name == seen for seen, _ in layers):
+            raise UsageError(f'{above} has base = "{name}", which is laid over it: a base must stand without it')
+        data = read_toml(_path(name, above))
+        layers.insert(0, (name, data))
+        above, name = f"preset {name}", base_of(data)
+    return layers
+
+
+def base_of(data: dict[str, Any]) -> str:
+    """The preset that what a file holds is to be laid over; "" for none."""
+    return str(data.get("preset", {}).get("base", ""))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a TOML file holds.
+
+    Raises:
+        UsageError: it cannot be read, or is no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text, so it cannot be TOML") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not valid TOML: {error}") from error
+
+
+def _folder() -> Path:
+    """`seedcli/presets` in an installed package, `presets` beside the package in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "presets"
+    return installed if installed.is_dir() else package.parent / "presets"
+
+
+def _path(name: str, above: str) -> Path:
+    """The file of a preset; `above` is what has it as its base, if anything."""
+    names = preset_names()
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}" if near else f"there are {', '.join(names)}"
+        where = f" (the base of {above})" if above else ""
+        raise UsageError(f"{name!r}{where} is no preset: {hint} (seed presets list shows them all)")
+    return _folder() / f"{name}.toml"

@@ -1,0 +1,61 @@
+"""What `seed doctor` says of how actors reach a learner here: libraries, ports, token."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+
+from seedcli.config.sections import NetConfig
+from seedcli.doctor.findings import Finding, package
+from seedcli.errors import RefusedError
+from seedcli.net.security.token import VARIABLE, default_path, find_token
+
+
+def transports() -> list[Finding]:
+    """The libraries of both transports, and whether ZeroMQ's can encrypt."""
+    findings = []
+    for module, name in (("zmq", "pyzmq"), ("grpc", "grpcio")):
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            findings.append(Finding(name, "missing", f"cannot be imported: {error}", f"pip install {name}", True))
+        else:
+            found = package(module)
+            if module == "zmq" and not importlib.import_module("zmq").has("curve"):
+                advice = "its connections cannot be encrypted: pip install --force-reinstall pyzmq"
+                findings.append(Finding(name, "missing", f"{found} without CURVE", advice, True, found))
+                continue
+            findings.append(Finding(name, "ok", found or "installed", required=True, value=found))
+    return findings
+
+
+def ports() -> list[Finding]:
+    """Whether a learner would find its ports free."""
+    defaults = NetConfig()
+    findings = []
+    for key, port in (("grpc_port", defaults.grpc_port), ("zmq_port", defaults.zmq_port)):
+        with socket.socket() as probe:
+            # As the listeners do: a port that only waits out old connections is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((defaults.host, port))
+            except OSError as error:
+                reason, free = error.strerror or str(error), False
+            else:
+                reason, free = "free", True
+        advice = "" if free else f"for a learner here, choose another with --set net.{key}=PORT (0: any free one)"
+        findings.append(Finding(f"port {port}", "ok" if free else "warning", reason, advice, value=free))
+    return findings
+
+
+def token() -> list[Finding]:
+    """Where the token of this user's learners and actors would be found; never the token itself."""
+    if VARIABLE not in os.environ and not os.path.lexists(default_path()):
+        detail = f"none yet: seed learner makes {default_path()}"
+        return [Finding("token", "ok", detail, value=None)]
+    try:
+        source = find_token().source
+    except RefusedError as error:
+        return [Finding("token", "warning", str(error), "no actor can join until that is mended")]
+    return [Finding("token", "ok", f"from {source}", value=source)]

@@ -1,0 +1,363 @@
+"""DeepMind Lab through its own Python module, `deepmind_lab`, whoever built it.
+
+Facts about that module that this file builds on (python/dmlab_module.c of github.com/google-deepmind/lab): a setting
+and its value are strings; an action is an int array [7] of exactly C's int; a seed is a Python int; `step` with
+`num_steps` returns the sum of the rewards, and stops at the end of an episode; after that end there is no observation;
+every array it returns is a fresh one; it holds the interpreter's lock while it simulates; each Lab of a process loads
+a library of its own, so that several can be there; levels write their log to C's stdout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import importlib
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seedcli.config.sections import EnvironmentConfig
+from seedcli.envs.checks import check_actions, first_line
+from seedcli.envs.dmlab.levels import check_level, lab_settings, level_path
+from seedcli.errors import EnvironmentFailed, UsageError
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, StepBatch
+
+__all__ = ["ACTIONS", "INSTRUCTION_SIZE", "LabVectorEnv", "LevelCache", "check_level", "hash_instruction"]
+
+_log = logging.getLogger(__name__)
+
+_CONTROLS = (
+    "LOOK_LEFT_RIGHT_PIXELS_PER_FRAME",
+    "LOOK_DOWN_UP_PIXELS_PER_FRAME",
+    "STRAFE_LEFT_RIGHT",
+    "MOVE_BACK_FORWARD",
+    "FIRE",
+    "JUMP",
+    "CROUCH",
+)
+
+# The nine actions of IMPALA (Espeholt et al., arXiv 1802.01561, table D.2) and SEED RL, over those controls.
+ACTIONS: npt.NDArray[np.intc] = np.array(
+    [
+        (0, 0, 0, 1, 0, 0, 0),  # forward
+        (0, 0, 0, -1, 0, 0, 0),  # backward
+        (0, 0, -1, 0, 0, 0, 0),  # strafe left
+        (0, 0, 1, 0, 0, 0, 0),  # strafe right
+        (-20, 0, 0, 0, 0, 0, 0),  # look left
+        (20, 0, 0, 0, 0, 0, 0),  # look right
+        (-20, 0, 0, 1, 0, 0, 0),  # forward and look left
+        (20, 0, 0, 1, 0, 0, 0),  # forward and look right
+        (0, 0, 0, 0, 1, 0, 0),  # fire
+    ],
+    np.intc,
+)
+
+INSTRUCTION_SIZE = 256
+
+_FRAME, _INSTRUCTION = "RGB_INTERLEAVED", "INSTR"
+_SEEDS = 2**31  # an environment's own seed is an int32
+_EPISODE_SEEDS = 2**31 - 1  # SEED RL draws an episode's seed below this
+
+_libc = ctypes.CDLL(None)
+_stdout_lock = threading.RLock()
+
+
+@contextlib.contextmanager
+def _stdout_is_stderr() -> Iterator[None]:
+    """What the simulator and the map compilers it starts write to stdout, which belongs to results, goes to stderr."""
+    with _stdout_lock:  # of two threads in here, the second would keep the first one's stderr as its stdout
+        try:
+            stdout = os.dup(1)
+        except OSError:  # a process without a stdout
+            yield
+            return
+        os.dup2(2, 1)
+        try:
+            yield
+        finally:
+            _libc.fflush(None)
+            os.dup2(stdout, 1)
+            os.close(stdout)
+
+
+@functools.lru_cache(maxsize=4096)
+def hash_instruction(text: str) -> npt.NDArray[np.float32]:
+    """An instruction as a vector [256] float32 that does not depend on a vocabulary.
+
+    Feature hashing (Weinberger et al., arXiv 0902.2206): each word, and each pair of neighbouring words, adds 1 or -1
+    to one component. The pairs tell "the red hat in the blue room" from "the blue hat in the red room". Case and
+    punctuation do not count. An empty text is all zeros. The array is read-only.
+    """
+    words = "".join(char if char.isalnum() else " " for char in text.lower()).split()
+    vector = np.zeros(INSTRUCTION_SIZE, np.float32)
+    for feature in (*words, *(" ".join(pair) for pair in zip(words, words[1:], strict=False))):
+        digest = int.from_bytes(hashlib.blake2b(feature.encode(), digest_size=8).digest(), "little")
+        vector[(digest >> 1) % INSTRUCTION_SIZE] += 1 if digest & 1 else -1
+    vector.flags.writeable = False
+    return vector
+
+
+class LevelCache:
+    """Maps compiled once, kept in a folder that any number of actors may share, on a network file system too.
+
+    The interface is Lab's. A file appears under its name only when it is whole; of two that write the same key, one
+    wins, with the same contents. A folder that fails later on costs time and never ends an episode.
+
+    Args:
+        folder: made if need be.
+
+    Raises:
+        UsageError: it cannot be made or written to.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder).expanduser()
+        self._failed = False
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            writable = os.access(self._folder, os.W_OK | os.X_OK)
+        except OSError:
+            writable = False
+        if not writable:
+            raise UsageError(f"environment.level_cache {folder!r} cannot be used: name a folder you may write to")
+
+    def fetch(self, key: str, pk3_path: str) -> bool:
+        """Copy the map of `key` to `pk3_path`; False where it is not there."""
+        try:
+            shutil.copyfile(self._path(key), pk3_path)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            self._warn("read", error)
+            return False
+        return True
+
+    def write(self, key: str, pk3_path: str) -> None:
+        """Keep the map at `pk3_path` as that of `key`, if there is none yet."""
+        path = self._path(key)
+        if path.exists():
+            return
+        temporary = None
+        try:
+            path.parent.mkdir(exist_ok=True)
+            with open(pk3_path, "rb") as source, tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as target:
+                temporary = target.name
+                shutil.copyfileobj(source, target)
+                target.flush()
+                os.fsync(target.fileno())  # or a crash could leave the name with half a map
+            os.chmod(temporary, 0o644)  # other users' actors may share the folder
+            os.replace(temporary, path)
+        except OSError as error:
+            if temporary is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+            self._warn("written", error)
+
+    def _path(self, key: str) -> Path:
+        name = hashlib.sha256(key.encode()).hexdigest()
+        return self._folder / name[:2] / name[2:]
+
+    def _warn(self, done: str, error: OSError) -> None:
+        if not self._failed:
+            self._failed = True
+            _log.warning(
+                "environment.level_cache %s could not be %s (%s): maps are compiled anew until it can be",
+                self._folder,
+                done,
+                error.strerror,
+            )
+
+
+class LabVectorEnv:
+    """E simulators of one level, stepped one after the other.
+
+    An observation is the picture [height, width, 3] uint8; with `instructions` "hashed" it is a dict of that picture,
+    "frame", and of "instruction" [256] float32 (see `hash_instruction`). Rewards are the level's own, summed over the
+    frames of a step, unclipped.
+
+    An episode that is over has no observation in Lab: its final record repeats the last one that was seen. Nothing
+    learns from that picture, because an end is a termination: Lab does not say why an episode ended, and IMPALA and
+    SEED RL take every end, by the level's clock or otherwise, for one.
+
+    Environment i of seed s draws the seeds of its episodes from a RandomState of its own seed, (s + i) mod 2³¹, as
+    SEED RL does. Episodes are numbered from 0 at each reset, because levels may make use of the number.
+
+    Attributes:
+        spec: named "dmlab/<level>"; `frames_per_step` is the number of frames an action is repeated.
+        num_envs: E.
+    """
+
+    def __init__(self, config: EnvironmentConfig, num_envs: int, *, render: bool = False) -> None:
+        """Start the simulators.
+
+        Args:
+            config: id, height, width, frame_skip, instructions, level_cache and renderer; `kwargs` are further
+                settings of the simulator or the level.
+            num_envs: E, at least 1.
+            render: allow `render()`.
+
+        Raises:
+            ImportError: there is no module `deepmind_lab` on this machine.
+            UsageError: an unknown level, or a field or setting that means nothing here.
+            EnvironmentFailed: the simulator cannot load the level.
+        """
+        check_level(config.id)
+        if config.max_episode_steps:
+            raise UsageError(
+                "environment.max_episode_steps is for Gymnasium; a level of DeepMind Lab has its own clock, "
+                "which environment.kwargs={episodeLengthSeconds = 60} sets"
+            )
+        settings = lab_settings(config)
+        cache = LevelCache(config.level_cache) if config.level_cache else None
+        frame = ArraySpec((config.height, config.width, 3), "uint8")
+        instruction = ArraySpec((INSTRUCTION_SIZE,), "float32")
+        self._hashed = config.instructions == "hashed"
+        self.num_envs = num_envs
+        self.spec = EnvSpec(
+            f"dmlab/{config.id}",
+            {"frame": frame, "instruction": instruction} if self._hashed else frame,
+            ActionSpec((len(ACTIONS),)),
+            frames_per_step=config.frame_skip,
+        )
+        self._frame_shape = frame.shape
+        self._rendering = render
+        self._labs: list[Any] = []
+        deepmind_lab = importlib.import_module("deepmind_lab")
+        try:
+            with _stdout_is_stderr():
+                for _ in range(num_envs):
+                    lab = deepmind_lab.Lab(
+                        level_path(config.id),
+                        [_FRAME, _INSTRUCTION] if self._hashed else [_FRAME],
+                        config=settings,
+                        renderer=config.renderer,
+                        level_cache=cache,
+                    )
+                    self._labs.append(lab)
+                controls = tuple(control["name"] for control in self._labs[0].action_spec())
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, Exception):
+                raise
+            raise EnvironmentFailed(f"{self.spec.name} cannot be built: {first_line(error)}") from error
+        if controls != _CONTROLS:
+            self.close()
+            raise EnvironmentFailed(
+                f"{self.spec.name} has the controls {', '.join(controls)} where {', '.join(_CONTROLS)} are expected; "
+                "take options that add controls out of environment.kwargs"
+            )
+        # Of each environment: where its episodes' seeds come from, their number, the last picture and instruction,
+        # and whether its episode is over.
+        self._random = [np.random.RandomState(0) for _ in range(num_envs)]
+        self._episode = [0] * num_envs
+        self._seen: list[tuple[npt.NDArray[np.uint8], str] | None] = [None] * num_envs
+        self._over = [False] * num_envs
+
+    def reset(self, seed: int, out: StepBatch) -> None:
+        """Seed environment i with (seed + i) mod 2³¹, start new episodes, write their first records.
+
+        Raises:
+            EnvironmentFailed: as for `step`.
+        """
+        self._random = [np.random.RandomState((seed + i) % _SEEDS) for i in range(self.num_envs)]
+        self._episode = [0] * self.num_envs
+        out.reward[...] = 0
+        out.terminated[...] = 0
+        out.truncated[...] = 0
+        with _stdout_is_stderr():
+            for index in range(self.num_envs):
+                with self._naming(index, "reset"):
+                    self._begin(index)
+                self._write(index, out)
+
+    def step(self, actions: npt.NDArray[np.int32], out: StepBatch) -> None:
+        """Take actions [E] in 0 to 8 and write the next records into `out`.
+
+        Raises:
+            EnvironmentFailed: an action is out of range, the simulator failed, or it gave a picture of another shape.
+                A reward that is not finite is passed on: the learner drops what holds it.
+        """
+        check_actions(actions, self.num_envs, self.spec.action, self.spec.name)
+        out.reward[...] = 0
+        out.terminated[...] = 0
+        out.truncated[...] = 0
+        with _stdout_is_stderr(), np.errstate(over="ignore"):
+            for index, action in enumerate(actions):
+                if self._over[index]:
+                    with self._naming(index, "reset"):
+                        self._begin(index)
+                else:
+                    with self._naming(index, "step"):
+                        lab = self._labs[index]
+                        out.reward[index] = lab.step(ACTIONS[action], num_steps=self.spec.frames_per_step)
+                        if lab.is_running():
+                            self._observe(index)
+                        else:
+                            self._over[index] = True
+                            out.terminated[index] = 1
+                self._write(index, out)
+
+    def _begin(self, index: int) -> None:
+        seed = int(self._random[index].randint(_EPISODE_SEEDS))
+        self._labs[index].reset(episode=self._episode[index], seed=seed)
+        self._episode[index] += 1
+        self._over[index] = False
+        self._observe(index)
+
+    def _observe(self, index: int) -> None:
+        observations = self._labs[index].observations()
+        frame = observations[_FRAME]
+        if frame.shape != self._frame_shape or frame.dtype != np.uint8:
+            raise EnvironmentFailed(
+                f"environment {index} of {self.spec.name} gave a picture {frame.dtype} {list(frame.shape)} "
+                f"where uint8 {list(self._frame_shape)} was asked for"
+            )
+        self._seen[index] = frame, observations[_INSTRUCTION] if self._hashed else ""
+
+    def _write(self, index: int, out: StepBatch) -> None:
+        seen = self._seen[index]
+        assert seen is not None
+        frame, instruction = seen
+        if self._hashed:
+            out.observation["frame"][index] = frame
+            out.observation["instruction"][index] = hash_instruction(instruction)
+        else:
+            out.observation[index] = frame
+
+    @contextlib.contextmanager
+    def _naming(self, index: int, where: str) -> Iterator[None]:
+        """Turn what the simulator raises into a sentence that names the environment."""
+        try:
+            yield
+        except EnvironmentFailed:
+            raise
+        except Exception as error:
+            raise EnvironmentFailed(
+                f"environment {index} of {self.spec.name} failed in {where}: {first_line(error)}"
+            ) from error
+
+    def render(self) -> npt.NDArray[np.uint8]:
+        """What the first environment observes, an RGB picture [height, width, 3] uint8.
+
+        Raises:
+            EnvironmentFailed: it was not built with `render`, or not yet reset.
+        """
+        if not self._rendering or self._seen[0] is None:
+            raise EnvironmentFailed(f"{self.spec.name} has no picture; build it with render=True and reset it first")
+        return self._seen[0][0]
+
+    def close(self) -> None:
+        """End the simulators; safe to call twice."""
+        with _stdout_is_stderr():
+            while self._labs:
+                self._labs.pop().close()

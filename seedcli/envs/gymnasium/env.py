@@ -1,0 +1,312 @@
+"""Any Gymnasium environment whose spaces `seedcli.envs.gymnasium.spaces` knows."""
+
+from __future__ import annotations
+
+import ctypes.util
+import functools
+import importlib
+import inspect
+import logging
+import os
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+
+from seedcli.config.sections import EnvironmentConfig
+from seedcli.config.sources import format_value
+from seedcli.envs.checks import first_line, nearest, place_of
+from seedcli.envs.gymnasium.spaces import Actions, Observations
+from seedcli.errors import EnvironmentFailed, SimulatorMissing, UsageError
+from seedcli.specs import EnvSpec, StepBatch
+
+_log = logging.getLogger(__name__)
+
+# What this file passes to gymnasium.make itself.
+_RESERVED = ("id", "max_episode_steps", "render_mode", "disable_env_checker", "vectorization_mode")
+# What draws without a screen, as MUJOCO_GL names it, and the library it needs; EGL may use a GPU.
+_OFFSCREEN = {"egl": "EGL", "osmesa": "OSMesa"}
+_FRAMES_PER_SECOND = 30
+_OTHER_KWARGS = "give it its own, or none with --set 'environment.kwargs={}'"
+# What an environment's own code may end with: sys.exit() in it must not end the process as if all were well.
+_FAILURES = (Exception, SystemExit)
+_SEEDS = 2**31  # seeds wrap round here, so that every simulator can take them
+
+
+def check_id(env_id: str) -> None:
+    """Refuse an id that Gymnasium does not know; "module:Id-v0" imports the module first.
+
+    Raises:
+        ImportError: the module cannot be imported on this machine.
+        UsageError: no environment of that id is registered; names the nearest ones.
+        EnvironmentFailed: the module failed while it was imported.
+    """
+    module, _, name = env_id.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            raise
+        except _FAILURES as error:
+            raise EnvironmentFailed(
+                f"module {module} of environment.id {env_id!r} failed: {first_line(error)}"
+            ) from error
+    if name not in gymnasium.registry:
+        near = nearest(name, gymnasium.registry)
+        hint = f"did you mean {' or '.join(near)}?" if near else "a package's own need its module: module:Id-v0"
+        raise UsageError(f"environment.id {env_id!r} is not a registered Gymnasium environment; {hint}")
+
+
+def _registered(env_id: str) -> Any:
+    """What is registered under an id that `check_id` has passed."""
+    return gymnasium.spec(env_id.rpartition(":")[2])
+
+
+def _creator(env_id: str) -> Any:
+    """What makes a registered environment: its class, or a function."""
+    entry = _registered(env_id).entry_point
+    return gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
+
+
+def check_kwargs(config: EnvironmentConfig, source: str) -> None:
+    """Refuse `environment.kwargs` that an environment, whose id has passed `check_id`, does not take.
+
+    Where its signature takes any keyword, or its module cannot be loaded here, nothing is checked.
+
+    Args:
+        config: `id` and `kwargs` are used.
+        source: of `kwargs`, for the error.
+
+    Raises:
+        UsageError: names the value, its source and what is not taken.
+    """
+    try:
+        parameters = inspect.signature(_creator(config.id)).parameters
+    except (*_FAILURES, ImportError):
+        return  # what is wrong is said where the environment is built
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    unknown = [key for key in config.kwargs if key not in parameters and key not in _RESERVED]
+    if unknown:
+        known = [key for key in parameters if key not in _RESERVED]
+        takes = f" (it takes {', '.join(known)})" if known else ""
+        raise UsageError(
+            f"environment.kwargs = {format_value(config.kwargs)} (from {source}) does not fit {config.id}, which takes "
+            f"no {' or '.join(map(repr, unknown))}{takes}: {_OTHER_KWARGS}"
+        )
+
+
+def frames_per_second(config: EnvironmentConfig) -> float:
+    """Steps in a second of the environment's own time: "render_fps" of its metadata, 30 where it says nothing.
+
+    Raises:
+        UsageError, EnvironmentFailed: as for building it, which is done where its class leaves that open.
+    """
+    check_id(config.id)
+    found = getattr(_creator(config.id), "metadata", {}).get("render_fps")
+    if found is None:
+        # MuJoCo's know their time step when they are built.
+        env = GymnasiumVectorEnv(config, 1)
+        try:
+            found = env.envs[0].metadata.get("render_fps", _FRAMES_PER_SECOND)
+        finally:
+            env.close()
+    return float(found)
+
+
+def is_mujoco(env_id: str) -> bool:
+    """Whether a registered environment is one of MuJoCo's; the id has passed `check_id`."""
+    return "mujoco" in str(_registered(env_id).entry_point).lower()
+
+
+@functools.cache
+def _log_mujoco(message: str) -> None:
+    """Log what MuJoCo says, once a process: it repeats itself for every environment that is built."""
+    _log.log(logging.DEBUG if "deprecated" in message else logging.WARNING, "MuJoCo: %s", message.strip())
+
+
+def _prepare_mujoco(name: str, render: bool) -> None:
+    """Send MuJoCo's warnings to the log, and where pictures are wanted choose what draws them without a screen.
+
+    Raises:
+        SimulatorMissing: MuJoCo is not installed, or nothing here can draw its pictures.
+    """
+    headless = not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    if render and headless and not os.environ.get("MUJOCO_GL"):
+        found = [backend for backend, library in _OFFSCREEN.items() if ctypes.util.find_library(library)]
+        if not found:
+            raise SimulatorMissing(
+                f"{name} cannot be drawn on this machine, which has neither a screen nor the libraries to draw without "
+                "one: apt-get install libegl1 libgl1-mesa-dri (or libosmesa6)"
+            )
+        os.environ["MUJOCO_GL"] = found[0]  # before MuJoCo is imported, which reads it
+    try:
+        mujoco = importlib.import_module("mujoco")
+    except ImportError as error:
+        raise SimulatorMissing(
+            f"{name} needs MuJoCo, which is not installed ({first_line(error)}): pip install 'seedcli[mujoco]'"
+        ) from error
+    # Of its own accord MuJoCo writes them to stderr and into MUJOCO_LOG.TXT in whatever folder one is in.
+    mujoco.set_mju_user_warning(_log_mujoco)
+
+
+class GymnasiumVectorEnv:
+    """E instances of one Gymnasium environment, stepped one after the other.
+
+    Attributes:
+        spec: named "gymnasium/<id>"; `envs.gymnasium.spaces` says how spaces become specifications.
+        num_envs: E.
+        envs: the instances.
+        observation_bounds: by the name of the array, the bounds its space declares.
+        notice: what people should know of how its observations are used, one sentence; "" for nothing.
+    """
+
+    def __init__(self, config: EnvironmentConfig, num_envs: int, render: bool = False) -> None:
+        """Build the environments.
+
+        Args:
+            config: `id`, `max_episode_steps` (0: as registered), `kwargs` and `observation_keys` are used.
+            num_envs: E, at least 1.
+            render: the first environment is built with render_mode "rgb_array".
+
+        Raises:
+            UsageError: an unknown id or module, a reserved keyword, an unsupported space, an unknown observation key,
+                or pictures asked of an environment that gives none.
+            EnvironmentFailed: the environment's own code failed.
+        """
+        self.num_envs = num_envs
+        self._name = f"gymnasium/{config.id}"
+        self._rendering = render
+        try:
+            check_id(config.id)
+        except ImportError as error:
+            raise UsageError(
+                f"the module of environment.id {config.id!r} cannot be imported ({first_line(error)}); "
+                "install it, or put its folder on PYTHONPATH"
+            ) from error
+        for key in _RESERVED:
+            if key in config.kwargs:
+                raise UsageError(f"environment.kwargs must not hold {key!r}, which has a place of its own")
+
+        self.envs: list[gymnasium.Env[Any, Any]] = []
+        try:
+            if is_mujoco(config.id):
+                _prepare_mujoco(self._name, render)
+            for index in range(num_envs):
+                self.envs.append(self._make(config, render=render and index == 0))
+            first = self.envs[0]
+            self._observations = Observations(first.observation_space, self._name, config.observation_keys)
+            self._actions = Actions(first.action_space, self._name)
+            for index, env in enumerate(self.envs):
+                for space in ("observation_space", "action_space"):
+                    if getattr(env, space) != getattr(first, space):
+                        raise EnvironmentFailed(
+                            f"environment {index} of {self._name} has the {space} {getattr(env, space)} where "
+                            f"environment 0 has {getattr(first, space)}; all of a run must have the same"
+                        )
+        except BaseException as error:
+            self.close()
+            if isinstance(error, (UsageError, EnvironmentFailed)) or not isinstance(error, _FAILURES):
+                raise
+            given = f" with environment.kwargs = {format_value(config.kwargs)}" if config.kwargs else ""
+            remedy = f"; {_OTHER_KWARGS}" if given and isinstance(error, TypeError) else ""
+            raise EnvironmentFailed(f"{self._name} cannot be built{given}: {first_line(error)}{remedy}") from error
+        self.spec = EnvSpec(self._name, self._observations.spec, self._actions.spec)
+        self.observation_bounds = self._observations.bounds
+        self.notice = self._observations.notice
+        self._newest: list[Any] = [None] * num_envs  # each environment's observation
+        self._rewards = np.zeros(num_envs, np.float64)
+        self._terminated = np.zeros(num_envs, np.bool_)
+        self._truncated = np.zeros(num_envs, np.bool_)
+
+    def _make(self, config: EnvironmentConfig, *, render: bool) -> gymnasium.Env[Any, Any]:
+        # Given only where it is wanted: an environment that draws nothing need not know the argument.
+        drawing: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
+        if render and is_mujoco(config.id) and not {"camera_id", "camera_name"} & config.kwargs.keys():
+            drawing["camera_name"] = "track"  # of its own accord the camera stays behind
+        env = gymnasium.make(
+            config.id,
+            max_episode_steps=config.max_episode_steps or None,
+            disable_env_checker=True,  # every step is checked here
+            **drawing,
+            **config.kwargs,
+        )
+        if render and "rgb_array" not in env.metadata.get("render_modes", ()):
+            env.close()
+            raise UsageError(f"{self._name} gives no pictures (rgb_array is not among its render modes)")
+        return env
+
+    def reset(self, seed: int, out: StepBatch) -> None:
+        """Seed environment i with (seed + i) mod 2³¹, start new episodes, write their first records.
+
+        Raises:
+            EnvironmentFailed: as for `step`.
+        """
+        for index, env in enumerate(self.envs):
+            try:
+                self._newest[index], _ = env.reset(seed=(seed + index) % _SEEDS)
+            except _FAILURES as error:
+                raise self._failure(index, "reset", error) from error
+        self._terminated[:] = self._truncated[:] = False
+        self._rewards[:] = 0
+        self._write(out)
+
+    def step(self, actions: npt.NDArray[Any], out: StepBatch) -> None:
+        """Take actions [E, *spec.action.array.shape] and write the next records into `out`.
+
+        Raises:
+            EnvironmentFailed: the environment's own code failed, an action is out of range or not finite, or an
+                observation is not finite or not what the observation space says. A reward that is not finite is
+                passed on: the learner drops what holds it.
+        """
+        native = self._actions.read(actions, self.num_envs)
+        newest, rewards, terminated, truncated = self._newest, self._rewards, self._terminated, self._truncated
+        final = (terminated | truncated).tolist()
+        # gymnasium.vector.SyncVectorEnv does the same, and gathers every environment's info besides, which nobody
+        # reads here: with MuJoCo that takes a twentieth of the time.
+        for index, env in enumerate(self.envs):
+            try:
+                if final[index]:
+                    newest[index], _ = env.reset()
+                    rewards[index], terminated[index], truncated[index] = 0.0, False, False
+                else:
+                    newest[index], rewards[index], terminated[index], truncated[index], _ = env.step(native[index])
+            except _FAILURES as error:
+                raise self._failure(index, "reset" if final[index] else "step", error) from error
+        self._write(out)
+
+    def _write(self, out: StepBatch) -> None:
+        self._observations.write(self._newest, out.observation)
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, which the learner names
+            out.reward[...] = self._rewards
+        out.terminated[...] = self._terminated
+        out.truncated[...] = self._truncated
+
+    def _failure(self, index: int, where: str, error: BaseException) -> EnvironmentFailed:
+        return EnvironmentFailed(
+            f"environment {index} of {self._name} failed in {where}: {first_line(error)}{place_of(error)}"
+        )
+
+    def render(self) -> npt.NDArray[np.uint8]:
+        """The first environment as an RGB picture [height, width, 3] uint8.
+
+        Raises:
+            EnvironmentFailed: it was not built with `render`, or gives something else.
+        """
+        if not self._rendering:
+            raise EnvironmentFailed(f"{self._name} was built without rendering; build it with render=True")
+        try:
+            picture: Any = self.envs[0].render()
+        except _FAILURES as error:
+            raise EnvironmentFailed(f"{self._name} failed in render: {first_line(error)}") from error
+        if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] != 3:
+            raise EnvironmentFailed(
+                f"{self._name} rendered {type(picture).__name__} where [height, width, 3] is expected"
+            )
+        return picture.astype(np.uint8, copy=False)
+
+    def close(self) -> None:
+        """Close every environment; safe to call twice."""
+        while self.envs:
+            self.envs.pop().close()

@@ -1,0 +1,335 @@
+"""The actor: keeps a session with the learner (`roles.actor.session`) until training is done. It holds no network."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import json
+import logging
+import os
+import random
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from seedcli.errors import (
+    EXIT_DONE,
+    ConnectionLost,
+    DistrustedError,
+    EnvironmentFailed,
+    RefusedError,
+    SeedError,
+    TrainingDone,
+    UnreachableError,
+    UsageError,
+)
+from seedcli.net.connect import connect
+from seedcli.net.handshake import ClientHandshake, Redirected
+from seedcli.roles.actor.session import ActorSession, Environments
+from seedcli.roles.discovery import Discovery
+from seedcli.roles.restarts import Restarts
+from seedcli.roles.stopping import Stopped, raising_stopped
+from seedcli.roles.watchdog import PendingSignals
+from seedcli.telemetry.logs import setup_logging
+from seedcli.telemetry.metrics import Profile
+
+_log = logging.getLogger(__name__)
+
+_DEFAULT_RECONNECT_SECONDS = 300.0
+_POLL_SECONDS = 0.5
+_LOOK_SECONDS = 1.0
+_REPORT_SECONDS = 5.0
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel stop this process when its parent dies (Linux); elsewhere heartbeats find out."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        raise UsageError(f"the process {parent} that started this actor is gone: start it again")
+
+
+def _backoff(attempt: int) -> float:
+    """Seconds before the next attempt: doubling from 0.1 to 3, with jitter so that a fleet does not come at once.
+
+    An attempt at an address where the learner was before takes 5 s over ZeroMQ; with these all are back in 10.
+    """
+    return min(3.0, 0.1 * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
+
+
+class _Actor:
+    """The loop over sessions: connect, act, and connect again until the time-out."""
+
+    def __init__(
+        self,
+        discovery: Discovery,
+        *,
+        envs: int,
+        streams: int,
+        actor_id: str,
+        reconnect: float | None,
+        threads: int,
+        signalled: Callable[[], int],
+    ) -> None:
+        self._discovery = discovery
+        self._envs = envs
+        self._streams = streams
+        self._reconnect = reconnect
+        self._limit = _DEFAULT_RECONNECT_SECONDS if reconnect is None else reconnect
+        self._connected_before = False
+        self._lost_at = time.monotonic()
+        self._signalled = signalled
+        self._restarts = Restarts(actor_id)
+        self._environments = Environments(threads, renew=self._replace_process, on_hang=self._hung, signalled=signalled)
+        self._session: ActorSession | None = None
+        self._session_was_open = False
+        self._address_known = False
+        self._sent = False  # the session is with the learner host that another has sent this actor to
+        self._stay = False  # that could not be reached: whoever answers next is not to send it on again
+        self.profile = Profile()
+        for name, spent in self._restarts.seconds.items():
+            self.profile.add(name, spent)
+        self.steps = self._restarts.steps
+
+    def run(self) -> None:
+        """Act until the learner says that training is done.
+
+        Raises:
+            UnreachableError: no learner for longer than the reconnect time-out.
+            RefusedError: every learner there is said no.
+            EnvironmentFailed: the environments failed too often.
+        """
+        if self._restarts.given_up:
+            self._report_the_last()
+            raise EnvironmentFailed(self._restarts.given_up)
+        attempt = 0
+        try:
+            while not self._attempt(first=attempt == 0):
+                # A session that came about begins the count anew.
+                attempt = 0 if self._session_was_open else attempt + 1
+                left = self._limit - (time.monotonic() - self._lost_at)
+                # Where there is no address yet, looking again is a matter of reading a file.
+                pause = _backoff(attempt) if self._address_known else min(_backoff(attempt), _LOOK_SECONDS)
+                time.sleep(min(pause, max(0.0, left)))
+        finally:
+            self._environments.close()
+
+    def _attempt(self, *, first: bool) -> bool:
+        """One connection, from finding the learner to its end; returns whether training is done."""
+        self._session_was_open = False
+        self._address_known = False
+        goodbye, failure, address = True, "", ""
+        try:
+            address = self._discovery.next()
+            self._address_known = True
+            session = self._open_session(address)
+            self._discovery.again()
+            self._stay = False
+            assert session.ready is not None
+            self._connected_before = self._session_was_open = True
+            if self._reconnect is None:
+                self._limit = session.ready.reconnect_timeout
+            while not session.done:
+                session.turn(_POLL_SECONDS)
+            goodbye = False
+            return True
+        except TrainingDone:
+            goodbye = False
+            return True
+        except (ConnectionLost, UnreachableError) as error:
+            goodbye = False
+            self._lost(error, first=first or self._session_was_open)
+        except RefusedError as error:
+            if self._session_was_open or not address:
+                raise
+            goodbye = False
+            # It has been let in before: what answers there now may be no learner, as long as ours is away.
+            # Where it was only sent, it goes back to stay with the host that has sent it.
+            if not (self._sent or (self._connected_before and isinstance(error, DistrustedError))):
+                self._discovery.refused(address, error)
+            self._lost(error, first=first)
+        except EnvironmentFailed as error:
+            told = self._session is not None and self._session.ready is not None
+            if not told and not self._connected_before and not self._restarts.failures:
+                raise  # they have never worked
+            self._lost_at, failure = time.monotonic(), str(error)
+            self._failed(error, told=told)
+        finally:
+            if self._session is not None:
+                session, self._session = self._session, None
+                self.steps += session.steps
+                session.close(goodbye=goodbye, failure=failure)
+        return False
+
+    def _open_session(self, address: str) -> ActorSession:
+        """A session with the learner at `address`, or with the learner host that this one sends the actor to."""
+        self._sent = False
+        self._session = session = self._new_session(address)
+        try:
+            session.open()
+        except Redirected as sent:
+            session.close(goodbye=False)
+            self._sent = self._stay = True
+            address = sent.address
+            self._session = session = self._new_session(address)
+            session.open()
+        _log.info("connected to %s with %d environments", address, self._envs)
+        return session
+
+    def _new_session(self, address: str) -> ActorSession:
+        return ActorSession(
+            connect(address, self._discovery.security(address)),
+            self._environments,
+            actor_id=self._restarts.actor_id,
+            envs=self._envs,
+            streams=self._streams,
+            profile=self.profile,
+            failure=self._restarts.unreported,
+            told=self._told,
+            placed=self._stay,
+        )
+
+    def _lost(self, error: SeedError, *, first: bool) -> None:
+        """There is no learner at the moment; raises UnreachableError where that has been so for too long."""
+        if self._session_was_open:
+            self._lost_at = time.monotonic()
+        gone = time.monotonic() - self._lost_at
+        if gone >= self._limit:
+            what = "has been lost" if self._connected_before else "has not answered"
+            raise UnreachableError(
+                f"the learner at {self._discovery} {what} for {gone:.0f} s (the limit is {self._limit:.0f} s): "
+                "start it, check --connect, or raise --reconnect-timeout"
+            ) from error
+        if first:
+            _log.warning("%s; trying again for %.0f s", error, self._limit - gone)
+
+    def _told(self) -> None:
+        self._restarts.unreported = ""
+
+    def _report_the_last(self) -> None:
+        """Tell the learner, if it is there, what made the process before this one give up."""
+        with contextlib.suppress(SeedError):
+            address = self._discovery.next()
+            transport = connect(address, self._discovery.security(address))
+            try:
+                transport.connect(_REPORT_SECONDS)
+                ClientHandshake(
+                    transport,
+                    actor_id=self._restarts.actor_id,
+                    envs=self._envs,
+                    streams=self._streams,
+                    timeout=_REPORT_SECONDS,
+                    failure=self._restarts.unreported,
+                    placed=True,  # whichever host it is, it is to take the report itself
+                ).configure()
+            finally:
+                transport.close()
+
+    def _failed(self, error: EnvironmentFailed, *, told: bool) -> None:
+        """Have the environments built anew, or give up; the learner is `told` as the session ends."""
+        self._environments.discard()
+        if not self._restarts.failed(str(error), self._environments.restarts):
+            raise EnvironmentFailed(self._given_up(str(error))) from error
+        if told:
+            self._told()
+
+    def _hung(self, sentence: str) -> None:
+        """The same for environments that have not returned; called in the watchdog's thread."""
+        if not self._restarts.failed(sentence, self._environments.restarts):
+            # The main thread cannot be reached: the next process tells the learner, and ends.
+            self._restarts.given_up = self._given_up(sentence)
+        self._replace_process()
+
+    def _replace_process(self) -> None:
+        if number := self._signalled():
+            os._exit(128 + number)
+        steps = self.steps + (self._session.steps if self._session is not None else 0)
+        self._restarts.replace_process(steps, self.profile.seconds())
+
+    def _given_up(self, sentence: str) -> str:
+        return (
+            f"{sentence}; that is failure {self._restarts.failures} of these environments, more than "
+            f"environment.restarts = {self._environments.restarts} allows: repair them"
+        )
+
+
+@contextlib.contextmanager
+def _results_apart() -> Iterator[None]:
+    """Within it what environments print goes to stderr: stdout is for results, and whoever reads them, reads late."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def run_actor(
+    discovery: Discovery,
+    *,
+    envs: int | None = None,
+    streams: int | None = None,
+    actor_id: str | None = None,
+    reconnect_timeout: float | None = None,
+    threads: int = 0,
+    json_output: bool = False,
+    parent: int | None = None,
+) -> int:
+    """Run an actor until training is done.
+
+    Args:
+        discovery: where the learner is.
+        envs: environments; default 16.
+        streams: groups they are split into; default 2, at most `envs`.
+        actor_id: default: host, process and a random part.
+        reconnect_timeout: seconds to look for a lost learner; default: what the learner says.
+        threads: worker threads of an environment that has its own; 0: as many as cores.
+        json_output: print steps and where the time went as JSON at the end.
+        parent: stop when this process, which started the actor, dies.
+
+    Returns:
+        The exit status: 0 when training is done, 143, 130 or 129 after a signal.
+    """
+    envs = 16 if envs is None else envs
+    if envs < 1:
+        raise UsageError(f"--envs {envs} must be at least 1")
+    streams = min(2, envs) if streams is None else streams
+    if not 1 <= streams <= envs:
+        raise UsageError(f"--streams {streams} must lie between 1 and --envs ({envs})")
+    setup_logging(None, None)
+    actor = _Actor(
+        discovery,
+        envs=envs,
+        streams=streams,
+        actor_id=actor_id or f"{socket.gethostname()[:32]}-{os.getpid()}-{secrets.token_hex(3)}",
+        reconnect=reconnect_timeout,
+        threads=threads,
+        signalled=PendingSignals(),
+    )
+    # What a simulator does to its process is not to be caught; this says where it was.
+    faulthandler.enable()
+    begun = time.perf_counter()
+    status = EXIT_DONE
+    try:
+        with _results_apart(), raising_stopped():
+            if parent is not None:
+                _die_with(parent)
+            actor.run()
+    except Stopped as stop:
+        status = stop.status
+    wall = time.perf_counter() - begun
+    report: dict[str, Any] = {"env_steps": actor.steps, "seconds": wall, "profile": actor.profile.seconds()}
+    if json_output:
+        print(json.dumps(report))
+    else:
+        spent = ", ".join(f"{name} {100 * part / wall:.0f}%" for name, part in actor.profile.seconds().items())
+        _log.info("%s environment steps in %.0f s; time: %s", f"{actor.steps:,}", wall, spent)
+    return status

@@ -1,0 +1,265 @@
+"""`seed eval --suite`: play one run a task of a benchmark, and say how its scores compare with humans'."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+
+from seedcli.config.sources import from_toml_file
+from seedcli.envs.scores import Estimate, Suite, Task, aggregate
+from seedcli.errors import EXIT_DONE, CheckpointError, SeedError, UsageError
+from seedcli.roles.evaluator.run import Evaluation, Player
+from seedcli.roles.evaluator.suite_chart import check_chart, write_chart
+from seedcli.roles.run_folder import CHECKPOINTS, CONFIG
+from seedcli.training.checkpoint import find_checkpoint
+
+_DEPTH = 3  # folders below the given one in which runs are looked for: runs/<preset>/<time> and one more
+_TITLES = {"median": "median", "mean": "mean", "iqm": "interquartile mean", "capped_mean": "mean, each capped at 100 %"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that can be played.
+
+    Attributes:
+        path: its folder.
+        task: what it was trained on.
+        env_steps: of its newest good checkpoint.
+    """
+
+    path: Path
+    task: Task
+    env_steps: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of playing a run.
+
+    Attributes:
+        run: the run.
+        environment: id of what was played, which some levels have apart from what is trained on.
+        evaluation: raw returns of its episodes.
+        frames: simulator frames it was trained for.
+        human_normalised: [N] of each episode.
+    """
+
+    run: Run
+    environment: str
+    evaluation: Evaluation
+    frames: int
+    human_normalised: npt.NDArray[np.float64]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The form of `--json`."""
+        return {
+            "game": self.run.task.name,
+            "environment": self.environment,
+            "run": str(self.run.path),
+            "env_steps": self.evaluation.env_steps,
+            "frames": self.frames,
+            "returns": self.evaluation.returns,
+            "return_mean": float(np.mean(self.evaluation.returns)),
+            "human_normalised": float(self.human_normalised.mean()),
+        }
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Folders that hold a run (config.toml and checkpoints/), `folder` itself or up to three levels below, sorted."""
+
+    def search(path: Path, depth: int) -> Iterator[Path]:
+        if (path / CONFIG).is_file() and (path / CHECKPOINTS).is_dir():
+            yield path
+        elif depth:
+            try:
+                below = sorted(entry for entry in path.iterdir() if entry.is_dir())
+            except OSError as error:
+                _warn(f"{path} cannot be searched for runs ({error.strerror})")
+                return
+            for entry in below:
+                yield from search(entry, depth - 1)
+
+    # A link may lead to a run twice.
+    return list({path.resolve(): path for path in search(folder, _DEPTH)}.values())
+
+
+def choose_runs(folder: Path, suite: Suite) -> list[Run]:
+    """One run a task, in the suite's order: of several the one with the most environment steps.
+
+    Every run that is left out is named on stderr: it cannot be read, is of no task of the suite, or has fewer steps.
+
+    Raises:
+        UsageError: the folder does not exist or holds no run at all.
+        CheckpointError: none of its runs can be used.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder: --suite takes the folder that holds the runs, one a {suite.unit}")
+    found = find_runs(folder)
+    if not found:
+        raise UsageError(
+            f"{folder} holds no run, neither itself nor {_DEPTH} levels down: --suite takes a folder of runs, "
+            f"each with {CONFIG} and {CHECKPOINTS}/"
+        )
+    tasks = {task.name: task for task in suite.tasks}
+    chosen: dict[str, Run] = {}
+    for path in found:
+        try:
+            checkpoint = find_checkpoint(path)
+            environment = from_toml_file(checkpoint.config_path).environment
+        except SeedError as error:
+            _warn(f"a run is left out: {error}")
+            continue
+        if environment.family != suite.family or environment.id not in tasks:
+            _warn(f"{path} is left out: {environment.family}/{environment.id} is no {suite.unit} of {suite.name}")
+            continue
+        run = Run(path, tasks[environment.id], checkpoint.env_steps)
+        other = chosen.get(environment.id)
+        if other is not None:
+            # Of equal ones the later name, because folders are named by their time.
+            run, other = (run, other) if run.env_steps >= other.env_steps else (other, run)
+            _warn(
+                f"{environment.id} has several runs: {other.path} with {other.env_steps:,} environment steps is left "
+                f"out for {run.path} with {run.env_steps:,}"
+            )
+        chosen[environment.id] = run
+    if not chosen:
+        raise CheckpointError(f"none of the {len(found)} runs in {folder} can be played: give runs of {suite.name}")
+    return [chosen[name] for name in tasks if name in chosen]
+
+
+def play_run(run: Run, suite: Suite, *, episodes: int, sample: bool, seed: int, envs: int) -> Result:
+    """Play the newest good checkpoint of a run, which may have come since it was chosen, on what its task tests with.
+
+    Other arguments as of `run_eval`.
+
+    Raises:
+        SeedError: it can no longer be read, or not be played here.
+    """
+    checkpoint = find_checkpoint(run.path)
+    environment = suite.test_environment(run.task, from_toml_file(checkpoint.config_path).environment)
+    player = Player(checkpoint, sample=sample, seed=seed, envs=envs, environment=environment)
+    env = player.build(envs)
+    try:
+        evaluation = player.play(env, episodes, seed)
+    finally:
+        env.close()
+    frames = evaluation.env_steps * checkpoint.spec.frames_per_step
+    return Result(run, environment.id, evaluation, frames, run.task.normalise(evaluation.returns))
+
+
+def run_suite(
+    folder: Path,
+    suite: Suite,
+    *,
+    episodes: int,
+    sample: bool,
+    seed: int,
+    json_output: bool,
+    chart: Path | None,
+    envs: int,
+) -> int:
+    """Play one run a task and print each score and the statistics over the tasks present.
+
+    Args:
+        folder: holds the runs; see `find_runs`.
+        suite: the benchmark.
+        episodes: episodes played of each task.
+        sample: sample actions instead of taking the greedy one.
+        seed: of environments, sampling and bootstrap.
+        json_output: one JSON object on stdout instead of tables.
+        chart: a PNG file for a bar chart of the scores.
+        envs: environments at once; at most `episodes` are used.
+
+    Returns:
+        The exit status; 0 also where tasks are missing, which are named.
+
+    Raises:
+        UsageError: the chart cannot be written there, or the folder holds no run.
+        CheckpointError: not one of its runs can be played.
+    """
+    if chart is not None:
+        check_chart(chart)
+    runs = choose_runs(folder, suite)
+    results = []
+    for number, run in enumerate(runs, 1):
+        start = time.monotonic()
+        try:
+            result = play_run(run, suite, episodes=episodes, sample=sample, seed=seed, envs=min(envs, episodes))
+        except SeedError as error:
+            _warn(f"{run.task.name} counts as missing: {error}")
+            continue
+        finally:
+            # A network stands in reference cycles: left alone, dozens of games' would be in memory at once.
+            gc.collect()
+        results.append(result)
+        score = f"return {np.mean(result.evaluation.returns):,.2f}, {result.human_normalised.mean():.1%} of human"
+        _say(f"[{number}/{len(runs)}] {run.task.name}: {score}, {time.monotonic() - start:.0f} s")
+        if result.evaluation.hint:
+            _say(f"{run.task.name}: {result.evaluation.hint}")
+    if not results:
+        raise CheckpointError(f"none of the runs in {folder} could be played: the lines above say why")
+    estimates = aggregate(np.stack([result.human_normalised for result in results]), seed, suite.statistics)
+    present = {result.run.task.name for result in results}
+    missing = [task.name for task in suite.tasks if task.name not in present]
+    if json_output:
+        found = {
+            "suite": suite.name,
+            "actions": results[0].evaluation.actions,
+            "games": [result.to_dict() for result in results],
+            "aggregate": {name: estimate._asdict() for name, estimate in estimates.items()},
+            "missing": missing,
+        }
+        print(json.dumps(found), flush=True)
+    else:
+        _print(results, estimates, missing, suite)
+    if chart is not None:
+        scores = {result.run.task.name: float(result.human_normalised.mean()) for result in results}
+        write_chart(chart, suite, scores, estimates)
+        _say(f"{chart}: bar chart of {suite.count(len(results))}")
+    return EXIT_DONE
+
+
+def _print(results: Sequence[Result], estimates: dict[str, Estimate], missing: Sequence[str], suite: Suite) -> None:
+    console = Console()
+    first = results[0].evaluation
+    table = Table(title=f"{suite.name}, {len(first.returns)} episodes a {suite.unit}, {first.actions} actions")
+    table.add_column(suite.unit)
+    for name in ("env steps", "frames", "return mean", "human-normalised"):
+        table.add_column(name, justify="right")
+    for result in results:
+        table.add_row(
+            result.environment,
+            f"{result.evaluation.env_steps:,}",
+            f"{result.frames:,}",
+            f"{np.mean(result.evaluation.returns):,.2f}",
+            f"{result.human_normalised.mean():,.1%}",
+        )
+    console.print(table)
+    table = Table(title=f"human-normalised over {suite.count(len(results))}")
+    table.add_column("")
+    for name in ("value", "95 % interval"):
+        table.add_column(name, justify="right")
+    for name, (value, low, high) in estimates.items():
+        table.add_row(_TITLES[name], f"{value:,.1%}", f"{low:,.1%} to {high:,.1%}")
+    console.print(table)
+    if missing:
+        console.print(f"missing, {len(missing)} of {len(suite.tasks)}: {', '.join(missing)}", soft_wrap=True)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _warn(sentence: str) -> None:
+    _say(f"seed: {sentence}")

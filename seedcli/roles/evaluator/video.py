@@ -1,0 +1,75 @@
+"""Videos of episodes, through imageio and the ffmpeg it ships."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from seedcli.config.sections import EnvironmentConfig
+from seedcli.errors import UsageError
+
+_MIN_HEIGHT = 240  # pixels; smaller pictures are enlarged by a whole factor
+_SIMULATOR_FRAMES_PER_SECOND = 60  # of Atari and DeepMind Lab, of which a step shows every `frame_skip`-th
+_FOOTBALL_FRAMES_PER_SECOND = 10  # the engine's step is ten physics frames of 10 ms
+
+
+def _frames_per_second(config: EnvironmentConfig) -> float:
+    if config.family == "football":
+        return _FOOTBALL_FRAMES_PER_SECOND
+    if config.family == "gymnasium":
+        from seedcli.envs.gymnasium.env import frames_per_second
+
+        return frames_per_second(config)
+    return _SIMULATOR_FRAMES_PER_SECOND / config.frame_skip
+
+
+class VideoWriter:
+    """Writes RGB pictures to an MP4 file at the environment's own speed; a context manager.
+
+    Args:
+        path: the file; an existing one is replaced.
+        config: the environment, which says how fast a second passes.
+    """
+
+    def __init__(self, path: Path, config: EnvironmentConfig) -> None:
+        self._path = path
+        self._rate = _frames_per_second(config)
+        self._writer: Any = None
+
+    @staticmethod
+    def check(path: Path) -> None:
+        """Refuse, before anything is played, a file that cannot be written; raises UsageError."""
+        if path.suffix.lower() != ".mp4":
+            raise UsageError(f"--video {path} must name an .mp4 file")
+        if not path.resolve().parent.is_dir():
+            raise UsageError(f"--video {path}: the folder {path.resolve().parent} does not exist; create it first")
+
+    def __enter__(self) -> Self:
+        # Pictures are drawn in memory: without this, SDL looks for a screen and complains on a machine without one.
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        return self
+
+    def add(self, picture: npt.NDArray[np.uint8]) -> None:
+        """Append a picture [height, width, 3]."""
+        import imageio
+
+        factor = max(1, -(-_MIN_HEIGHT // picture.shape[0]))
+        picture = picture.repeat(factor, axis=0).repeat(factor, axis=1)
+        # H.264 wants even sides.
+        picture = picture[: picture.shape[0] // 2 * 2, : picture.shape[1] // 2 * 2]
+        if self._writer is None:
+            self._writer = imageio.get_writer(
+                self._path, fps=self._rate, codec="libx264", quality=8, macro_block_size=2
+            )
+        self._writer.append_data(picture)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._writer is not None:
+            self._writer.close()

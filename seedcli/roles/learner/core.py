@@ -1,0 +1,304 @@
+"""What a learner is made of once it knows the environment: agent, policy, arena, engine, trainer, checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from seedcli.agents.registry import create_agent
+from seedcli.cluster.team import Team, local_share
+from seedcli.config.schema import Config
+from seedcli.errors import SeedError
+from seedcli.inference.arena import Arena
+from seedcli.inference.device_memory import bytes_of, out_of_memory
+from seedcli.inference.engine import StepEngine
+from seedcli.inference.policy import AgentPolicy
+from seedcli.inference.streams import Stream
+from seedcli.roles.greedy_hint import training_returns
+from seedcli.roles.run_folder import REPLAY
+from seedcli.specs import EnvSpec
+from seedcli.training.batches import PreparedBatch
+from seedcli.training.checkpoint import Checkpoint, Checkpointer, restore
+from seedcli.training.devices import Devices
+from seedcli.training.sources import create_source
+from seedcli.training.trainer import Trainer, UpdateResult
+
+_log = logging.getLogger(__name__)
+
+# Batch sizes inference is padded to on an accelerator, as fractions of its environments: few traces, little waste.
+_PADDING = (16, 4, 2, 1)
+
+
+def padding(config: Config, devices: Devices) -> tuple[int, ...]:
+    """The batch sizes inference is padded to: as configured, else four on an accelerator, none on a CPU."""
+    if config.inference.pad_to:
+        return config.inference.pad_to
+    if devices.plan is None or devices.plan.platform == "cpu":
+        return ()
+    envs = -(-config.inference.max_envs // len(devices.inference))
+    return tuple(sorted({max(1, envs // part) for part in _PADDING}))
+
+
+def share_cores() -> None:
+    """Split the cores between inference and training, which run at the same time; before TensorFlow's first operation.
+
+    Left alone, every operation spreads over all cores: a training step's convolutions and an inference batch's then
+    wait for each other, and for each other's threads (docs/performance.md has the figures). What the user has set
+    through TF_NUM_INTRAOP_THREADS or TF_NUM_INTEROP_THREADS stands.
+    """
+    threading = tf.config.threading
+    if "TF_NUM_INTRAOP_THREADS" not in os.environ:
+        threading.set_intra_op_parallelism_threads(max(1, (os.cpu_count() or 1) // 2))
+    if "TF_NUM_INTEROP_THREADS" not in os.environ:
+        threading.set_inter_op_parallelism_threads(4)
+
+
+class LearnerCore:
+    """The parts a learner builds for one environment specification, wired.
+
+    Args:
+        config: the whole configuration.
+        config_text: the same as TOML, kept with every checkpoint.
+        checkpoints: folder for checkpoints.
+        spec: the environment.
+        on_release: called when an arena buffer comes back.
+        on_fault: see `StepEngine`.
+        deadline: seconds an inference batch waits; None: as configured.
+        devices: which train and infer; None: where TensorFlow puts things by itself.
+        team: the hosts that train together with this one; None: it is alone.
+
+    Raises:
+        SeedError: a device is out of memory.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        config_text: str,
+        checkpoints: Path,
+        spec: EnvSpec,
+        *,
+        on_release: Callable[[], None],
+        on_fault: Callable[[Stream, str], None],
+        deadline: float | None = None,
+        devices: Devices | None = None,
+        team: Team | None = None,
+    ) -> None:
+        self.config = config
+        self.spec = spec
+        self.devices = devices = devices or Devices.default()
+        self.team = team
+        host = (0, 1) if team is None else (team.index, team.size)
+        local = local_share(config, *host)
+        with self._memory("to build the learner"):
+            with devices.scope():
+                self.agent = create_agent(
+                    config.agent, config.training, spec, config.run.seed, precision=config.topology.precision
+                )
+            algorithm = self.agent.algorithm
+            actors = config.actors
+            self.policy = AgentPolicy(
+                self.agent,
+                spec,
+                max_slots=config.inference.max_envs,
+                seed=config.run.seed,
+                devices=devices.inference,
+                pad_to=padding(config, devices),
+                training_envs=actors.count * actors.envs - actors.evaluation_envs,
+                publish_every=config.topology.publish_every,
+                xla=config.topology.xla,
+                host=host,
+            )
+            self.arena = Arena(
+                spec,
+                algorithm.records,
+                algorithm.recorded,
+                # A replay takes buffers whole, one at a time; a queue's must be able to make up a batch.
+                batch_size=local.training.batch_size if algorithm.source == "queue" else 1,
+                queue_batches=config.training.queue_batches,
+                on_release=on_release,
+            )
+            self.source = create_source(self.agent, spec, local, self.arena, checkpoints.parent / REPLAY, devices.place)
+            self.engine = StepEngine(
+                algorithm,
+                spec,
+                self.policy.devices,
+                self.arena,
+                max_envs=config.inference.max_envs,
+                batch_size=config.inference.batch_size,
+                deadline=config.inference.deadline_ms / 1000 if deadline is None else deadline,
+                on_unroll=self.source.put,
+                on_fault=on_fault,
+            )
+            self.trainer = Trainer(self.agent, config.training, config.run.steps, devices)
+            self.checkpointer = Checkpointer(
+                checkpoints,
+                config_text,
+                spec,
+                {"agent": self.agent.variables(), "optimizer": self.trainer.variables()},
+                keep=config.training.keep_checkpoints,
+                keep_every_hours=config.training.keep_every_hours,
+                attachment=self.source,
+            )
+            self._log_memory()
+
+    @contextlib.contextmanager
+    def _memory(self, doing: str) -> Iterator[None]:
+        """Within it a device that is out of memory is told of with what it holds."""
+        try:
+            yield
+        except tf.errors.ResourceExhaustedError as error:
+            raise self._out_of_memory(error, doing) from error
+
+    def _out_of_memory(self, error: tf.errors.ResourceExhaustedError, doing: str) -> SeedError:
+        # While the learner is being built, what failed has not been made, nor what comes after it.
+        max_envs = self.config.inference.max_envs
+        held: dict[str, int | None] = {"the network's weights": None}
+        lower = ""
+        if "agent" in vars(self):
+            network = self.agent.network
+            held = {
+                f"{network.count_params():,} parameters": bytes_of(self.agent.variables()),
+                "the optimizer's state": bytes_of(self.trainer.variables()) if "trainer" in vars(self) else None,
+                "inference's copy of the weights": bytes_of(network.variables),
+                f"the agent states of inference.max_envs = {max_envs} environments": self._state_bytes(),
+            }
+            lower = f"lower inference.max_envs = {max_envs}, "
+        remedy = (
+            f"{lower}make the network smaller (agent.hidden, agent.channels, agent.lstm), let other devices infer "
+            "(topology.inference_devices), or end what else uses this one"
+        )
+        return out_of_memory(error, self.devices.training[0], doing, held, remedy)
+
+    def _state_bytes(self) -> int:
+        """Bytes of the agent states on an inference device: each has room for all environments, and one row more."""
+        with tf.device("CPU:0"):  # which has the memory where another has not
+            leaves = tf.nest.flatten(self.agent.initial_state(1))
+        return (self.config.inference.max_envs + 1) * bytes_of(leaves)
+
+    def _log_memory(self) -> None:
+        envs = max(1, self.config.actors.envs // self.config.actors.streams)
+        bound = self.arena.bound_bytes(self.config.inference.max_envs, envs)
+        weights = sum(int(np.prod(variable.shape)) for variable in self.agent.network.trainable_variables)
+        batch = self.local_batch_size * self.agent.algorithm.records * self.spec.observation_bytes
+        states = len(self.devices.inference) * self._state_bytes()
+        _log.info(
+            "agent for %s: %s parameters; unrolls take at most %.0f MB with all of %d environments in streams of %d, "
+            "their agent states %.0f MB, a training batch %.1f MB",
+            self.spec.name,
+            f"{weights:,}",
+            bound / 1e6,
+            self.config.inference.max_envs,
+            envs,
+            states / 1e6,
+            batch / 1e6,
+        )
+
+    @property
+    def local_batch_size(self) -> int:
+        """Unrolls of a training batch that this host trains on."""
+        return self.config.training.batch_size // (1 if self.team is None else self.team.size)
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint: weights, optimizer, counters, random state.
+
+        Raises:
+            SeedError: a device is out of memory.
+        """
+        with self._memory(f"to take the weights of {checkpoint.path}"):
+            restore(checkpoint, {"agent": self.agent.variables(), "optimizer": self.trainer.variables()})
+        self.source.restore(checkpoint.path)
+        self._count_on(checkpoint.counters)
+
+    def _count_on(self, counters: Mapping[str, Any]) -> None:
+        if self.team is None:  # else what is counted here is this host's part of what all have counted since
+            self.engine.stats.env_steps = int(counters["env_steps"])
+            self.engine.stats.episodes = int(counters["episodes"])
+            # Checkpoints made before there was evaluation in training do not count it.
+            self.engine.stats.evaluation_steps = int(counters.get("evaluation_steps", 0))
+            self.engine.stats.evaluation_episodes = int(counters.get("evaluation_episodes", 0))
+            self.trainer.trained_steps = int(counters["trained_steps"])
+            self.engine.stats.recent_returns.extend(counters.get("recent_returns", []))  # likewise
+        self.trainer.updates = int(counters["learner_updates"])
+        self.trainer.dropped = int(counters["dropped_updates"])
+        self.policy.batches = int(counters["inference_batches"])
+        self.policy.publish(self.trainer.updates)
+
+    def join(self) -> None:
+        """Take the chief's weights, optimizer and counters, which may be those of a checkpoint; all hosts do.
+
+        Raises:
+            SeedError: a device is out of memory.
+        """
+        assert self.team is not None
+        if self.team.began:
+            self._count_on(self.team.began)
+        with self._memory("to take the chief's weights"):
+            self.trainer.broadcast([*self.agent.variables(), *self.trainer.variables()])
+        self.policy.publish(self.trainer.updates)
+
+    def counted(self) -> dict[str, int]:
+        """What `team.COUNTERS` names, of this host since it started."""
+        stats = self.engine.stats
+        return {
+            "env_steps": stats.env_steps,
+            "episodes": stats.episodes,
+            "evaluation_steps": stats.evaluation_steps,
+            "evaluation_episodes": stats.evaluation_episodes,
+            "trained_steps": self.trainer.trained_steps,
+        }
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """The same of the whole run: of all hosts, and before a resume too."""
+        return self.counted() if self.team is None else self.team.totals
+
+    def counters(self) -> dict[str, Any]:
+        """What a checkpoint keeps besides variables."""
+        totals = self.totals
+        return {
+            **totals,
+            "env_frames": totals["env_steps"] * self.spec.frames_per_step,
+            "learner_updates": self.trainer.updates,
+            "dropped_updates": self.trainer.dropped,
+            "inference_batches": self.policy.batches,
+            **training_returns(tuple(self.engine.stats.recent_returns)),
+        }
+
+    def train(self, batch: PreparedBatch | None, control: npt.NDArray[np.float64] | None = None) -> UpdateResult:
+        """One update, published to inference.
+
+        Args:
+            batch: of this host; None: it has none, and `control` says so.
+            control: what all hosts are to add up; None: there is one host. See `team.Team.control`.
+        """
+        result = self.trainer.update(batch, self.totals["env_steps"], control)
+        if batch is None or (result.control is not None and result.control[0]):
+            return result  # a host had no batch: those of the others are trained on later
+        self.source.trained(batch, result.priorities)
+        if result.applied:
+            self.policy.publish(self.trainer.updates)
+        elif result.fault is not None:
+            _log.error("update dropped: %s is not finite; %d dropped so far", result.fault, self.trainer.dropped)
+        return result
+
+    def source_stats(self) -> dict[str, float]:
+        """Figures of the source, with the range of exploration inputs where there is any exploration."""
+        stats = self.source.stats()
+        exploration = self.policy.exploration[:-1][self.engine.training_slots]
+        if exploration.any():
+            stats |= {"epsilon_min": float(exploration.min()), "epsilon_max": float(exploration.max())}
+        return stats
+
+    @property
+    def finished(self) -> bool:
+        """Whether the steps asked for have been taken."""
+        return self.totals["env_steps"] >= self.config.run.steps

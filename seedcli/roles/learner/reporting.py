@@ -1,0 +1,295 @@
+"""The reporter: reads the learner's counters now and then, and tells the metrics file, the view and monitoring."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+from rich.console import Console
+
+from seedcli.roles.learner.device_report import DeviceReport
+from seedcli.roles.run_folder import RunFolder, run_of_host
+from seedcli.serving.fleet_report import FleetWatch
+from seedcli.telemetry.diagnosis import Diagnosis
+from seedcli.telemetry.exporter import Health, Phase
+from seedcli.telemetry.fleet import CONNECTED, ActorRow, count_states
+from seedcli.telemetry.live import Summary, View, print_profile, print_summary
+from seedcli.telemetry.logs import log_once_per
+from seedcli.telemetry.metrics import COUNTERS, MetricsWriter, Snapshot
+from seedcli.telemetry.prometheus import Status
+from seedcli.training.checkpoint import list_checkpoints
+from seedcli.training.trainer import UpdateResult
+
+if TYPE_CHECKING:
+    from seedcli.roles.learner.threads import Learner
+
+_log = logging.getLogger(__name__)
+
+TURN_SECONDS = 30.0  # an inference thread that takes longer over one turn hangs
+
+
+def _mean(values: list[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+class Reporter:
+    """Belongs to the main thread; `status` and `health` may be read from any.
+
+    Args:
+        learner: whose counters are read.
+        folder: where the metrics go.
+        view: what a person sees.
+        resumed_at: environment steps of the checkpoint a resumed run continues from; None for a new run.
+        wall_clock: False in deterministic mode: figures that depend on the clock are left out of the metrics.
+
+    Attributes:
+        status: what was last reported; replaced as a whole, never changed.
+    """
+
+    def __init__(
+        self, learner: Learner, folder: RunFolder, view: View, *, resumed_at: int | None, wall_clock: bool = True
+    ) -> None:
+        config = learner.config
+        self._learner = learner
+        self._folder = folder
+        self._view = view
+        self._wall_clock = wall_clock
+        self._total = config.run.steps
+        self._resumed_at = resumed_at or 0
+        self._writer = MetricsWriter(
+            folder.metrics_path, folder.tensorboard if config.telemetry.tensorboard else None, folder.resume
+        )
+        if folder.resume:
+            self._writer.truncate_after(learner.began)
+        self._last_100: deque[float] = deque(maxlen=100)
+        self._evaluation_20: deque[float] = deque(maxlen=20)
+        self._process = psutil.Process()
+        self._memory_mb = 0.0
+        self._begun = self._last_time = time.monotonic()
+        self._last = self._counters()
+        self._fleet = FleetWatch(learner.service, config.net.heartbeat_seconds)
+        self._devices: DeviceReport | None = None
+        self._diagnosis: Diagnosis | None = None
+        self._phase: Phase = "starting"
+        self._phase_begun = self._begun
+        self.status = Status(
+            run={
+                "preset": config.run.preset or "custom",
+                "folder": str(folder.path),
+                "environment": f"{config.environment.family}/{config.environment.id}",
+                "algorithm": f"{config.agent.algorithm}, {config.agent.network}",
+                "seed": str(config.run.seed),
+            },
+            total_steps=config.run.steps,
+        )
+
+    def _counters(self) -> dict[str, int]:
+        """All counters of a line, read at once: training goes on meanwhile."""
+        core = self._learner.core
+        if core is None:
+            return dict.fromkeys(("batches", "batch_rows", "wire", "raw"), 0) | self._learner.began
+        stats, service, counters = core.engine.stats, self._learner.service, core.counters()
+        return {
+            **{name: counters[name] for name in COUNTERS},
+            "wire": service.row_bytes_received,
+            "raw": service.row_bytes_raw,
+            "batches": stats.batches,
+            "batch_rows": stats.batch_rows,
+        }
+
+    def start(self) -> None:
+        """Show the view."""
+        self._view.start(self.status.run)
+
+    def refresh(self) -> None:
+        """Show again what was last shown, with the clock going on; cheap."""
+        self._view.update(self.status.snapshot, self.status.fleet, self._total, self._warning())
+
+    def _warning(self) -> str:
+        """What goes wrong in training at present, "" where nothing does."""
+        return self._diagnosis.warning if self._diagnosis is not None else ""
+
+    def enter(self, phase: Phase) -> None:
+        """Say where the run is: "serving" once the learner takes actors, "stopping" as soon as it is to end."""
+        self._phase, self._phase_begun = phase, time.monotonic()
+
+    def health(self) -> Health:
+        """How the learner is at this moment: slow training is no failure, an inference thread that hangs is."""
+        phase, failure, age = self._phase, self._learner.failure, self._turn_age()
+        if failure is not None:
+            return Health(phase, f"a thread has failed: {str(failure) or type(failure).__name__}")
+        if age is not None and age > TURN_SECONDS:
+            return Health(phase, f"the inference thread has not turned for {age:.0f} s")
+        return Health(phase)
+
+    def _turn_age(self) -> float | None:
+        """Seconds since the inference thread's last turn; None while it need not run."""
+        if self._phase != "serving":
+            return None
+        return time.monotonic() - max(self._learner.service.last_turn, self._phase_begun)
+
+    def report(self) -> Snapshot:
+        """Take a snapshot, write its line, show it."""
+        fleet = self._fleet.look()
+        snapshot = self._take(fleet)
+        self._diagnose(snapshot)
+        self.status = dataclasses.replace(self.status, snapshot=snapshot, fleet=fleet, turn_seconds=self._turn_age())
+        try:
+            self._writer.write(snapshot if self._wall_clock else snapshot.without_wall_clock())
+        except OSError as error:
+            # A full disk must not end the training: the line is lost, the next may find room.
+            log_once_per("metrics", 60.0, _log, logging.ERROR, "metrics cannot be written: %s", error)
+        self._view.update(snapshot, fleet, self._total, self._warning())
+        return snapshot
+
+    def _diagnose(self, snapshot: Snapshot) -> None:
+        """Log what begins to go wrong, once."""
+        core, config = self._learner.core, self._learner.config
+        if core is None or not snapshot.extra:
+            return
+        if self._diagnosis is None:
+            values = config.model_dump(mode="json", by_alias=True)
+            self._diagnosis = Diagnosis(core.agent.algorithm.symptoms, config.run.steps, values)
+        if warning := self._diagnosis.look(snapshot.env_steps, snapshot.learner_updates, snapshot.extra):
+            _log.warning("%s", warning)
+
+    def _take(self, fleet: Sequence[ActorRow]) -> Snapshot:
+        now = time.monotonic()
+        elapsed = max(now - self._last_time, 1e-9)
+        counters = self._counters()
+        grown = {name: counters[name] - self._last[name] for name in counters}
+        self._last, self._last_time = counters, now
+        states = count_states(fleet)
+        fields: dict[str, Any] = {
+            "time": time.time(),
+            **{name: counters[name] for name in COUNTERS},
+            "env_steps_per_second": grown["env_steps"] / elapsed,
+            "env_frames_per_second": grown["env_frames"] / elapsed,
+            "updates_per_second": grown["learner_updates"] / elapsed,
+            "actors": sum(states[state] for state in CONNECTED),
+            "envs": sum(row.envs for row in fleet if row.state in CONNECTED),
+            **{f"actors_{state}": number for state, number in states.items()},
+            "sessions_lost": self._learner.service.sessions_lost,
+            "protocol_errors": self._learner.service.protocol_errors,
+            "turned_away": self._learner.service.turned_away,
+            "environment_failures": self._learner.service.environment_failures,
+            "wire_mb_per_second": grown["wire"] / elapsed / 1e6,
+            "wire_ratio": grown["raw"] / grown["wire"] if grown["wire"] else None,
+            "learner_memory_mb": self._memory(),
+        }
+        core = self._learner.core
+        if core is not None:
+            fields |= self._engine_fields(grown)
+            fields |= self._training_fields(elapsed)
+            fields["replay"] = core.source_stats()
+            # A replay counts those of the engine too, once they reach it.
+            fields["dropped_unrolls"] = max(core.engine.stats.dropped_unrolls, core.source.dropped)
+        return Snapshot(**fields)
+
+    def _memory(self) -> float:
+        """Resident memory in MB; the last known where every descriptor is in use, for it is read from a file."""
+        with contextlib.suppress(OSError):
+            self._memory_mb = self._process.memory_info().rss / 2**20
+        return self._memory_mb
+
+    def _engine_fields(self, grown: dict[str, int]) -> dict[str, Any]:
+        core = self._learner.core
+        assert core is not None
+        stats = core.engine.stats
+        finished = [stats.finished.popleft() for _ in range(len(stats.finished))]
+        returns = [episode[0] for episode in finished]
+        self._last_100.extend(returns)
+        watched = [stats.finished_evaluation.popleft()[0] for _ in range(len(stats.finished_evaluation))]
+        self._evaluation_20.extend(watched)
+        percentiles = stats.latency.percentiles(50, 99)
+        stats.latency.reset()
+        return {
+            "episode_return": _mean(returns),
+            "episode_return_100": _mean(list(self._last_100)),
+            "episode_length": _mean([float(episode[1]) for episode in finished]),
+            "evaluation_return": _mean(watched),
+            "evaluation_return_20": _mean(list(self._evaluation_20)),
+            "inference_batch_size": grown["batch_rows"] / grown["batches"] if grown["batches"] else None,
+            "inference_latency_ms": (
+                {"p50": 1000 * percentiles[0], "p99": 1000 * percentiles[1]} if percentiles is not None else None
+            ),
+        }
+
+    def _training_fields(self, elapsed: float) -> dict[str, Any]:
+        core = self._learner.core
+        assert core is not None
+        queue = self._learner.training.results
+        results: list[UpdateResult] = [queue.popleft() for _ in range(len(queue))]
+        if self._devices is None:
+            self._devices = DeviceReport(core)
+        fields: dict[str, Any] = {
+            "devices": self._devices.look(len(results), self._learner.training.profile.seconds(), elapsed),
+            "weights_age": self._devices.weights_age,
+        }
+        applied = [result for result in results if result.applied]
+        if applied:
+            fields |= {
+                "loss": applied[-1].loss,
+                "grad_norm": applied[-1].grad_norm,
+                "learning_rate": applied[-1].learning_rate,
+                "policy_lag": _mean([result.policy_lag for result in applied]),
+                "policy_lag_max": max(result.policy_lag_max for result in applied),
+                "extra": {
+                    name: float(np.mean([result.metrics[name] for result in applied])) for name in applied[-1].metrics
+                },
+            }
+        return fields
+
+    def finish(self, profiles: dict[str, dict[str, float]]) -> None:
+        """The last line of metrics, then the table of where the time went and the summary."""
+        if self._wall_clock:
+            self.report()
+        self._view.stop()
+        learner = self._learner
+        wall = time.monotonic() - self._begun
+        shown: dict[str, dict[str, float]] = {}
+        if learner.core is not None:
+            inference = learner.service.profile.seconds()
+            for name, seconds in learner.core.engine.profile.seconds().items():
+                inference[name] = inference.get(name, 0.0) + seconds
+            shown["inference thread"] = inference
+            for name, profile in learner.core.source.profiles.items():
+                shown[name] = profile.seconds()
+            shown["training thread"] = learner.training.profile.seconds()
+        shown |= profiles
+        console = Console(stderr=True)
+        print_profile(console, shown, wall)
+        core = learner.core
+        summary = Summary(
+            env_steps=self._counters()["env_steps"],
+            total=learner.config.run.steps,
+            seconds=wall,
+            episode_return_100=_mean(list(self._last_100)),
+            dropped_unrolls=max(core.engine.stats.dropped_unrolls, core.source.dropped) if core is not None else 0,
+            folder=self._folder.path,
+            goes_on=self._goes_on(),
+            resumed_at=self._resumed_at,
+            playable=bool(list_checkpoints(self._folder.checkpoints)),
+            warning=self._warning(),
+        )
+        print_summary(console, summary)
+
+    def _goes_on(self) -> str:
+        """How several hosts go on; "" for one, whose run the summary names."""
+        team = self._learner.team
+        if team is None:
+            return ""
+        run = self._folder.path if team.chief else run_of_host(self._folder.path)
+        return f"start all learner hosts again with --continue --logdir {run}"
+
+    def close(self) -> None:
+        """Close the files and the view; safe to call twice."""
+        self._view.stop()
+        self._writer.close()

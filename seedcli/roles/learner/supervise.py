@@ -1,0 +1,141 @@
+"""A learner from its start to its end, whatever the end is: report, stop, checkpoint, summarise."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from seedcli.cluster.team import Team
+from seedcli.config.schema import Config
+from seedcli.config.sources import Resolved, format_value, without_effect
+from seedcli.config.topology import make_plan
+from seedcli.errors import EXIT_DONE, EXIT_FAILED
+from seedcli.net.base import ServerTransport
+from seedcli.roles.learner.core import share_cores
+from seedcli.roles.learner.reporting import Reporter
+from seedcli.roles.learner.threads import Learner
+from seedcli.roles.resuming import check_steps, resume_point
+from seedcli.roles.run_folder import RunFolder
+from seedcli.roles.stopping import Signals
+from seedcli.telemetry.exporter import Exporter
+from seedcli.telemetry.live import View
+from seedcli.training.checkpoint_files import Checkpoint
+from seedcli.training.devices import Devices, find_inventory, prepare
+
+_log = logging.getLogger(__name__)
+
+
+def use_devices(config: Config) -> Devices:
+    """The devices of a learner that is alone; before TensorFlow's first operation.
+
+    Raises:
+        UsageError: the topology does not fit them.
+    """
+    plan = make_plan(config, find_inventory())
+    prepare(plan)
+    share_cores()
+    return Devices(plan)
+
+
+def run_until_done(learner: Learner, reporter: Reporter, signals: Signals, tick: Callable[[], None]) -> None:
+    """The main thread of a run: report, look after what `tick` looks after, return when the run is over.
+
+    Raises:
+        Whatever ended a thread of the learner, or what `tick` raises.
+    """
+    interval = learner.config.telemetry.interval_seconds
+    next_report = time.monotonic() + interval
+    while not learner.done.is_set() and not signals.raised.is_set():
+        learner.done.wait(0.1)
+        tick()
+        reporter.refresh()
+        if time.monotonic() >= next_report:
+            next_report += interval
+            reporter.report()
+    if learner.failure is not None:
+        raise learner.failure
+
+
+def supervise(
+    resolved: Resolved,
+    folder: RunFolder,
+    transports: Sequence[ServerTransport],
+    view: View,
+    *,
+    announce: Callable[[Learner, View], None] = lambda learner, view: None,
+    tick: Callable[[], None] = lambda: None,
+    closing: Callable[[], dict[str, dict[str, float]]] = dict,
+    exporter: Exporter | None = None,
+    devices: Devices | None = None,
+    team: Team | None = None,
+    signals: Signals | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> int:
+    """Run a learner to its end, whatever the end is: report, stop, checkpoint, summarise.
+
+    Args:
+        resolved, folder, transports, devices, team: see `Learner`.
+        view: where progress is shown; started and stopped here.
+        announce: called once the learner serves.
+        tick: called ten times a second from the main thread.
+        closing: called after actors were told to leave; gives their profiles for the table at the end.
+        exporter: where metrics and health are asked for; started and closed here.
+        signals: those that ask to stop, if they are caught already; restored here.
+        checkpoint: with a team: where the chief goes on from; a learner that is alone looks for it in its folder.
+
+    Returns:
+        The exit status.
+    """
+    for note in resolved.notes:
+        _log.info("%s", note)
+    for value in without_effect(resolved):
+        _log.warning(
+            "%s = %s (from %s) has no effect with agent.algorithm %s and environment.family %s",
+            value.key, format_value(value.value), value.source,
+            resolved.config.agent.algorithm, resolved.config.environment.family,
+        )  # fmt: skip
+    signals = signals or Signals()
+    if team is None:
+        checkpoint = resume_point(folder)
+    check_steps(resolved, checkpoint)
+    learner = Learner(resolved, folder, transports, checkpoint, devices=devices, team=team)
+    # Not earlier: a configuration that does not fit the checkpoint must not take the place of the one that does.
+    folder.write_config(resolved)
+    reporter = Reporter(learner, folder, view, resumed_at=learner.began_at)
+    try:
+        reporter.start()
+        if exporter is not None:
+            exporter.start(reporter)
+            _log.info("metrics and health: %s/metrics", exporter.url)
+        learner.start()
+        training_done = False
+        try:
+            announce(learner, view)
+            reporter.enter("serving")
+            if checkpoint is not None:
+                view.log(f"continuing from {checkpoint.path} at {checkpoint.env_steps:,} environment steps")
+            run_until_done(learner, reporter, signals, tick)
+            training_done = signals.status is None and learner.training.stopped_by is None
+        finally:
+            reporter.enter("stopping")
+            if not training_done:
+                learner.training.leaving = signals.status or EXIT_FAILED
+            if signals.status is not None:
+                writes = "stopping: writing a checkpoint" if team is None or team.chief else "stopping with all hosts"
+                view.log(f"{writes} (once more to stop at once)")
+            # Whatever fails on the way, the rest is still done: no progress is lost, no actor left behind.
+            try:
+                learner.stop(training_done=training_done)
+            finally:
+                try:
+                    learner.save()
+                finally:
+                    profiles = closing()
+        reporter.finish(profiles)
+    finally:
+        if exporter is not None:
+            exporter.close()
+        reporter.close()
+        signals.restore()
+    return signals.status or learner.training.stopped_by or EXIT_DONE

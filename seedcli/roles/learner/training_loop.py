@@ -1,0 +1,162 @@
+"""What the training thread does: one update after the other, alone or in step with other hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from seedcli.cluster.team import Agreement, Team
+from seedcli.errors import SeedError
+from seedcli.roles.learner.core import LearnerCore
+from seedcli.telemetry.metrics import Profile
+from seedcli.training.batches import PreparedBatch
+from seedcli.training.trainer import UpdateResult
+
+_LOOK_SECONDS = 0.5  # between looks at whether training is over, while it waits for a batch
+_STEP_SECONDS = 1.0  # the other hosts wait so long for a host without a batch before all look around
+
+
+class Ended(Exception):
+    """There are no more batches: the learner is being stopped."""
+
+
+@dataclass
+class TrainingState:
+    """What the training thread shares with the other threads of a learner.
+
+    Attributes:
+        checkpoint_seconds: between checkpoints.
+        counters: gives what a checkpoint keeps besides variables.
+        batches: one batch ahead; None: there are no more.
+        stopping: the learner is being stopped.
+        results: of the updates, until they are reported.
+        profile: where the thread's time goes.
+        leaving: exit status with which this host asks all hosts to stop; 0: it does not.
+        stopped_by: exit status with which another host has asked it; None: none has.
+    """
+
+    checkpoint_seconds: float
+    counters: Callable[[], dict[str, Any]]
+    batches: queue.Queue[PreparedBatch | None] = field(default_factory=lambda: queue.Queue(maxsize=1))
+    stopping: threading.Event = field(default_factory=threading.Event)
+    results: deque[UpdateResult] = field(default_factory=lambda: deque(maxlen=100_000))
+    profile: Profile = field(default_factory=Profile)
+    leaving: int = 0
+    stopped_by: int | None = None
+
+
+def _next_batch(state: TrainingState, seconds: float) -> PreparedBatch | None:
+    """The next batch; None where none comes in time. Raises Ended."""
+    begun = time.perf_counter()
+    try:
+        batch = state.batches.get(timeout=seconds)
+    except queue.Empty:
+        return None
+    finally:
+        state.profile.add("waiting", time.perf_counter() - begun)
+    if batch is None or state.stopping.is_set():
+        raise Ended
+    return batch
+
+
+def _save_if_due(state: TrainingState, core: LearnerCore) -> None:
+    if core.checkpointer.due(state.checkpoint_seconds):
+        begun = time.perf_counter()
+        core.checkpointer.save(state.counters())
+        state.profile.add("checkpoint", time.perf_counter() - begun)
+
+
+def train_alone(state: TrainingState, core: LearnerCore) -> None:
+    """Train until the steps asked for are taken, or the learner is stopped."""
+    while not core.finished:
+        # Batches may never come, where every unroll is dropped: the steps asked for end the run all the same.
+        try:
+            batch = _next_batch(state, _LOOK_SECONDS)
+        except Ended:
+            return
+        if batch is None:
+            continue
+        taken = time.perf_counter()
+        state.results.append(core.train(batch))
+        state.profile.add("training", time.perf_counter() - taken)
+        _save_if_due(state, core)
+
+
+def train_together(state: TrainingState, core: LearnerCore, team: Team) -> None:
+    """The same on one host of several: all hosts make every step, and stop after the same one.
+
+    A host without a batch takes part all the same, and nothing is done then; the others keep theirs for the next step.
+    So nobody waits for long inside a step, and whoever is to stop can say so.
+
+    Raises:
+        SeedError: another host is gone, has stopped with a failure, or has been without a batch for too long.
+    """
+    batch: PreparedBatch | None = None
+    while True:
+        if batch is None and not state.leaving:
+            try:
+                batch = _next_batch(state, _STEP_SECONDS)
+            except Ended:
+                batch = None
+        agreement = _step(state, core, team, batch)
+        if not agreement.missing:
+            batch = None
+        team.parted = bool(agreement.stopping) or core.finished
+        if agreement.stopping:
+            _stop_with(state, team, agreement)
+        if team.parted:
+            return
+        if team.chief:
+            _save_if_due(state, core)
+
+
+def _step(state: TrainingState, core: LearnerCore, team: Team, batch: PreparedBatch | None) -> Agreement:
+    begun, waited = time.perf_counter(), core.trainer.waited
+    counted = core.counted()
+    if batch is not None:
+        counted["trained_steps"] += core.trainer.worth(batch)
+    control = team.control(counted, ready=batch is not None, status=state.leaving)
+    with failures_of(team):
+        result = core.train(batch, control)
+    assert result.control is not None
+    agreement = team.agree(result.control)
+    if not agreement.missing:
+        state.results.append(result)
+    waited = core.trainer.waited - waited
+    state.profile.add("waiting", waited)
+    state.profile.add("training", time.perf_counter() - begun - waited)
+    return agreement
+
+
+@contextlib.contextmanager
+def failures_of(team: Team) -> Iterator[None]:
+    """Within it what TensorFlow says of hosts that are gone is told as that."""
+    try:
+        yield
+    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.InternalError, tf.errors.CancelledError) as e:
+        why = team.why_gone()
+        if not why and isinstance(e, tf.errors.InternalError | tf.errors.CancelledError):
+            raise  # of this host's own devices
+        raise SeedError(
+            f"{why or 'another learner host has gone, or cannot be reached any more'}: "
+            "start all hosts again with --continue, they go on from the last checkpoint"
+        ) from e
+
+
+def _stop_with(state: TrainingState, team: Team, agreement: Agreement) -> None:
+    """Take note of why all stop, where it is not this host that wants to."""
+    others = {host: status for host, status in agreement.stopping.items() if host != team.index}
+    if state.leaving or not others:
+        return
+    failed = tuple(host for host, status in others.items() if status < 128)
+    if failed:
+        raise SeedError(f"{team.named(failed)} has failed: see its log; this host stops too")
+    state.stopped_by = max(others.values())

@@ -1,0 +1,88 @@
+"""What the learner's service knows of each actor, as the rows that people and monitoring see."""
+
+from __future__ import annotations
+
+import time
+
+from seedcli.serving.service import InferenceService
+from seedcli.serving.sessions import Departed, Session
+from seedcli.telemetry.fleet import ActorRow, State
+
+SILENT_HEARTBEATS = 2.5  # so many without a heartbeat: something is wrong, though one may come late
+LOST_SECONDS = 60.0  # so long a lost actor is shown
+_WAITING_SECONDS = 0.25  # an answer takes milliseconds: a step this old is held back
+
+
+class FleetWatch:
+    """Looks at the actors now and then; belongs to one thread, which need not be the service's.
+
+    Args:
+        service: whose sessions are looked at.
+        heartbeat_seconds: what its actors were told.
+    """
+
+    def __init__(self, service: InferenceService, heartbeat_seconds: float) -> None:
+        self._service = service
+        self._heartbeat = heartbeat_seconds
+        self._steps: dict[int, int] = {}
+        self._present: dict[str, float] = {}  # when an actor was last found to be in
+        self._looked = time.monotonic()
+
+    def look(self) -> list[ActorRow]:
+        """A row for each actor: of those that are in, on their way in, and lost within the last minute.
+
+        An actor has one row, whatever it was before: one that came back is not lost.
+        """
+        now, service = time.monotonic(), self._service
+        before, self._steps = self._steps, {}
+        span, self._looked = max(now - self._looked, 1e-9), now
+        rows: dict[str, ActorRow] = {}
+        for departed in service.departed.copy():
+            if departed.time > max(now - LOST_SECONDS, self._present.get(departed.actor_id, 0.0)):
+                rows[departed.actor_id] = _lost(departed, now)
+        for peer, admission in service.reception.handshakes().items():
+            hello = admission.handshake.hello
+            # What a stranger says of itself is not shown.
+            if hello is not None and admission.handshake.proved:
+                rows[hello.actor_id] = ActorRow(
+                    hello.actor_id, peer.address, peer.transport, hello.envs, None, None, "joining"
+                )
+        for session in service.sessions():
+            steps = self._steps[session.number] = session.steps
+            self._present[session.actor_id] = now
+            known = before.get(session.number)
+            rate = None if known is None else (steps - known) / span
+            rows[session.actor_id] = ActorRow(
+                actor_id=session.actor_id,
+                address=session.peer.address,
+                transport=session.peer.transport,
+                envs=session.envs,
+                steps_per_second=rate,
+                last_seen_seconds=max(0.0, now - session.last_seen),
+                state=self._state(session),
+                steps=steps,
+            )
+        self._present = {name: at for name, at in self._present.items() if now - at < LOST_SECONDS}
+        return list(rows.values())
+
+    def _state(self, session: Session) -> State:
+        # As of the service's last turn: while it builds an agent it reads no heartbeats, and nobody is silent.
+        if self._service.last_turn - session.last_seen > SILENT_HEARTBEATS * self._heartbeat:
+            return "silent"
+        now = time.perf_counter()
+        held = all(stream.pending and now - stream.arrived > _WAITING_SECONDS for stream in session.streams)
+        return "waiting" if held else "stepping"
+
+
+def _lost(departed: Departed, now: float) -> ActorRow:
+    return ActorRow(
+        actor_id=departed.actor_id,
+        address=departed.peer.address,
+        transport=departed.peer.transport,
+        envs=departed.envs,
+        steps_per_second=None,
+        last_seen_seconds=now - departed.last_seen,
+        state="lost",
+        steps=departed.steps,
+        reason=departed.reason,
+    )

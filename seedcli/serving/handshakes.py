@@ -1,0 +1,189 @@
+"""Where actors are received: every handshake under way, and what a peer is told in it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from seedcli.errors import ProtocolError, RefusedError, SeedError
+from seedcli.net.addresses import machine_id
+from seedcli.net.base import Payload, Peer, ServerTransport
+from seedcli.net.frames import Header, Kind, encode_control, pack_header
+from seedcli.net.handshake import NoAuthenticator, ServerHandshake
+from seedcli.net.messages import Hello
+from seedcli.net.security.keys import TokenAuthenticator
+from seedcli.serving.admission_control import PROOF_SECONDS, Doorman, descriptor_limit
+from seedcli.serving.sessions import (
+    HANDSHAKE_SECONDS,
+    Admission,
+    FleetSettings,
+    Session,
+    evaluation_share,
+    oldest_stranger,
+)
+from seedcli.specs import EnvSpec
+from seedcli.telemetry.logs import log_notice, log_once_per
+
+_log = logging.getLogger(__name__)
+
+Place = Callable[[Hello, str], str | None]
+Admit = Callable[[Peer, Hello, EnvSpec, dict[str, str], int], dict[str, Any]]
+
+
+class Reception:
+    """Belongs to the inference thread; others may only read `handshakes`.
+
+    Args:
+        transports: by name.
+        settings: what actors are told and held to.
+        doorman: knows whether there is room for another connection.
+        sessions: gives those that are in.
+        admit: gives what READY says to a peer, from its introduction, specification, codecs and number of evaluation
+            environments; raises RefusedError.
+        failed: is told the name of an actor whose environments have failed, and how.
+        lost: ends a peer that is not in, for a reason.
+
+    Attributes:
+        seeds_given: environments that have got a seed so far; no two get the same.
+        place: gives the address of the learner host that is to serve an actor, from its introduction and transport,
+            None for this one; None: every actor stays. Set it before actors come.
+    """
+
+    def __init__(
+        self,
+        transports: Mapping[str, ServerTransport],
+        settings: FleetSettings,
+        doorman: Doorman,
+        *,
+        sessions: Callable[[], Iterable[Session]],
+        admit: Admit,
+        failed: Callable[[str, str], None],
+        lost: Callable[[Peer, str], None],
+    ) -> None:
+        self._transports = transports
+        self._settings = settings
+        self._doorman = doorman
+        self._sessions = sessions
+        self._admit = admit
+        self._failed = failed
+        self._lost = lost
+        self._handshakes: dict[Peer, Admission] = {}
+        self.seeds_given = 0
+        self.place: Place | None = None
+
+    def envs(self, apart_from: str = "") -> int:
+        """Environments of the actors that are in, and of those on their way in that have shown that they may be.
+
+        Safe to call from another thread.
+
+        Args:
+            apart_from: the name of an actor that is not to count.
+        """
+        there = {session.actor_id: session.envs for session in list(self._sessions())}
+        for entry in self.handshakes().values():
+            hello = entry.handshake.hello
+            if hello is not None and entry.handshake.proved:
+                there[hello.actor_id] = hello.envs
+        there.pop(apart_from, None)
+        return sum(there.values())
+
+    def take(self, peer: Peer, header: Header, payload: Payload) -> None:
+        """Take a frame of a handshake and answer it.
+
+        Raises:
+            ProtocolError: it is not what is expected.
+            SeedError: the learner itself cannot go on.
+        """
+        entry = self._handshakes.get(peer) or self._begin(peer)
+        transport = self._transports[peer.transport]
+        try:
+            kind, message = entry.handshake.receive(header, payload)
+        except ProtocolError:
+            raise
+        except SeedError as error:
+            body = encode_control({"reason": str(error)})
+            transport.send(peer, pack_header(Kind.REFUSED, len(body)), body)
+            transport.drop(peer)
+            self.forget(peer)
+            if not isinstance(error, RefusedError):
+                raise  # the learner itself cannot go on, and the actor need not look for it
+            log_once_per("refused", 1.0, _log, logging.WARNING, "actor at %s refused: %s", peer.address, error)
+            return
+        body = encode_control(message)
+        transport.send(peer, pack_header(kind, len(body)), body)
+        if kind == Kind.CONFIGURE:
+            entry.deadline = time.monotonic() + HANDSHAKE_SECONDS
+            transport.trust(peer)
+        if entry.handshake.notice:
+            log_notice(_log, entry.handshake.notice)
+        if entry.handshake.complete:
+            self.forget(peer)
+        if kind == Kind.REDIRECT:
+            transport.drop(peer)
+            _log.debug("actor at %s sent to %s", peer.address, message["address"])
+
+    def _begin(self, peer: Peer) -> Admission:
+        oldest = oldest_stranger(self._handshakes)
+        if oldest is not None:
+            self._end(oldest, "too many handshakes at once")
+        token = self._transports[peer.transport].token
+        handshake = ServerHandshake(
+            lambda hello: self._configure(peer, hello),
+            lambda hello, spec, codecs: self._admit(peer, hello, spec, codecs, self._handshakes[peer].evaluation_envs),
+            NoAuthenticator() if token is None else TokenAuthenticator(token),
+            lambda hello: None if self.place is None else self.place(hello, peer.transport),
+        )
+        entry = self._handshakes[peer] = Admission(handshake, time.monotonic() + PROOF_SECONDS)
+        return entry
+
+    def _configure(self, peer: Peer, hello: Hello) -> dict[str, Any]:
+        settings = self._settings
+        self._check_room(hello)
+        if hello.failure:
+            self._failed(hello.actor_id, hello.failure)
+        # Every environment of the fleet gets a seed of its own, reconnections included.
+        seed = settings.seed * 1_000_003 + self.seeds_given
+        self.seeds_given += hello.envs
+        share = evaluation_share(settings, hello, self._sessions(), self._handshakes.values())
+        self._handshakes[peer].evaluation_envs = share
+        return {
+            "environment": settings.environment,
+            "seed": seed % (2**31 - 2**17),
+            "evaluation_envs": share,
+            "compression": settings.compression,
+            "codecs": list(settings.offered_codecs(peer.transport)),
+            "machine": machine_id(),
+        }
+
+    def _check_room(self, hello: Hello) -> None:
+        if self._doorman.crowded:
+            raise RefusedError(
+                f"the learner has {self._doorman.descriptors} files and sockets open where its system allows "
+                f"{descriptor_limit()}: raise its limit (ulimit -Hn), or run fewer actors with more --envs each"
+            )
+        in_use = sum(session.envs for session in self._sessions() if session.actor_id != hello.actor_id)
+        if hello.envs > self._settings.max_envs - in_use:
+            raise RefusedError(
+                f"{hello.envs} environments do not fit: the learner takes {self._settings.max_envs} and "
+                f"{in_use} are connected; lower --envs or raise inference.max_envs"
+            )
+
+    def forget(self, peer: Peer) -> None:
+        """The peer's handshake has ended, if there was one."""
+        self._handshakes.pop(peer, None)
+
+    def end_overdue(self, now: float) -> None:
+        """End the handshakes whose time has passed; `now` in monotonic seconds."""
+        for peer, entry in list(self._handshakes.items()):
+            if now > entry.deadline:
+                self._end(peer, entry.overdue)
+
+    def _end(self, peer: Peer, reason: str) -> None:
+        self._lost(peer, reason)
+        self._transports[peer.transport].drop(peer)
+
+    def handshakes(self) -> dict[Peer, Admission]:
+        """The handshakes under way at this moment; a copy, safe to read from another thread."""
+        return self._handshakes.copy()

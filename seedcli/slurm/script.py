@@ -1,0 +1,330 @@
+"""Writes job scripts for SLURM: text made of a `Job`, for `sbatch` to read.
+
+A run's folder is all that its processes share. The learner writes its address there, the actors look there for it, and
+a job that is queued again goes on with the run it finds there; so a script holds no host, no port and no secret.
+
+How SLURM stops a job decides the shape of the scripts. The learner is a step of its own because SLURM itself sends
+SIGTERM to what a step has started: at preemption (two within a moment, which the learner takes for one), at `scancel`,
+and through `--signal=TERM@SECONDS` ahead of the time limit. The script never passes the signal on, because a second one
+would end the learner without a checkpoint. Its status 143 then means "stopped in the middle", whatever the cause was.
+
+A learner that is killed or crashes ends with 128 and the signal's number, and `srun` with that status, whatever other
+tasks end with. The job is queued again then too, but not for ever: a learner that dies soon after each start has a
+reason that time does not heal. SLURM_RESTART_COUNT cannot tell, because it counts preemptions and time limits as well,
+of which a long run sees many; so the script keeps a count of its own beside the logs.
+
+Several learner hosts are the tasks of that one step, one a node: SLURM tells them who they are and signals all of them.
+A host that dies must not have SLURM kill the others (`--kill-on-bad-exit=0`): they end by themselves, and the first one
+writes a checkpoint. Where a whole node fails, the step waits for it (`--wait=0`) until SLURM queues the job again.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from seedcli.config.sections import ActorsConfig
+from seedcli.slurm.request import Job, check, command
+
+_RESTARTS = 5  # of one actor, each within an hour of the last
+_REQUEUES = 3  # of a job whose learner dies, each within an hour of its start
+
+
+def job_script(job: Job) -> str:
+    """The script of a job.
+
+    Raises:
+        UsageError: as `slurm.request.check` does.
+    """
+    fleet = check(job)
+    layout = _array_layout if job.array else _steps_layout
+    return "\n".join(layout(job, fleet)) + "\n"
+
+
+_HEAD = """\
+# {what}
+# Printed by: {command}
+#
+# The run's folder must be on a disk that all nodes share: learner and actors find each other through it, and a job
+# that is queued again goes on with the run in it. SEED_RUN=FOLDER sbatch ... chooses another folder, or another run
+# to go on with."""
+
+_FOLDER = """
+run={run}
+export SEED_RUN=${{SEED_RUN:-$run}}
+mkdir -p "$SEED_RUN/slurm" || exit 1
+SEED_RUN=$(realpath "$SEED_RUN")
+logs=$SEED_RUN/slurm"""
+
+_ACTOR = """
+# One actor. If it dies it is started again, {restarts} times; an hour without a failure sets the count back. Nothing is
+# tried again after: done (0), wrong usage (2), refused (4), stopped (130, 143).
+actor() {{
+  local failures=0 status
+  while ((failures <= {restarts})); do
+    SECONDS=0
+    seed actor --connect "$SEED_RUN" --envs {envs} --streams {streams} --threads {threads} --actor-id "actor-$1"
+    status=$?
+    case $status in 0 | 2 | 4 | 130 | 143) return "$status" ;; esac
+    ((SECONDS < 3600)) || failures=0
+    failures=$((failures + 1))
+    echo "actor $1 ended with status $status, failure $failures of {allowed}"
+    sleep 5
+  done
+  return "$status"
+}}"""
+
+_STEPS = """
+# The job's steps share its memory (--mem=0), have CPUs of their own (--exact), and one that dies ends no other.
+step=(srun --exact --mem=0 --open-mode=append --kill-on-bad-exit=0 --wait=0)
+unset SLURM_NTASKS_PER_NODE # the job's, which is not that of its steps"""
+
+_LEARNER = """
+"${{step[@]}}" --job-name=learner --nodes=1 --ntasks=1 --cpus-per-task={cpus}{gpus} --output="$logs/learner-%j.log" \\
+  {command} \\
+  --logdir "$SEED_RUN" --continue --grpc-port 0 --zmq-port 0 --no-live &
+learner=$!"""
+
+_LEARNER_HOSTS = """
+# {hosts} learner hosts train one model together, each on a node of its own. TensorFlow's connections between the nodes
+# are neither encrypted nor authenticated, which --trust-network accepts: their network must be private, or a firewall
+# keep others away. If a host dies, the others end by themselves within a minute, and the step ends with its status.
+"${{step[@]}}" --job-name=learner --nodes={hosts} --ntasks={hosts} --ntasks-per-node=1 --cpus-per-task={cpus}{gpus} \\
+  --output="$logs/learner-%j-%t.log" \\
+  {command} --trust-network \\
+  --logdir "$SEED_RUN" --continue --grpc-port 0 --zmq-port 0 --no-live &
+learner=$!"""
+
+_ACTORS_STEP = """
+# The learner's step comes first: actors that were placed before it could leave no node with room for it.
+until squeue --noheader --steps --jobs="$SLURM_JOB_ID" --format=%j | grep -qx learner || ! alive "$learner"; do
+  sleep 1
+done
+
+export -f actor
+"${{step[@]}}" --job-name=actors --nodes={nodes} --ntasks={actors} --cpus-per-task={cpus}{gpus} \\
+  --output="$logs/actor-%j-%t.log" bash -c 'actor "$SLURM_JOB_ID-$SLURM_PROCID"' &
+actors=$!"""
+
+_ACTORS_ARRAY = """
+# The number of the array is kept in a file. One that an earlier start of this job has left behind, because its node
+# failed, makes room.
+array=$logs/actors-of-$SLURM_JOB_ID
+[ -f "$array" ] && scancel --quiet "$(cut -d ';' -f 1 "$array")"
+
+sbatch --parsable --output="$logs/actor-%A-%a.log" > "$array" << 'END_OF_ACTORS' || exit 1
+{script}
+END_OF_ACTORS
+actors=$(cut -d ';' -f 1 "$array") # behind it there may be the cluster's name
+echo "the actors are job $actors"
+# It ends with this job, whatever ends it; SLURM may be sending SIGTERM to all that runs here.
+trap 'trap "" TERM; scancel --quiet "$actors"' EXIT"""
+
+_ALIVE = """
+# SLURM itself sends SIGTERM to the learner, which then writes a checkpoint and ends with 143. This script waits for
+# that, and sends nothing: a second signal would end the learner at once.
+trap : TERM
+alive() { kill -0 "$1" 2> /dev/null; }"""
+
+_WATCH_STEP = """
+while alive "$learner" && alive "$actors"; do wait -n "$learner" "$actors"; done
+
+# Actors end shortly before the learner when training is done or the job is stopped; else they have all given up.
+for ((i = 0; i < 120; i++)); do
+  alive "$learner" || break
+  sleep 1
+done
+if alive "$learner"; then
+  wait "$actors"
+  status=$?
+  echo "every actor has ended (status $status) and the learner has not: see $logs"
+  exit $((status ? status : 1)) # ends the learner too, with a checkpoint
+fi"""
+
+_WATCH_ARRAY = """
+# Once a minute: are there actors still? When training is done they end shortly before the learner; else they have all
+# given up.
+gone=0
+while alive "$learner"; do
+  sleep 60 &
+  wait -n "$learner" $!
+  kill $! 2> /dev/null
+  jobs=$(squeue --noheader --me --format=%F) || continue
+  if grep -qx "$actors" <<< "$jobs"; then gone=0; else gone=$((gone + 1)); fi
+  if ((gone > 2)) && alive "$learner"; then
+    echo "every actor has ended and the learner has not: see $logs"
+    exit 1 # ends the learner too, with a checkpoint
+  fi
+done"""
+
+_STATUS = """
+wait "$learner"
+status=$?
+echo "the learner ended with status $status\""""
+
+_DONE_STEP = """
+# Training is done: the learner has told the actors, which leave by themselves.
+for ((i = 0; i < 30 && status == 0; i++)); do
+  alive "$actors" || break
+  sleep 1
+done"""
+
+_DONE_ARRAY = """
+# Training is done: the learner has told the actors, which leave by themselves; those not yet started never will.
+((status)) || scancel --quiet --state=PENDING "$actors"
+for ((i = 0; i < 30 && status == 0; i++)); do
+  squeue --noheader --me --format=%F | grep -qx "$actors" || break
+  sleep 1
+done"""
+
+_REQUEUE = """
+# If the job still counts as running, SLURM is not about to end it or to queue it again: then this queues it again.
+running() {{ [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; }}
+
+# The learner was stopped in the middle (143: the time limit is near), or it is dead: killed (137; 253 where SLURM saw
+# that memory ran out) or crashed. That may be chance, but not {allowed} times in a row, each within an hour of a start.
+# A count that cannot be kept, on a full disk say, queues nothing again.
+deaths=$logs/deaths-of-$SLURM_JOB_ID
+((status > 130 && status != 143 && SECONDS < 3600)) || rm -f "$deaths"
+if ((status == 143)) && running; then
+  echo "queued again, to go on from the checkpoint"
+  scontrol requeue "$SLURM_JOB_ID"
+elif ((status > 130 && status != 143)) && running; then
+  count=$(($(cat "$deaths" 2> /dev/null) + 1))
+  if ((count > {requeues})); then
+    rm -f "$deaths"
+    echo "not queued again: the learner has died {allowed} times in a row, each within an hour of its start"
+  elif echo "$count" > "$deaths"; then
+    echo "queued again after death $count of {allowed}, to go on from the checkpoint"
+    scontrol requeue "$SLURM_JOB_ID"
+  fi
+fi"""
+
+_EXIT = """
+exit "$status\""""
+
+
+def _steps_layout(job: Job, fleet: ActorsConfig) -> Iterator[str]:
+    """One job: the learner is a step of it, and all actors are another."""
+    cpus = job.cpus_per_actor
+    learner_slots, slots = _slots(job)
+    size = [f"--nodes={job.all_nodes}", f"--ntasks-per-node={slots}", f"--cpus-per-task={cpus}"]
+    what = f"One job on {_count(job.all_nodes, 'node')}: {_who(job)} and {_count(job.actors, 'actor')} are steps of it."
+    gpus = f" --{_gpu_option(job)}=0" if job.gpus else ""
+    nodes = f"1-{job.all_nodes}" if job.all_nodes > 1 else "1"
+    yield from _head(job, what, size)
+    yield _actor(job, fleet)
+    yield from (_STEPS, _ALIVE)
+    yield _learner(job, fleet, learner_slots * cpus)
+    yield _ACTORS_STEP.format(nodes=nodes, actors=job.actors, cpus=cpus, gpus=gpus)
+    yield from (_WATCH_STEP, _STATUS, _DONE_STEP)
+    yield from _end(job)
+
+
+def _array_layout(job: Job, fleet: ActorsConfig) -> Iterator[str]:
+    """A job for the learner, which submits an array of one job an actor."""
+    whose = "The learner's job" if job.learner_hosts == 1 else f"The job of {_who(job)}"
+    what = f"{whose}; it submits {_count(job.actors, 'actor')} as an array of jobs, which ends with it."
+    tasks = "--ntasks=1" if job.learner_hosts == 1 else "--ntasks-per-node=1"
+    yield from _head(job, what, [f"--nodes={job.learner_hosts}", tasks, f"--cpus-per-task={job.learner_cpus}"])
+    yield _ACTORS_ARRAY.format(script="\n".join(_actor_job(job, fleet)))
+    yield from (_STEPS, _ALIVE)
+    yield _learner(job, fleet, job.learner_cpus)
+    yield from (_WATCH_ARRAY, _STATUS, _DONE_ARRAY)
+    yield from _end(job)
+
+
+def _actor_job(job: Job, fleet: ActorsConfig) -> Iterator[str]:
+    """The script of the array; SEED_RUN and the path come from the learner's job."""
+    options = [f"--job-name={job.preset}-actors", f"--array=0-{job.actors - 1}", "--nodes=1", "--ntasks=1"]
+    options += [f"--cpus-per-task={job.cpus_per_actor}"]
+    options += _optional(time=job.time, partition=job.actor_partition or job.partition, account=job.account)
+    options += _optional(mem=job.actor_mem)
+    yield "#!/bin/bash"
+    yield from (f"#SBATCH {option}" for option in [*options, "--requeue", "--open-mode=append", *job.sbatch])
+    yield from _setup(job)
+    yield _actor(job, fleet)
+    yield '\nactor "$SLURM_ARRAY_JOB_ID-$SLURM_ARRAY_TASK_ID"'
+
+
+def _slots(job: Job) -> tuple[int, int]:
+    """Tasks' worth of CPUs that a learner takes, and those of each node, so that a learner fits on one.
+
+    A learner takes an even number of CPUs: half a core, where a core is two, would be lost to the actors.
+    """
+    learner = -(-job.learner_cpus // job.cpus_per_actor)
+    learner += learner * job.cpus_per_actor % 2
+    return learner, max(learner, -(-(learner * job.learner_hosts + job.actors) // job.all_nodes))
+
+
+def _head(job: Job, what: str, size: Sequence[str]) -> Iterator[str]:
+    """From the first line of a script to the run's folder."""
+    yield "#!/bin/bash"
+    yield _HEAD.format(what=what, command=command(job))
+    yield "#"
+    options = [f"--job-name={job.preset}", "--output=%x-%j.log", *size]
+    options += [f"--{_gpu_option(job)}={job.gpus}"] if job.gpus else []
+    options += _optional(mem=job.mem, time=job.time, partition=job.partition, account=job.account)
+    yield from (f"#SBATCH {option}" for option in options)
+    if job.requeue:
+        yield "# Preempted, or after a node failed: the job is queued again under its number, and its logs go on."
+        yield "#SBATCH --requeue"
+    else:
+        yield "#SBATCH --no-requeue"
+    yield "#SBATCH --open-mode=append"
+    yield f"# {job.signal_seconds} s ahead of the time limit learner and actors, not this script, are told to stop."
+    yield f"#SBATCH --signal=TERM@{job.signal_seconds}"
+    yield from (f"#SBATCH {option}" for option in job.sbatch)
+    yield from _setup(job)
+    run = f'"$SLURM_SUBMIT_DIR"/runs/{job.preset}/job-"$SLURM_JOB_ID"'
+    yield _FOLDER.format(run=run if job.logdir is None else shlex.quote(job.logdir))
+
+
+def _setup(job: Job) -> Iterator[str]:
+    lines = list(job.setup)
+    if job.venv is not None:
+        lines.append(f"source {shlex.quote(job.venv.rstrip('/') + '/bin/activate')} || exit 1")
+    if lines:
+        yield "\n" + "\n".join(lines)
+
+
+def _actor(job: Job, fleet: ActorsConfig) -> str:
+    return _ACTOR.format(
+        envs=fleet.envs, streams=fleet.streams, threads=job.cpus_per_actor, restarts=_RESTARTS, allowed=_RESTARTS + 1
+    )
+
+
+def _learner(job: Job, fleet: ActorsConfig, cpus: int) -> str:
+    words = ["seed", "learner", "--preset", job.preset]
+    for flag, value in (("--env", job.env), ("--steps", job.steps), ("--seed", job.seed)):
+        words += [flag, value] if value is not None else []
+    # How large the fleet is: the learner shares exploration and evaluation out among its environments.
+    for value in (*job.sets, f"actors.count={fleet.count}", f"actors.envs={fleet.envs}"):
+        words += ["--set", value]
+    gpus = f" --{_gpu_option(job)}={job.gpus}" if job.gpus else ""
+    step = _LEARNER if job.learner_hosts == 1 else _LEARNER_HOSTS
+    return step.format(hosts=job.learner_hosts, cpus=cpus, gpus=gpus, command=shlex.join(words))
+
+
+def _gpu_option(job: Job) -> str:
+    """What asks for a learner host's GPUs: a job's total would not say how they are to be spread."""
+    return "gpus" if job.learner_hosts == 1 else "gpus-per-node"
+
+
+def _who(job: Job) -> str:
+    return "the learner" if job.learner_hosts == 1 else f"{job.learner_hosts} learner hosts"
+
+
+def _end(job: Job) -> Iterator[str]:
+    if job.requeue:
+        yield _REQUEUE.format(requeues=_REQUEUES, allowed=_REQUEUES + 1)
+    yield _EXIT
+
+
+def _optional(**options: object) -> list[str]:
+    """Options of sbatch, of the values that are given."""
+    return [f"--{name}={value}" for name, value in options.items() if value is not None]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

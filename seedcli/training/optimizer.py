@@ -1,0 +1,88 @@
+"""Optimizers, the learning-rate schedule, and the one step that applies gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from seedcli.config.sections import TrainingConfig
+
+
+def make_optimizer(training: TrainingConfig) -> keras.optimizers.Optimizer:
+    """The optimizer a configuration names: Adam (Kingma & Ba, 2015) or RMSprop (Hinton, 2012, ε inside the root).
+
+    It starts at `training.learning_rate`; assign `learning_rate(...)` to its `learning_rate` between updates. Clipping
+    is not its own, which would run before gradients of several devices are added up.
+    """
+    if training.optimizer == "adam":
+        return keras.optimizers.Adam(
+            training.learning_rate,
+            beta_1=training.adam_beta1,
+            beta_2=training.adam_beta2,
+            epsilon=training.epsilon,
+        )
+    return keras.optimizers.RMSprop(
+        training.learning_rate,
+        rho=training.rmsprop_decay,
+        momentum=training.rmsprop_momentum,
+        epsilon=training.epsilon,
+    )
+
+
+def learning_rate(training: TrainingConfig, steps_done: int, total_steps: int) -> float:
+    """The learning rate after `steps_done` of `total_steps` environment steps; it stays at its end after those."""
+    if training.learning_rate_schedule == "constant":
+        return training.learning_rate
+    done = min(1.0, max(0.0, steps_done / total_steps))
+    return training.learning_rate + done * (training.learning_rate_end - training.learning_rate)
+
+
+def clip_gradients(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Clip aggregated gradients by their global norm (Pascanu et al., 2013).
+
+    Args:
+        gradients: added up over devices.
+        clip_norm: the largest norm let through; 0: any.
+
+    Returns:
+        The gradients, and their global norm before clipping, scalar float32: finite exactly where every element is.
+    """
+    norm = tf.linalg.global_norm(gradients)
+    if clip_norm:
+        return tf.clip_by_global_norm(gradients, clip_norm, use_norm=norm)
+    return list(gradients), norm
+
+
+def apply_where(
+    condition: tf.Tensor,
+    optimizer: keras.optimizers.Optimizer,
+    gradients: Sequence[Any],
+    variables: Sequence[keras.Variable],
+) -> None:
+    """Apply gradients where a condition holds; else neither the variables nor the optimizer's state change.
+
+    Args:
+        condition: scalar bool.
+        optimizer: made by `make_optimizer`, built.
+        gradients: one for each variable; under a `tf.distribute` strategy, outside of its replicas, what each of them
+            has: every device steps its own copies.
+        variables: what is trained, always in the same order.
+    """
+
+    def apply() -> tf.Tensor:
+        if not tf.distribute.has_strategy():
+            optimizer.apply(list(gradients), list(variables))
+            return tf.constant(True)
+        # The optimizer's own way to all copies leads through its replicas, which cannot be entered in a condition.
+        rate = tf.convert_to_tensor(optimizer.learning_rate)
+        for variable, gradient in zip(variables, gradients, strict=True):
+            tf.distribute.get_strategy().extended.update(
+                variable.value, lambda copy, g: optimizer.update_step(g, copy, rate), args=(gradient,), group=False
+            )
+        optimizer.iterations.assign_add(1)
+        return tf.constant(True)
+
+    tf.cond(condition, apply, lambda: tf.constant(False))

@@ -1,0 +1,271 @@
+"""A replay on disk: segments to which nothing is ever added, and a manifest of them in each checkpoint.
+
+A segment holds rows of consecutive serials and is written once, with the first checkpoint that has them, so that a
+checkpoint costs what came in since the one before it, not the whole replay. It is made under a temporary name,
+synced and renamed. Its name ends in its checksum: a run that goes on from an older checkpoint, and gives the same
+serials to other rows, never overwrites a segment that a newer checkpoint names.
+
+A segment is: magic, serial of the first row, rows, bytes of the signature (little-endian), the signature, the
+length of each row's block as uint64, the blocks.
+
+A checkpoint holds `replay.json`, the manifest (counters, random state, segments), and `replay_priorities.npy`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from seedcli.errors import CheckpointError
+from seedcli.training.replay.buffer import Replay, Snapshot
+
+MANIFEST = "replay.json"
+PRIORITIES = "replay_priorities.npy"
+_FORMAT = 1
+_MAGIC = b"SEEDRPL1"
+_HEADER = struct.Struct("<8sQQI")
+_WITHOUT = "resume without it: --set replay.save=false"
+
+
+class DamagedReplayError(CheckpointError):
+    """A segment is missing, cut short or damaged; the rest of the checkpoint is as good as ever.
+
+    Attributes:
+        problem: what is wrong, as the beginning of a sentence.
+    """
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}: use another checkpoint, or {_WITHOUT}")
+        self.problem = problem
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One file of rows.
+
+    Attributes:
+        name: of the file.
+        first: serial of its first row.
+        last: serial of its last row.
+        bytes: size of the file.
+        blake2b: checksum of the file.
+    """
+
+    name: str
+    first: int
+    last: int
+    bytes: int
+    blake2b: str
+
+
+class ReplayStore:
+    """The segments of one run.
+
+    Args:
+        folder: where they lie, e.g. the run's folder / "replay"; made when the first is written.
+        signature: `BlockCodec.signature` of the rows.
+    """
+
+    def __init__(self, folder: Path, signature: str) -> None:
+        self._folder = folder
+        self._signature = signature
+        self._segments: list[Segment] = []  # without gaps between them, oldest first
+        for partial in folder.glob(".*.partial"):  # of a learner that was killed while writing
+            partial.unlink(missing_ok=True)
+
+    def write(self, snapshot: Snapshot) -> dict[str, Any]:
+        """Write the rows that no segment holds yet, as one new segment.
+
+        Returns:
+            The manifest, JSON-serialisable.
+
+        Raises:
+            OSError: it could not be written; nothing is changed.
+        """
+        # Segments of rows that are gone leave the list; where rows were missed in between, all of them have.
+        segments = [s for s in self._segments if s.last >= snapshot.oldest]
+        first = segments[-1].last + 1 if segments else snapshot.oldest
+        if first < snapshot.next:
+            segments.append(self._write_segment(first, snapshot.blocks[first - snapshot.oldest :]))
+        self._segments = segments
+        return {
+            "format": _FORMAT,
+            "signature": self._signature,
+            "oldest": snapshot.oldest,
+            "next": snapshot.next,
+            "sampled": snapshot.sampled,
+            "dropped": snapshot.dropped,
+            "places": snapshot.places,
+            "rng": snapshot.rng,
+            "segments": [asdict(segment) for segment in segments],
+        }
+
+    def save(self, directory: Path, snapshot: Snapshot) -> None:
+        """Write segments, then manifest and priorities into a checkpoint's folder, which the caller syncs.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        manifest = self.write(snapshot)
+        np.save(directory / PRIORITIES, snapshot.priorities, allow_pickle=False)
+        (directory / MANIFEST).write_text(json.dumps(manifest) + "\n")
+
+    def _write_segment(self, first: int, blocks: list[bytes]) -> Segment:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        partial = self._folder / f".{first:012d}.partial"
+        signature = self._signature.encode()
+        try:
+            with partial.open("wb") as file:
+                digest, size = hashlib.blake2b(), 0
+                lengths = np.array([len(block) for block in blocks], "<u8")
+                head = _HEADER.pack(_MAGIC, first, len(blocks), len(signature)) + signature + lengths.tobytes()
+                for part in (head, *blocks):
+                    file.write(part)
+                    digest.update(part)
+                    size += len(part)
+                file.flush()
+                os.fsync(file.fileno())
+            name = f"{first:012d}-{digest.hexdigest()[:12]}.seg"
+            partial.replace(self._folder / name)
+        finally:
+            partial.unlink(missing_ok=True)
+        descriptor = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        return Segment(name, first, first + len(blocks) - 1, size, digest.hexdigest())
+
+    def prune(self, checkpoints: list[Path]) -> None:
+        """Delete segments that none of these checkpoints names, but for those the next one will."""
+        named = {segment.name for segment in self._segments}
+        for checkpoint in checkpoints:
+            try:
+                named |= {
+                    str(segment["name"]) for segment in json.loads((checkpoint / MANIFEST).read_text())["segments"]
+                }
+            except FileNotFoundError:
+                continue  # it kept no replay
+            except (OSError, ValueError, KeyError, TypeError):
+                return  # what a manifest that cannot be read names is not known: nothing is deleted
+        for path in self._folder.glob("*.seg"):
+            if path.name not in named:
+                path.unlink(missing_ok=True)
+
+    def restore(self, checkpoint: Path, replay: Replay) -> bool:
+        """Fill an unused replay with what a checkpoint kept: contents, counters, priorities, random state.
+
+        Every file is verified before the first row is taken over; then rows are read one at a time, so that memory
+        holds them once. A replay of smaller capacity keeps the newest rows that fit.
+
+        Returns:
+            False where the checkpoint kept no replay.
+
+        Raises:
+            DamagedReplayError: a segment is missing, cut short or damaged; the replay is still unused.
+            CheckpointError: the manifest cannot be used, or it is of other unrolls than these.
+        """
+        if not (checkpoint / MANIFEST).exists():
+            return False
+        saved, segments = self._read_manifest(checkpoint)
+        rows = [self._verify(segment, saved) for segment in segments]
+        try:
+            replay.restore(saved, (block for read in rows for block in read()))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"the replay of {checkpoint} cannot be read ({error}): {_WITHOUT}") from error
+        self._segments = segments
+        return True
+
+    def _read_manifest(self, checkpoint: Path) -> tuple[Snapshot, list[Segment]]:
+        path = checkpoint / MANIFEST
+        try:
+            manifest = json.loads(path.read_text())
+            if manifest["format"] != _FORMAT:
+                raise CheckpointError(
+                    f"{path} has format {manifest['format']}, this version reads {_FORMAT}: use the seedcli version "
+                    f"that wrote it, or {_WITHOUT}"
+                )
+            if manifest["signature"] != self._signature:
+                raise _foreign(path)
+            segments = [Segment(**segment) for segment in manifest["segments"]]
+            oldest, upto = int(manifest["oldest"]), int(manifest["next"])
+            path = checkpoint / PRIORITIES
+            priorities = np.load(path, allow_pickle=False)
+            if priorities.dtype != np.float64 or priorities.shape != (upto - oldest,):
+                raise ValueError(f"it holds {priorities.dtype} {priorities.shape} for {upto - oldest} unrolls")
+            if not (np.isfinite(priorities).all() and (priorities >= 0).all()):
+                raise ValueError("a priority in it is negative or not finite")
+            path = checkpoint / MANIFEST
+            expected = segments[0].first if segments else oldest
+            if expected > oldest or (segments[-1].last + 1 if segments else oldest) != upto:
+                raise ValueError(f"its segments do not hold unrolls {oldest} to {upto - 1}")
+            for segment in segments:
+                if segment.first != expected or Path(segment.name).name != segment.name:
+                    raise ValueError(f"segment {segment.name} is out of place")
+                expected = segment.last + 1
+            counters = {name: int(manifest[name]) for name in ("sampled", "dropped", "places")}
+            if min(oldest, *counters.values()) < 0 or counters["places"] < 1:
+                raise ValueError("a counter in it is negative")
+            saved = Snapshot(
+                oldest=oldest, next=upto, rng=manifest["rng"], priorities=priorities, blocks=[], **counters
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+            raise CheckpointError(f"{path} cannot be read ({error}): use another checkpoint, or {_WITHOUT}") from error
+        return saved, segments
+
+    def _verify(self, segment: Segment, saved: Snapshot) -> Callable[[], Iterator[bytes]]:
+        """Check a whole segment; returns what reads those of its rows that stand, one at a time."""
+        path = self._folder / segment.name
+        try:
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != segment.bytes:
+                    raise DamagedReplayError(
+                        f"the replay segment {path} is cut short or too long ({size} bytes instead of {segment.bytes})"
+                    )
+                if hashlib.file_digest(file, "blake2b").hexdigest() != segment.blake2b:
+                    raise DamagedReplayError(f"the replay segment {path} is damaged (its checksum is wrong)")
+                file.seek(0)
+                lengths = self._read_head(file, path, segment)
+                start = file.tell()
+        except OSError as error:
+            raise DamagedReplayError(f"the replay segment {path} cannot be read ({error.strerror})") from error
+        gone = max(0, saved.oldest - segment.first)
+
+        def read() -> Iterator[bytes]:
+            with path.open("rb") as file:
+                file.seek(start + sum(lengths[:gone]))
+                for length in lengths[gone:]:
+                    yield file.read(length)
+
+        return read
+
+    def _read_head(self, file: BinaryIO, path: Path, segment: Segment) -> list[int]:
+        """The lengths of a segment's blocks; leaves the file at the first one."""
+        head = file.read(_HEADER.size)
+        if len(head) == _HEADER.size:
+            magic, first, rows, signature_bytes = _HEADER.unpack(head)
+            if magic == _MAGIC and (first, first + rows - 1) == (segment.first, segment.last):
+                if file.read(signature_bytes) != self._signature.encode():
+                    raise _foreign(path)
+                table = file.read(8 * rows)
+                if len(table) == 8 * rows:
+                    lengths: list[int] = np.frombuffer(table, "<u8").tolist()
+                    if file.tell() + sum(lengths) == segment.bytes:
+                        return lengths
+        raise DamagedReplayError(f"the replay segment {path} does not hold unrolls {segment.first} to {segment.last}")
+
+
+def _foreign(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path} holds unrolls of other shapes or fields than this configuration makes: use the configuration it was "
+        f"made with, or {_WITHOUT}"
+    )

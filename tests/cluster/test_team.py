@@ -1,0 +1,103 @@
+"""What learner hosts agree on, and what each of them has of the whole."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seedcli.cluster.meeting import MeetingCancelled
+from seedcli.cluster.team import COUNTERS, Team, local_share
+from seedcli.config.schema import Config
+from seedcli.errors import SeedError
+
+NAMES = ("a:1", "b:1", "c:1")
+
+
+class Silence:
+    """A meeting in which nobody says anything."""
+
+    lost = ""
+    told: dict[str, Any] = {}
+
+
+def teams(patience: float = 60.0, **options: Any) -> list[Team]:
+    return [Team(Silence(), NAMES, index, patience, **options) for index in range(3)]  # type: ignore[arg-type]
+
+
+def counted(steps: int) -> dict[str, int]:
+    return {name: steps * (number + 1) for number, name in enumerate(COUNTERS)}
+
+
+def test_all_hosts_read_the_same_from_the_sum() -> None:
+    hosts = teams()
+    for host in hosts:
+        host.resume({"env_steps": 1000, "episodes": 7, "trained_steps": 900, "seeds_given": 5})
+    steps, statuses = (10, 20, 30), (0, 143, 0)
+    control = np.sum(
+        [host.control(counted(n), ready=True, status=s) for host, n, s in zip(hosts, steps, statuses, strict=True)],
+        axis=0,
+    )
+    assert control[0] == 0  # nobody is without a batch
+    for host in hosts:
+        agreement = host.agree(control)
+        assert agreement.missing == () and agreement.stopping == {1: 143}
+        assert host.totals["env_steps"] == 1060 and host.totals["episodes"] == 7 + 120
+        assert host.totals["trained_steps"] == 900 + 60 * (COUNTERS.index("trained_steps") + 1)
+
+
+def test_a_step_without_a_batch_is_no_training() -> None:
+    hosts = teams()
+    control = np.sum([host.control(counted(10), ready=host.index != 2, status=0) for host in hosts], axis=0)
+    assert control[0] == 1
+    agreement = hosts[0].agree(control)
+    assert agreement.missing == (2,)
+    assert hosts[0].totals["env_steps"] == 30 and hosts[0].totals["trained_steps"] == 0
+
+
+def test_patience_ends_only_where_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    host, *others = teams(patience=5.0)
+
+    def step(*ready: bool) -> None:
+        now[0] += 4.0
+        sent = [each.control(counted(0), ready=r, status=0) for each, r in zip((host, *others), ready, strict=True)]
+        host.agree(np.sum(sent, axis=0))
+
+    for _ in range(4):
+        step(False, False, False)  # nobody has actors yet
+    step(True, True, False)
+    step(True, True, True)
+    step(True, True, False)
+    step(True, False, False)
+    with pytest.raises(SeedError, match=r"host 1 \(b:1\) and host 2 \(c:1\) had no training batch for 8 s"):
+        step(True, False, False)
+
+
+def test_waiting_for_the_others_ends_with_a_signal() -> None:
+    host = teams(stopped=lambda: True)[1]
+    with pytest.raises(MeetingCancelled):
+        host.wait_told("anything")
+
+
+def test_shares_add_up_to_the_whole() -> None:
+    config = Config.model_validate(
+        {
+            "run": {"steps": 10**9},
+            "agent": {"algorithm": "r2d2"},
+            "training": {"batch_size": 64},
+            "replay": {"capacity": 1001, "min_size": 100, "window": 32.5},
+            "actors": {"count": 4, "envs": 10, "evaluation_envs": 5},
+        }
+    )
+    shares = [local_share(config, index, 2) for index in range(2)]
+    assert [share.training.batch_size for share in shares] == [32, 32]
+    assert sum(share.actors.evaluation_envs for share in shares) == 5
+    assert all(share.replay.capacity == 501 and share.replay.min_size == 50 for share in shares)
+    assert len({share.run.seed for share in shares}) == 2
+    for share in shares:
+        Config.model_validate(share.model_dump(by_alias=True))  # a share is a configuration that could be given
+    assert local_share(config, 0, 1) is config

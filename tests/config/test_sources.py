@@ -1,0 +1,472 @@
+"""Layers, their order and their sources; every fault is one sentence."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seedcli.config import sources as layering
+from seedcli.config.presets import preset_names, presets
+from seedcli.config.schema import Config
+from seedcli.config.sources import (
+    Resolved,
+    describe,
+    families_of,
+    from_toml_file,
+    known_keys,
+    load_config,
+    to_toml,
+    without_effect,
+)
+from seedcli.errors import UsageError
+
+
+def load(preset: str | None = "cartpole_vtrace", **layers: object) -> Resolved:
+    return load_config(preset, **{"environ": {}, **layers})  # type: ignore[arg-type]
+
+
+def refusal(preset: str | None = "cartpole_vtrace", **layers: object) -> str:
+    with pytest.raises(UsageError) as caught:
+        load(preset, **layers)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_is_valid_and_described(name: str) -> None:
+    resolved = load(name)
+    about = presets()[name]
+    assert resolved.config.run.preset == name
+    assert about.description
+    assert resolved.sources["run.steps"] == f"preset {about.base or name}"
+    assert resolved.sources["net.host"] == "default"
+
+
+def test_the_expected_presets_are_there() -> None:
+    assert {"cartpole_vtrace", "pong_vtrace", "atari_vtrace"} <= set(preset_names())
+    assert {"cartpole_memory_r2d2", "recall_r2d2", "pong_r2d2", "atari_r2d2"} <= set(preset_names())
+    atari = load("atari_vtrace", flags={"--env": "breakout"}).config
+    assert (atari.environment.id, atari.environment.full_action_set, atari.agent.network) == (
+        "breakout",
+        True,
+        "nature",
+    )
+
+
+# What is played; how failures are met changes no task.
+TASK_KEYS = [
+    key
+    for key in known_keys()
+    if key.startswith("environment.") and key not in ("environment.restarts", "environment.step_timeout")
+]
+
+
+def test_values_know_which_families_they_are_for() -> None:
+    assert families_of("environment.rewards") == {"football"} and families_of("environment.height") == {
+        "atari",
+        "dmlab",
+    }
+    everyone = {"gymnasium", "atari", "football", "dmlab"}
+    assert families_of("environment.id") == families_of("environment.restarts") == families_of("run.seed") == everyone
+
+
+def test_atari_presets_set_every_option_that_changes_the_task() -> None:
+    for name in ("pong_vtrace", "atari_vtrace"):
+        sources = load(name).sources
+        left = {key for key in TASK_KEYS if sources[key] == "default" and "atari" in families_of(key)}
+        assert not left, name
+        assert sources["agent.reward_clip"] == sources["agent.frame_stack"] == f"preset {name}"
+
+
+# The settings of R2D2 on Atari as published: Kapturowski et al., 2019, and Espeholt et al., 2020 with their repository.
+PUBLISHED = {
+    "run.steps": 10_000_000_000,  # 40e9 frames of 4 a step
+    "environment.family": "atari",
+    "environment.frame_skip": 4,
+    "environment.repeat_action_probability": 0.0,
+    "environment.noop_max": 30,
+    "environment.full_action_set": True,
+    "environment.max_frames": 108_000,
+    "environment.episodic_life": False,
+    "environment.fire_reset": False,
+    "environment.height": 84,
+    "environment.width": 84,
+    "agent.algorithm": "r2d2",
+    "agent.network": "nature",
+    "agent.lstm": 512,
+    "agent.dueling_hidden": 512,
+    "agent.frame_stack": 4,
+    "agent.previous_action_reward": True,
+    "agent.reward_input_clip": 0.0,
+    "agent.reward_clip": 0.0,
+    "agent.discount": 0.997,
+    "agent.n_step": 5,
+    "agent.value_rescaling": True,
+    "agent.value_rescaling_epsilon": 1e-3,
+    "agent.target_period": 2500,
+    "agent.priority_max_weight": 0.9,
+    "agent.epsilon_base": 0.4,
+    "agent.epsilon_exponent": 7.0,
+    "agent.evaluation_epsilon": 1e-3,
+    "training.burn_in": 40,
+    "training.unroll_length": 80,
+    "training.batch_size": 64,
+    "training.optimizer": "adam",
+    "training.learning_rate": 1e-4,
+    "training.learning_rate_schedule": "constant",
+    "training.adam_beta1": 0.9,
+    "training.adam_beta2": 0.999,
+    # Their loss is a sum over the unroll where ours is a mean: gradients are 80 times smaller.
+    "training.epsilon": 1e-3 / 80,
+    "training.clip_norm": 80 / 80,
+    "replay.capacity": 100_000,
+    "replay.min_size": 5_000,
+    "replay.ratio": 0.75,
+    "replay.priority_exponent": 0.9,
+    "replay.importance_exponent": 0.6,
+    "actors.count": 32,
+    "actors.envs": 20,
+    "actors.evaluation_envs": 30,
+}
+
+
+@pytest.mark.parametrize("key", PUBLISHED)
+def test_atari_r2d2_holds_the_published_settings(key: str) -> None:
+    rows = {row.key: row for row in describe(load("atari_r2d2"))}
+    assert rows[key].value == pytest.approx(PUBLISHED[key])
+
+
+@pytest.mark.parametrize("name", ["atari_r2d2", "pong_r2d2", "cartpole_memory_r2d2", "recall_r2d2"])
+def test_r2d2_presets_agree_with_themselves(name: str) -> None:
+    config = load(name).config
+    agent, training, replay, actors = config.agent, config.training, config.replay, config.actors
+    assert agent.algorithm == "r2d2" and agent.lstm > 0 and training.burn_in > 0
+    assert agent.n_step <= training.unroll_length and replay.min_size < replay.capacity
+    assert 0 < actors.evaluation_envs < actors.count * actors.envs <= config.inference.max_envs
+    # Unrolls come in from training environments alone, and the first fill takes but a part of the run.
+    assert replay.min_size * training.unroll_length < config.run.steps / 10
+    assert not agent.previous_action_reward or name != "recall_r2d2", "an action repeated could carry the cue along"
+
+
+def test_pong_r2d2_sets_every_option_that_changes_the_task() -> None:
+    for name in ("pong_r2d2", "atari_r2d2"):
+        sources = load(name).sources
+        left = {key for key in TASK_KEYS if sources[key] == "default" and "atari" in families_of(key)}
+        assert not left, name
+        assert sources["agent.reward_clip"] == sources["agent.frame_stack"] == f"preset {name}"
+
+
+def test_each_layer_beats_the_one_below(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("[training]\nbatch_size = 48\n")
+    environ = {"SEED_TRAINING__BATCH_SIZE": "64"}
+    key = "training.batch_size"
+    steps: list[tuple[dict[str, object], int, str]] = [
+        ({}, 16, "preset cartpole_vtrace"),
+        ({"config_file": file}, 48, f"file {file}"),
+        ({"environ": environ}, 64, "environment SEED_TRAINING__BATCH_SIZE"),
+        ({"sets": ["training.batch_size=80"]}, 80, "--set"),
+    ]
+    layers: dict[str, object] = {}
+    for added, value, source in steps:
+        layers |= added
+        resolved = load(**layers)
+        assert (resolved.config.training.batch_size, resolved.sources[key]) == (value, source)
+    resolved = load(sets=["run.steps=7"], flags={"--steps": 9, "--seed": None})
+    assert (resolved.config.run.steps, resolved.sources["run.steps"]) == (9, "--steps")
+    assert resolved.sources["run.seed"] == "default"
+
+
+def test_sources_name_every_key() -> None:
+    assert list(load().sources) == list(known_keys())
+    assert all(row.description for row in describe(load()))
+
+
+def test_flags_stand_for_known_keys() -> None:
+    assert set(layering.FLAG_KEYS.values()) <= set(known_keys())
+
+
+def test_text_is_toml_where_it_can_be() -> None:
+    config = load(
+        sets=[
+            "agent.hidden=[8, 16]",
+            "environment.id=ALE/Thing-v5",
+            "run.steps=1e6",
+            "telemetry.tensorboard=false",
+            "agent.lambda = 0.9",
+            'environment.kwargs={level = 3, name = "x"}',
+        ]
+    ).config
+    assert config.agent.hidden == (8, 16)
+    assert config.environment.id == "ALE/Thing-v5"
+    assert config.run.steps == 1_000_000
+    assert config.telemetry.tensorboard is False
+    assert config.agent.lambda_ == 0.9
+    assert config.environment.kwargs == {"level": 3, "name": "x"}
+
+
+def test_text_stays_text_where_the_key_holds_text() -> None:
+    assert load(sets=["environment.id=2048"]).config.environment.id == "2048"
+    assert load(sets=['environment.id="2048"']).config.environment.id == "2048"
+    assert load(sets=["environment.id=1979-05-27"]).config.environment.id == "1979-05-27"
+
+
+def test_a_value_cannot_smuggle_in_further_lines() -> None:
+    assert load(sets=["environment.id=a\nb = 2"]).config.environment.id == "a\nb = 2"
+
+
+def test_other_variables_are_left_alone() -> None:
+    assert load(environ={"SEED_TOKEN": "x", "SEED": "1", "OTHER__KEY": "1", "seed_run__steps": "1"}) == load()
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("training.bach_size", "did you mean training.batch_size"),
+        ("trainig.batch_size", "training.batch_size or inference.batch_size"),
+        ("batch_size", "training.batch_size or inference.batch_size"),
+        ("steps", "did you mean run.steps"),
+        ("unrol_length", "did you mean training.unroll_length"),
+        ("zzz.qqq", "seed presets show NAME lists every key"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(key: str, near: str) -> None:
+    message = refusal(sets=[f"{key}=1"])
+    assert message.startswith(f"{key} (from --set) is no known key")
+    assert near in message
+
+
+def test_unknown_keys_are_named_with_their_layer(tmp_path: Path) -> None:
+    assert "(from environment SEED_TRAINING__BATCHSIZE)" in refusal(environ={"SEED_TRAINING__BATCHSIZE": "3"})
+    file = tmp_path / "mine.toml"
+    for text in ("[trainings]\n", "training = 5\n", "[training]\nnope = 1\n"):
+        file.write_text(text)
+        assert f"(from file {file}) is no known key" in refusal(config_file=file)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("training.batch_size=0", "training.batch_size = 0 (from --set) must be at least 1"),
+        ("training.batch_size=2.5", "training.batch_size = 2.5 (from --set) must be a whole number"),
+        ("training.batch_size=true", "training.batch_size = true (from --set) must be a whole number"),
+        ("training.batch_size=many", 'training.batch_size = "many" (from --set) must be a whole number'),
+        ("training.batch_size=", 'training.batch_size = "" (from --set) must be a whole number'),
+        ("training.learning_rate=nan", "training.learning_rate = nan (from --set) must be"),
+        ("training.learning_rate=inf", "training.learning_rate = inf (from --set) must be a finite number"),
+        ("training.learning_rate=0", "training.learning_rate = 0 (from --set) must be more than 0"),
+        ("training.adam_beta1=1.0", "training.adam_beta1 = 1.0 (from --set) must be less than 1"),
+        ("agent.discount=1.5", "agent.discount = 1.5 (from --set) must be at most 1"),
+        ("agent.lambda=-1", "agent.lambda = -1 (from --set) must be at least 0"),
+        ("agent.network=resnet", "agent.network = \"resnet\" (from --set) must be one of 'mlp', 'impala_shallow'"),
+        ("agent.hidden=64", "agent.hidden = 64 (from --set) must be a list, such as [64, 64]"),
+        (
+            "environment.observation_keys=image",
+            'environment.observation_keys = "image" (from --set) must be a list, such as ["image"]',
+        ),
+        (
+            'environment.observation_keys=["image", "-mission"]',
+            "environment.observation_keys = ['image', '-mission'] must not mix keys that are used with keys that are "
+            'left out: put "-" in front of all of them or of none (environment.observation_keys from --set)',
+        ),
+        ("agent.hidden=[64, 0]", "agent.hidden[1] = 0 (from --set) must be at least 1"),
+        ("telemetry.tensorboard=1", "telemetry.tensorboard = 1 (from --set) must be true or false"),
+        ("environment.kwargs=3", "environment.kwargs = 3 (from --set) must be a table, such as { name = 1 }"),
+        ("environment.id=", 'environment.id = "" (from --set) must not be empty'),
+        *(
+            (
+                f"topology.{key}={text}",
+                f'topology.{key} = {shown} (from --set) must be "auto" or a whole number of at least 1',
+            )
+            for key in ("training_devices", "inference_devices")
+            for text, shown in (("0", "0"), ("2.5", "2.5"), ("all", '"all"'), ("true", "true"), ("[1]", "[1]"))
+        ),
+    ],
+)
+def test_a_wrong_value_is_one_sentence(text: str, sentence: str) -> None:
+    assert refusal(sets=[text]).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("preset", "sets", "parts"),
+    [
+        (
+            "cartpole_vtrace",
+            ["actors.streams=4", "actors.envs=2"],
+            ["actors.streams = 4 must be at most actors.envs = 2"],
+        ),
+        ("cartpole_vtrace", ["actors.count=1000"], ["must be at most inference.max_envs = 4096"]),
+        ("cartpole_vtrace", ["inference.batch_size=5000"], ["must be at most inference.max_envs = 4096"]),
+        ("cartpole_vtrace", ["inference.pad_to=[8, 8]"], ["inference.pad_to = [8, 8] must rise"]),
+        ("cartpole_vtrace", ["training.learning_rate_end=1"], ["must be at most training.learning_rate = 0.005"]),
+        ("cartpole_vtrace", ["net.heartbeat_seconds=20"], ["must be below net.timeout_seconds = 20.0"]),
+        ("cartpole_vtrace", ["net.grpc_port=8687"], ["must differ from net.zmq_port = 8687"]),
+        (
+            "cartpole_vtrace",
+            ["net.insecure=true", "net.token_file=t"],
+            ["net.insecure = true turns token and encryption off", "net.token_file"],
+        ),
+        ("cartpole_vtrace", ["net.tls_cert=c"], ['net.tls_cert = "c" needs net.tls_key']),
+        ("cartpole_vtrace", ["net.tls_key=c"], ['net.tls_key = "c" needs net.tls_cert']),
+        ("cartpole_vtrace", ["net.tls_ca=c"], ['net.tls_ca = "c" needs net.tls_cert and net.tls_key']),
+        ("pong_vtrace", ["environment.id=SpaceInvaders"], ['write "space_invaders"', "environment.id from --set"]),
+        ("pong_vtrace", ["environment.id=ALE/Breakout-v5"], ['write "breakout"']),
+        ("pong_vtrace", ["environment.id=QbertNoFrameskip-v4"], ['write "qbert"']),
+    ],
+)
+def test_values_that_cannot_stand_together(preset: str, sets: list[str], parts: list[str]) -> None:
+    message = refusal(preset, sets=sets)
+    assert all(part in message for part in parts), message
+    assert "from --set" in message
+
+
+@pytest.mark.parametrize(
+    ("preset", "sets", "sentence"),
+    [
+        (
+            "recall_r2d2",
+            ["agent.n_step=21"],
+            "agent.n_step = 21 must be at most training.unroll_length = 20: a target cannot reach beyond its unroll",
+        ),
+        (
+            "cartpole_vtrace",
+            ["training.burn_in=3"],
+            "training.burn_in = 3 must be 0 with agent.algorithm vtrace: only unrolls of a replay are stale enough",
+        ),
+        (
+            "recall_r2d2",
+            ["agent.lstm=0"],
+            "training.burn_in = 10 must be 0 where agent.lstm = 0 and agent.frame_stack = 1: there is no state",
+        ),
+        (
+            "recall_r2d2",
+            ["replay.capacity=99"],
+            "replay.capacity = 99 must be at least replay.min_size = 100, or training never starts",
+        ),
+        (
+            "recall_r2d2",
+            ["run.steps=2000"],
+            "run.steps = 2000 must be above 2000, replay.min_size = 100 unrolls of training.unroll_length = 20 steps: "
+            "it would end before training starts",
+        ),
+        (
+            "recall_r2d2",
+            ["replay.window=31"],
+            "replay.window = 31 must be 0 (automatic) or at least 32, half of training.batch_size = 32 plus "
+            "replay.ratio = 32: in a smaller one neither training nor insertion could go on",
+        ),
+        (
+            "recall_r2d2",
+            ["actors.evaluation_envs=20"],
+            "actors.evaluation_envs = 20 must be at most 19 with actors.count = 1 and actors.envs = 20: each actor "
+            "needs an environment to train with",
+        ),
+        (
+            "recall_r2d2",
+            ["actors.count=3", "actors.envs=2", "actors.streams=1"],
+            "actors.evaluation_envs = 4 must be at most 3 with actors.count = 3 and actors.envs = 2",
+        ),
+        (
+            "cartpole_vtrace",
+            ["actors.evaluation_envs=1"],
+            "actors.evaluation_envs = 1 must be 0 with agent.algorithm vtrace, which explores with its policy alone: "
+            "use seed eval --watch",
+        ),
+    ],
+)
+def test_lengths_replay_and_evaluation_that_cannot_stand_together(preset: str, sets: list[str], sentence: str) -> None:
+    message = refusal(preset, sets=sets)
+    assert sentence in message and "from " in message
+
+
+def test_lengths_and_replays_at_their_limits() -> None:
+    assert load("recall_r2d2", sets=["agent.n_step=20", "replay.capacity=100", "replay.window=32"])
+    assert load("recall_r2d2", sets=["agent.lstm=0", "training.burn_in=0"])
+    assert load("recall_r2d2", sets=["agent.lstm=0", "agent.frame_stack=2"])
+    assert load("recall_r2d2", sets=["actors.evaluation_envs=19"])
+
+
+def test_values_that_only_look_like_a_conflict() -> None:
+    assert load(sets=["training.learning_rate_schedule=constant", "training.learning_rate_end=1"])
+    assert load(sets=["net.grpc_port=0", "net.zmq_port=0"])
+    assert load(sets=["net.host=localhost"])
+    assert load(sets=["net.host=::1"])
+
+
+def test_an_unknown_preset_names_the_nearest() -> None:
+    assert "did you mean cartpole_vtrace" in refusal("cartpole")
+    assert "cartpole_vtrace" in refusal("zzzzz")
+    assert "is no preset" in refusal("../presets/cartpole_vtrace")
+
+
+def test_set_needs_an_equals_sign() -> None:
+    assert "must be section.key=value" in refusal(sets=["training.batch_size"])
+    assert "must be section.key=value" in refusal(sets=["=3"])
+
+
+def test_the_preset_is_not_chosen_by_its_record(tmp_path: Path) -> None:
+    assert "choose one with --preset pong_vtrace" in refusal(sets=["run.preset=pong_vtrace"])
+    assert "--preset pong_vtrace" in refusal(environ={"SEED_RUN__PRESET": "pong_vtrace"})
+    file = tmp_path / "saved.toml"
+    file.write_text(to_toml(load("pong_vtrace")))
+    assert load("cartpole_vtrace", config_file=file).config.run.preset == "cartpole_vtrace"
+
+
+@pytest.mark.parametrize("content", [b"[training\n", b"a = ", b"\xff\xfe\x00"])
+def test_an_unreadable_file_is_one_sentence(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "broken.toml"
+    file.write_bytes(content)
+    assert str(file) in refusal(config_file=file)
+    assert "cannot be read" in refusal(config_file=tmp_path / "absent.toml")
+    assert "cannot be read" in refusal(config_file=tmp_path)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_toml_round_trip(name: str, tmp_path: Path) -> None:
+    resolved = load(
+        name, sets=['environment.kwargs={a = [1, 2.5], "b c" = {d = "x\\ny"}}'], flags={"--steps": 12_345_678}
+    )
+    text = to_toml(resolved)
+    file = tmp_path / "config.toml"
+    file.write_text(text, encoding="utf-8")
+    assert from_toml_file(file) == resolved.config
+    assert "steps = 12345678  # --steps" in text.splitlines()
+    assert "seed = 1  # default" in text.splitlines()
+    assert f'preset = "{name}"  # preset {name}' in text.splitlines()
+
+
+@given(st.text(), st.text())
+def test_any_text_survives_the_round_trip(value: str, source: str) -> None:
+    config = Config.model_validate({"environment": {"kwargs": {value: value}}})
+    sources = dict.fromkeys(known_keys(), f"file {source}")
+    read = tomllib.loads(to_toml(Resolved(config, sources)))
+    assert read["environment"]["kwargs"] == {value: value}
+    assert Config.model_validate(read) == config
+
+
+def test_a_run_is_the_lowest_layer_when_resumed(tmp_path: Path) -> None:
+    first = load("pong_vtrace", sets=["training.batch_size=8"])
+    (tmp_path / "config.toml").write_text(to_toml(first))
+    resumed = load(None, run_folder=tmp_path, flags={"--steps": 99})
+    assert resumed.config.training.batch_size == 8
+    assert resumed.config.run.preset == "pong_vtrace"
+    assert resumed.sources["training.batch_size"] == f"run {tmp_path}"
+    assert (resumed.config.run.steps, resumed.sources["run.steps"]) == (99, "--steps")
+    assert "holds no run to resume" in refusal(None, run_folder=tmp_path / "absent")
+
+
+def test_values_that_mean_nothing_to_the_algorithm_are_found() -> None:
+    ignored = ["agent.lambda=0.9", "agent.entropy_cost=0.1", "agent.discount=0.9", "training.burn_in=5"]
+    found = without_effect(load("recall_r2d2", sets=ignored))
+    assert [(value.key, value.source) for value in found] == [
+        ("agent.lambda", "--set"),
+        ("agent.entropy_cost", "--set"),
+    ]
+    found = without_effect(load("pong_vtrace", sets=["replay.save=true", "agent.n_step=3", "agent.lambda=0.9"]))
+    assert sorted(value.key for value in found) == ["agent.n_step", "replay.save"]
+    found = without_effect(load("pong_vtrace", sets=["environment.rewards=scoring", "environment.width=42"]))
+    assert [value.key for value in found] == ["environment.rewards"]
+    assert without_effect(load("atari_r2d2")) == without_effect(load("atari_vtrace")) == []

@@ -1,0 +1,379 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from seedcli.cli.main import main
+from seedcli.config.sections import EnvironmentConfig, NetConfig
+from seedcli.config.sources import load_config
+from seedcli.config.topology import Inventory
+from seedcli.doctor import environment as doctor_env
+from seedcli.doctor import network as doctor_net
+from seedcli.doctor import report as doctor
+from seedcli.doctor.devices import describe_devices, describe_topology, look_at_devices
+from seedcli.doctor.findings import Finding
+from seedcli.doctor.report import print_findings, run_doctor
+from seedcli.envs import conformance
+
+
+def _without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one slow check replaced by what it finds on any machine; it has a test of its own."""
+    found = [Finding("tensorflow", "ok", "2.x, imported in 0.0 s", required=True)]
+    monkeypatch.setattr(doctor, "look_at_devices", lambda config: found)
+
+
+def _report(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
+
+
+def test_json_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_doctor(json_output=True) == 0
+    report = _report(capsys)
+    assert report["ok"] is True
+    findings = {finding["name"]: finding for finding in report["findings"]}
+    assert {"seed", "python", "processor", "memory", "file descriptors", "tensorflow", "devices"} <= set(findings)
+    assert {
+        "gymnasium",
+        "rendering",
+        "atari",
+        "mujoco",
+        "football",
+        "video",
+        "pyzmq",
+        "grpcio",
+        "port 8686",
+        "port 8687",
+    } <= set(findings)
+    assert {"shared memory", "run folder"} <= set(findings)
+    for finding in findings.values():
+        assert finding["status"] in ("ok", "warning", "missing")
+        assert bool(finding["advice"]) == (finding["status"] != "ok")
+    assert findings["atari"]["value"]["games"] >= 57
+    assert {"type": "CPU", "name": None} in findings["devices"]["value"]
+    assert findings["processor"]["value"] > 0
+
+
+def test_a_port_in_use_is_a_warning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    _without_tensorflow(monkeypatch)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(doctor_net, "NetConfig", lambda: NetConfig(zmq_port=port))
+        assert run_doctor(json_output=True) == 0
+    finding = next(f for f in _report(capsys)["findings"] if f["name"] == f"port {port}")
+    assert finding["status"] == "warning" and finding["value"] is False
+    assert "net.zmq_port" in finding["advice"]
+
+
+def test_a_folder_that_cannot_be_written_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _without_tensorflow(monkeypatch)
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    assert run_doctor(json_output=True) == 1
+    report = _report(capsys)
+    assert report["ok"] is False
+    finding = next(f for f in report["findings"] if f["name"] == "run folder")
+    assert finding["status"] == "missing" and "--logdir" in finding["advice"]
+
+
+def test_run_folder_is_looked_for_upwards_and_left_clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (finding,) = doctor._run_folder()
+    assert finding.status in ("ok", "warning") and str(tmp_path) in finding.detail
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr", "words"),
+    [
+        (-4, "", "too old"),
+        (-11, "", "SIGSEGV"),
+        (1, "Traceback\nImportError: libfoo.so: not found\n", "libfoo.so"),
+    ],
+)
+def test_a_tensorflow_that_breaks_is_explained(
+    monkeypatch: pytest.MonkeyPatch, code: int, stderr: str, words: str
+) -> None:
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **kwargs: subprocess.CompletedProcess(command, code, "", stderr)
+    )
+    (finding,) = look_at_devices()
+    assert finding.status == "missing" and finding.required
+    assert words in f"{finding.detail} {finding.advice}"
+
+
+# Devices ----------------------------------------------------------------------------------------------------------
+
+GPU = {"type": "GPU", "name": "NVIDIA H200"}
+CPU = {"type": "CPU", "name": None}
+
+
+def _tensorflow_sees(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, devices: list[dict[str, Any]], inventory: Inventory
+) -> None:
+    """Where TensorFlow's own view of another machine is printed by the probe, and that machine has a driver."""
+    seen = {"version": "2.x", "seconds": 1.0, "devices": devices, "inventory": asdict(inventory), "cuda": None}
+    smi = folder / "nvidia-smi"
+    smi.write_text("#!/bin/sh\nfor i in 1 2; do echo 'NVIDIA H200, 143771'; done\n", encoding="utf-8")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    real = subprocess.run
+
+    def run(command: list[str], **kwargs: Any) -> Any:
+        if command[0] == sys.executable:
+            return subprocess.CompletedProcess(command, 0, f"noise\n\n{json.dumps(seen)}\n", "")
+        return real(command, **kwargs)
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+
+def test_gpus_with_their_memory_and_what_a_preset_does_with_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    models = ("NVIDIA H200",) * 8
+    _tensorflow_sees(monkeypatch, tmp_path, [CPU, *[GPU] * 8], Inventory(gpus=8, cores=64, models=models))
+    config = load_config("football_vtrace_8gpu", environ={}).config
+    tensorflow, devices, topology = look_at_devices(config)
+    assert (tensorflow.name, tensorflow.detail) == ("tensorflow", "2.x, imported in 1.0 s")
+    assert devices.status == "ok" and devices.detail.startswith("8 × NVIDIA H200 (140 GiB); ")
+    assert devices.value[0] == CPU and devices.value[8] == {**GPU, "memory_bytes": 143771 * 2**20}
+    assert (topology.name, topology.status, topology.required) == ("topology", "ok", True)
+    assert topology.detail.splitlines() == [
+        "8 GPUs",
+        "training on GPU:0 to GPU:3: 8 unrolls of a batch each",
+        "inference on GPU:4 to GPU:7",
+        "precision float32; XLA off",
+    ]
+    assert topology.value["training"] == (0, 1, 2, 3) and topology.value["columns"] == 8
+    assert [finding.name for finding in look_at_devices()] == ["tensorflow", "devices"], "no one asked"
+
+
+def test_a_preset_that_does_not_fit_is_a_finding() -> None:
+    config = load_config("football_vtrace_8gpu", environ={}).config
+    finding = describe_topology(config, Inventory(gpus=2, cores=4, models=("a", "b")))
+    assert (finding.status, finding.required, finding.value) == ("missing", True, None)
+    assert finding.detail == "topology.inference_devices = 4 is more than the 2 GPUs of this machine"
+    assert finding.advice == "lower it"
+
+
+def test_hosts_that_the_environment_names_are_described() -> None:
+    config = load_config("football_vtrace", environ={}, sets=["topology.trust_network=true"]).config
+    cluster = {"cluster": {"worker": ["one:8690", "two:8690"]}, "task": {"type": "worker", "index": 1}}
+    environ = {"TF_CONFIG": json.dumps(cluster)}
+    finding = describe_topology(config, Inventory(gpus=4), environ)
+    assert finding.detail.splitlines()[:3] == [
+        "4 GPUs on each of 2 hosts",
+        "this is host 1 of one:8690, two:8690; the chief is one:8690",
+        "training on GPU:0, GPU:1: 8 unrolls of a batch each",
+    ]
+    config = load_config("football_vtrace", environ={}).config
+    refused = describe_topology(config, Inventory(gpus=4), environ)
+    assert refused.status == "missing" and "need --trust-network" in refused.detail and refused.advice
+
+
+def test_devices_of_every_kind() -> None:
+    tpus = [CPU, *[{"type": "TPU", "name": None}] * 8]
+    assert describe_devices(tpus, {}).detail.startswith("8 × TPU core; ")
+    mixed = describe_devices([GPU, {"type": "GPU", "name": "other"}, GPU], {"NVIDIA H200": 2**34})
+    assert mixed.detail.startswith("2 × NVIDIA H200 (16 GiB), 1 × other; ")
+    assert mixed.value[1] == {"type": "GPU", "name": "other", "memory_bytes": None}
+
+
+def test_the_command_says_what_a_preset_does_here(capsys: pytest.CaptureFixture[str]) -> None:
+    sets = ["--set", "topology.platform=cpu", "--set", "topology.virtual_devices=4"]
+    hosts = ["--set", "topology.hosts=['a:1', 'b:2']", "--set", "topology.trust_network=true"]
+    assert main(["doctor", "--preset", "football_vtrace", *sets, *hosts, "--json"]) == 0
+    report = _report(capsys)
+    (topology,) = (finding for finding in report["findings"] if finding["name"] == "topology")
+    assert topology["value"]["inference"] == [1, 2, 3] and topology["value"]["columns"] == 16
+    assert "this is host 0 of a:1, b:2, the chief" in topology["detail"]
+
+
+def test_the_command_says_why_a_preset_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--preset", "football_vtrace_tpu8"]) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert "topology topology.platform = tpu where TensorFlow finds no TPU on this machine" in text
+    assert text.endswith("not ready: topology must be put right first")
+    assert main(["doctor", "--preset", "football_vtrace_9gpu"]) == 2
+    assert "did you mean football_vtrace_8gpu" in capsys.readouterr().err
+
+
+def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    _without_tensorflow(monkeypatch)
+
+    def fall() -> list[Finding]:
+        raise RuntimeError("unexpected")
+
+    monkeypatch.setattr(doctor, "_memory", fall)
+    assert run_doctor(json_output=True) == 0
+    finding = next(f for f in _report(capsys)["findings"] if f["name"] == "memory")
+    assert finding["status"] == "warning" and "unexpected" in finding["detail"]
+
+
+def test_the_table_says_what_to_do() -> None:
+    file = io.StringIO()
+    findings = [
+        Finding("python", "ok", "3.12", required=True),
+        Finding("video", "warning", "no ffmpeg", "install it"),
+        Finding("tensorflow", "missing", "not installed", "pip install tensorflow", required=True),
+    ]
+    print_findings(Console(file=file, width=80), findings)
+    text = file.getvalue()
+    assert "\x1b" not in text
+    assert "pip install tensorflow" in text and "not ready: tensorflow" in text
+    print_findings(Console(file=file, width=80), findings[:2])
+    assert "ready: seed train --preset cartpole_vtrace; 1 thing to look at above" in file.getvalue()
+
+
+def _sample(name: str) -> str:
+    return f"tests.envs.samples:{name}-v0"
+
+
+def test_an_environment_is_played_and_judged(capfd: pytest.CaptureFixture[str]) -> None:
+    """In a process of its own, for which the module with the environment must be found again."""
+    assert main(["doctor", "--env", _sample("Walk"), "--json"]) == 0
+    out, err = capfd.readouterr()
+    report = json.loads(out)
+    assert err == ""
+    assert report["ok"] is True and report["environment"] == f"gymnasium/{_sample('Walk')}"
+    assert {finding["status"] for finding in report["findings"]} == {"ok"}
+    speed = report["findings"][-1]
+    assert speed["name"] == "speed" and speed["value"]["steps_per_second"] > 0
+    assert speed["value"]["observation_bytes"] == 8 and 0 < speed["value"]["share_outside"] < 1
+
+
+def test_a_broken_environment_fails_the_command(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--env", _sample("Raises")]) == 1
+    out, _ = capfd.readouterr()
+    assert "✗" in out and "the simulator fell over" in out.replace("\n", " ") and "not ready: put play right" in out
+    assert "Traceback" not in out
+
+
+def test_the_preset_names_the_family(capfd: pytest.CaptureFixture[str]) -> None:
+    sets = ["--set", "environment.max_frames=40"]
+    assert main(["doctor", "--env", "breakout", "--preset", "atari_vtrace", *sets, "--json"]) == 0
+    report = json.loads(capfd.readouterr().out)
+    assert report["environment"] == "atari/breakout"
+    (truncation,) = (finding for finding in report["findings"] if finding["name"] == "truncation")
+    assert truncation["value"]["truncated"] > 0
+
+
+def test_an_unknown_environment_is_wrong_usage(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--env", "CartPole-v11"]) == 2
+    assert "did you mean CartPole-v1" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "words"),
+    [("Hangs", 6.0, "did not end within 6 s: a reset or step hangs"), ("Dies", 60.0, "process died with SIGABRT")],
+)
+def test_an_environment_that_takes_its_process_along(
+    capfd: pytest.CaptureFixture[str], name: str, limit: float, words: str
+) -> None:
+    (finding,) = doctor_env.examine(EnvironmentConfig(id=_sample(name)), seconds=0.1, limit=limit)
+    assert (finding.name, finding.status) == ("play", "failure") and words in finding.detail
+    assert capfd.readouterr().out == "", "what an environment prints is no result"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["--env", "CartPole-v1"], "seed train --preset gymnasium_vtrace --env CartPole-v1"),
+        (
+            ["--env", "CartPole-v1", "--set", "environment.kwargs={sutton_barto_reward = true}"],
+            "seed train --preset gymnasium_vtrace --env CartPole-v1 "
+            "--set 'environment.kwargs={sutton_barto_reward = true}'",
+        ),
+        (["--env", "Hopper-v5"], "seed train --preset mujoco_vtrace --env Hopper-v5"),
+        (
+            ["--set", "environment.family=atari", "--env", "pong", "--set", "environment.max_frames=200"],
+            "seed train --preset atari_vtrace --env pong --set environment.family=atari "
+            "--set environment.max_frames=200",
+        ),
+        (
+            ["--set", "environment.family=football", "--env", "academy_run_to_score"],
+            "seed train --preset football_vtrace --env academy_run_to_score --set environment.family=football",
+        ),
+        (
+            ["--preset", "dmlab_vtrace", "--env", "rooms_watermaze"],
+            "seed train --preset dmlab_vtrace --env rooms_watermaze",
+        ),
+        (
+            ["--set", "environment.family=dmlab", "--env", "rooms_watermaze"],
+            "seed train --preset dmlab_vtrace --env rooms_watermaze --set environment.family=dmlab",
+        ),
+    ],
+)
+def test_the_suggested_command_trains_what_was_checked(
+    arguments: list[str], command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = []
+    monkeypatch.setattr(doctor_env, "examine", lambda config, **_: checked.append(config) or [])
+    assert main(["doctor", *arguments]) == 0
+    assert f"ready: {command}\n" in capsys.readouterr().out
+    words = shlex.split(command)
+    pairs = list(zip(words[2::2], words[3::2], strict=True))
+    sets = [value for flag, value in pairs if flag == "--set"]
+    suggested = load_config(dict(pairs)["--preset"], environ={}, sets=sets, flags={"--env": dict(pairs)["--env"]})
+    (config,) = checked
+    assert (suggested.config.environment.family, suggested.config.environment.id) == (config.family, config.id)
+    assert suggested.config.environment.kwargs == config.kwargs
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_of_an_environment(width: int) -> None:
+    file = io.StringIO()
+    findings = [
+        conformance.Finding("play", "ok", "2,000 steps"),
+        conformance.Finding(
+            "rewards", "warning", "each of 6,000 rewards was 0: random actions tell nothing apart " * 2
+        ),
+        conformance.Finding("autoreset", "skipped", "no episode ended"),
+    ]
+    doctor_env.print_findings(Console(file=file, width=width), "gymnasium/X-v0", findings, "seed train")
+    text = file.getvalue()
+    assert [line[0] for line in text.splitlines()[1:] if line[0] != " "] == ["✓", "!", "-", "r"]
+    assert max(map(len, text.splitlines())) <= width
+    assert "ready (1 thing to look at above): seed train" in text
+    findings.append(conformance.Finding("actions", "failure", "action [2] fails"))
+    doctor_env.print_findings(Console(file=file, width=width), "gymnasium/X-v0", findings, "seed train")
+    assert "not ready: put actions right first" in file.getvalue()
+
+
+def test_the_example_of_the_documentation(tmp_path: Path) -> None:
+    """Pasted as it stands; --json leaves nothing else on stdout."""
+    page = Path(__file__).parents[2] / "docs" / "writing-an-environment.md"
+    (example,) = re.findall(r"```python\n(import gymnasium\n.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "my_package.py").write_text(example, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "seedcli", "doctor", "--env", "my_package:Beacon-v0", "--json"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert [(f["name"], f["detail"]) for f in found.values() if f["status"] != "ok"] == []
+    assert "beacon [2] float32, near scalar int32; an action is 3 choices, of 3, 3, 2" in found["spaces"]["detail"]

@@ -1,0 +1,224 @@
+"""A double of the module `deepmind_lab`, as strict as the real one, and the fixture that stands it in its place.
+
+What it accepts, refuses and returns is that of python/dmlab_module.c of github.com/google-deepmind/lab; what is
+simulated is a small world of its own. Of the real one's renderer and levels it has nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seedcli.config.sections import EnvironmentConfig
+from seedcli.envs.dmlab.levels import DMLAB_30, DMLAB_30_TEST, FIRST_LEVELS
+
+HAS_LAB = importlib.util.find_spec("deepmind_lab") is not None
+
+# A level of the first release and one of procedural maps, an episode of each a second long: 60 frames.
+LEVEL, MAZE = "seekavoid_arena_01", "explore_goal_locations_small"
+SECOND = {"episodeLengthSeconds": "1"}
+
+_CONTROLS = [
+    {"name": "LOOK_LEFT_RIGHT_PIXELS_PER_FRAME", "min": -512, "max": 512},
+    {"name": "LOOK_DOWN_UP_PIXELS_PER_FRAME", "min": -512, "max": 512},
+    {"name": "STRAFE_LEFT_RIGHT", "min": -1, "max": 1},
+    {"name": "MOVE_BACK_FORWARD", "min": -1, "max": 1},
+    {"name": "FIRE", "min": 0, "max": 1},
+    {"name": "JUMP", "min": 0, "max": 1},
+    {"name": "CROUCH", "min": 0, "max": 1},
+]
+_COLORS = ("red", "green", "blue", "black")
+_LEVELS = {f"contributed/dmlab30/{level}" for level in (*DMLAB_30, *DMLAB_30_TEST)} | set(FIRST_LEVELS)
+
+
+class Lab:
+    """A walk on a plane. A frame in which the player moves forward is worth 1/64, one in which it fires 1.
+
+    Episodes end by the clock, up to seven frames early, so that some end in the middle of a step. A level of
+    DMLab-30 compiles a map on every reset, of one of three keys, and asks the cache first.
+
+    Attributes:
+        made: every Lab there is, in order, for tests to look into.
+        calls: what each was asked, as (name, arguments).
+        fail: a test sets it to have the next calls of that name fail.
+    """
+
+    made: list[Lab] = []
+
+    def __init__(
+        self,
+        level: str,
+        observations: list[str],
+        config: dict[str, str] | None = None,
+        renderer: str = "software",
+        level_cache: Any = None,
+    ) -> None:
+        if not isinstance(level, str) or not isinstance(renderer, str):
+            raise TypeError("argument must be str")
+        if type(observations) is not list:
+            raise TypeError(f"argument 2 must be list, not {type(observations).__name__}")
+        if config is not None and type(config) is not dict:
+            raise TypeError(f"argument 3 must be dict, not {type(config).__name__}")
+        if renderer not in ("software", "hardware"):
+            raise RuntimeError(f'Failed to set renderer must be "hardware" or "software" actual "{renderer}"!')
+        for key, value in (config or {}).items():
+            if not isinstance(key, str) or not isinstance(value, str):
+                raise TypeError("bad argument type for built-in operation")
+        if level not in _LEVELS and not level.startswith("tests/"):
+            raise RuntimeError(f"Failed to init environment - \"Level not found: '{level}'\"")
+        self.level, self.settings, self.renderer = level, dict(config or {}), renderer
+        if level.endswith("_test") and "dmlab30" in level and self.settings.get("allowHoldOutLevels") != "true":
+            raise RuntimeError('Failed to init environment - "This level must only be used during evaluation."')
+        for name in observations:
+            if name not in ("RGB_INTERLEAVED", "INSTR", "VEL.TRANS"):
+                raise ValueError(f"Unknown observation '{name}'.")
+        self.observation_names = observations
+        self._cache = level_cache
+        self._status = "uninitialized"
+        self._episode = 0
+        self.calls: list[tuple[str, Any]] = []
+        self.fail: str | None = None
+        Lab.made.append(self)
+
+    def action_spec(self) -> list[dict[str, Any]]:
+        extra = [{"name": "SWITCH_GADGET", "min": -1, "max": 1}]
+        return _CONTROLS + (extra if self.settings.get("gadgetSwitch") == "true" else [])
+
+    def reset(self, episode: int = -1, seed: int | None = None) -> bool:
+        if not isinstance(episode, int):
+            raise TypeError("'episode' must be int")
+        if seed is not None and not isinstance(seed, int):  # NumPy's integers are none
+            raise ValueError(f"'seed' must be int or None, was '{type(seed).__name__}'.")
+        if self._status == "closed":
+            raise RuntimeError("the context was released")  # the real one crashes
+        self._called("reset", (episode, seed))
+        if episode >= 0:
+            self._episode = episode
+        seed = seed if seed is not None else int.from_bytes(os.urandom(4), "little")
+        mixed = [seed % 2**32, int(self.settings.get("mixerSeed", "0"))]
+        self._random = np.random.default_rng([*mixed, self._episode, *self.level.encode()])
+        self._frames = 0
+        seconds = float(self.settings.get("episodeLengthSeconds", "90"))
+        self._length = int(seconds * int(self.settings.get("fps", "60"))) - int(self._random.integers(8))
+        self._position, self._angle = self._random.uniform(size=2), float(self._random.uniform(0, 360))
+        self._texture = self._random.integers(64, 256, (8, 8, 3))
+        self._words = [str(self._random.choice(_COLORS)) for _ in range(2)]
+        if "dmlab30" in self.level:
+            self._compile(f"map {self.level} {seed % 3}")
+        # A level's log goes to C's own stdout, whatever Python's is.
+        os.write(1, b"I levels/seekavoid_arena_01.lua:1] Starting episode\n")
+        self._episode += 1
+        self._status = "running"
+        return True
+
+    def _compile(self, key: str) -> None:
+        if self._cache is None:
+            return
+        path = Path(os.environ["TMPDIR"]) / f"lab_double_{id(self)}.pk3"
+        try:
+            fetched = self._cache.fetch(key, str(path))
+            self.calls.append(("fetch", fetched))
+            if fetched:
+                assert path.read_bytes() == key.encode() * 1000
+            else:
+                path.write_bytes(key.encode() * 1000)
+                self._cache.write(key, str(path))
+        finally:
+            path.unlink(missing_ok=True)
+
+    def is_running(self) -> bool:
+        return self._status == "running"
+
+    def num_steps(self) -> int:
+        return self._frames
+
+    def step(self, action: Any, num_steps: int = 1) -> float:
+        if not isinstance(action, np.ndarray):
+            raise TypeError(f"argument 1 must be numpy.ndarray, not {type(action).__name__}")
+        if not isinstance(num_steps, int):
+            raise TypeError("'num_steps' must be int")
+        if self._status != "running":
+            raise RuntimeError("Environment in wrong status to advance.")
+        if action.shape != (len(self.action_spec()),):
+            raise ValueError(f"action must have shape ({len(self.action_spec())})")
+        if action.dtype != np.intc:
+            raise ValueError("action must have dtype np.intc")
+        self._called("step", (action.tolist(), num_steps))
+        reward = 0.0
+        for _ in range(num_steps):
+            self._angle += action[0] / 10
+            self._position = self._position + 0.01 * action[3] + 0.003 * action[2]
+            reward += (action[3] == 1) / 64 + float(action[4])
+            self._frames += 1
+            if self._frames == self._length:
+                self._status = "terminated"
+                break
+        return reward
+
+    def observations(self) -> dict[str, Any]:
+        if self._status != "running":
+            raise RuntimeError("Environment in wrong status for call to observations()")
+        self._called("observations", None)
+        found: dict[str, Any] = {}
+        for name in self.observation_names:
+            if name == "RGB_INTERLEAVED":
+                found[name] = self._draw()
+            elif name == "INSTR":
+                found[name] = f"Pick the {self._words[0]} object in the {self._words[1]} room."
+            else:
+                found[name] = np.zeros(3)
+        return found
+
+    def _draw(self) -> np.ndarray:
+        height, width = int(self.settings.get("height", "240")), int(self.settings.get("width", "320"))
+        rows = (np.arange(height)[:, None] // 8 + int(40 * self._position[0])) % 8
+        columns = (np.arange(width)[None] // 8 + int(self._angle)) % 8
+        picture = self._texture[rows, columns].astype(np.uint8)
+        picture[0, 0] = self._frames % 256  # no two frames alike
+        return picture
+
+    def close(self) -> bool:
+        was_open = self._status != "closed"
+        self._status = "closed"
+        return was_open
+
+    def _called(self, name: str, arguments: Any) -> None:
+        self.calls.append((name, arguments))
+        if self.fail == name:
+            raise ValueError(f'Failed to {name} environment "script error:\n[string "x.lua"]:12"')
+
+
+def lab_config(level: str = LEVEL, **fields: Any) -> EnvironmentConfig:
+    """A level whose episodes take a second, seen small."""
+    fields = {"kwargs": SECOND, "height": 24, "width": 32, **fields}
+    return EnvironmentConfig(family="dmlab", id=level, **fields)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, folder: Path) -> type[Lab]:
+    """Put the double in the real module's place, if there is one; maps are compiled in `folder`."""
+    module = types.ModuleType("deepmind_lab")
+    module.Lab = Lab  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "deepmind_lab", module)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(Lab, "made", [])
+    return Lab
+
+
+@pytest.fixture
+def lab_double(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[Lab]:
+    """The double, where the real module would stand."""
+    return install(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def lab(request: pytest.FixtureRequest) -> None:
+    """The real module where it is installed, else the double."""
+    if not HAS_LAB:
+        request.getfixturevalue("lab_double")

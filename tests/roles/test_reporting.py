@@ -1,0 +1,160 @@
+"""When a learner calls itself healthy, and what stands in its metrics of its actors."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from seedcli.config.schema import Config
+from seedcli.net.base import Peer
+from seedcli.roles.learner.reporting import TURN_SECONDS, Reporter
+from seedcli.roles.run_folder import RunFolder
+from seedcli.serving.sessions import Departed, Session
+from seedcli.telemetry.exporter import Health
+from seedcli.telemetry.live import PlainView
+from seedcli.telemetry.metrics import COUNTERS
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock
+
+
+@pytest.fixture
+def learner(clock: Clock) -> Any:
+    """As much of a learner as is looked at before there is an agent."""
+    service = SimpleNamespace(
+        last_turn=clock.now,
+        departed=deque(),
+        sessions=list,
+        reception=SimpleNamespace(handshakes=dict),
+        turned_away=0,
+        sessions_lost=0,
+        protocol_errors=0,
+        environment_failures=0,
+    )
+    return SimpleNamespace(
+        config=Config(),
+        service=service,
+        core=None,
+        team=None,
+        failure=None,
+        began=dict.fromkeys(COUNTERS, 0),
+    )
+
+
+@pytest.fixture
+def reporter(learner: Any, tmp_path: Path) -> Any:
+    folder = RunFolder.create(tmp_path / "run", "")
+    reporter = Reporter(learner, folder, PlainView(Console(file=io.StringIO())), resumed_at=None)
+    yield reporter
+    reporter.close()
+    folder.close()
+
+
+def test_a_hung_inference_thread_is_no_health(reporter: Reporter, learner: Any, clock: Clock) -> None:
+    reporter.enter("serving")
+    # Updates may take minutes: only the thread that answers actors must turn.
+    for _ in range(10):
+        clock.now += TURN_SECONDS - 1
+        assert reporter.health() == Health("serving")
+        learner.service.last_turn = clock.now
+    clock.now += TURN_SECONDS + 5
+    assert reporter.health() == Health("serving", "the inference thread has not turned for 35 s")
+    learner.service.last_turn = clock.now
+    assert reporter.health() == Health("serving")
+
+
+def test_the_inference_thread_need_not_turn_before_and_after(reporter: Reporter, clock: Clock) -> None:
+    clock.now += 10 * TURN_SECONDS
+    assert reporter.health() == Health("starting")
+    reporter.enter("serving")
+    assert reporter.health() == Health("serving"), "what it took to start is not counted"
+    reporter.enter("stopping")
+    clock.now += 10 * TURN_SECONDS
+    assert reporter.health() == Health("stopping")
+
+
+def test_a_failed_thread_is_named(reporter: Reporter, learner: Any) -> None:
+    reporter.enter("serving")
+    learner.failure = ValueError("no such slot")
+    assert reporter.health().failure == "a thread has failed: no such slot"
+    learner.failure = MemoryError()
+    assert reporter.health().failure == "a thread has failed: MemoryError"
+
+
+def test_a_report_replaces_the_status_as_a_whole(reporter: Reporter, learner: Any, clock: Clock) -> None:
+    first = reporter.status
+    assert first.snapshot is None and first.total_steps == learner.config.run.steps
+    peer = Peer("zmq", b"1", "10.0.0.7")
+    stream: Any = SimpleNamespace(num_envs=3, pending=False)
+    learner.service.sessions = lambda: [Session(1, "in", peer, [stream], last_seen=clock.now)]
+    learner.service.departed.append(Departed("gone", peer, 4, 100, "silent for 20 s", clock.now - 20, clock.now))
+    learner.service.sessions_lost = 1
+    reporter.enter("serving")
+    clock.now += 2
+    learner.service.last_turn = clock.now
+    snapshot = reporter.report()
+    assert first.snapshot is None, "a reader keeps what it has"
+    assert reporter.status.snapshot is snapshot and reporter.status.run is first.run
+    assert {row.actor_id: row.state for row in reporter.status.fleet} == {"gone": "lost", "in": "stepping"}
+    assert reporter.status.turn_seconds == 0.0
+    line = json.loads((reporter._folder.path / "metrics.jsonl").read_text())
+    assert (line["actors"], line["actors_stepping"], line["actors_lost"], line["sessions_lost"]) == (1, 1, 1, 1)
+    assert line["envs"] == 3, "those of a lost actor are not counted"
+    assert "gone" not in json.dumps(line), "metrics.jsonl has counts, not rows"
+
+
+def test_devices_are_reported_by_what_their_threads_have_noted() -> None:
+    import numpy as np
+    import tensorflow as tf
+
+    from seedcli.agents.base import AlgorithmSpec
+    from seedcli.roles.learner.device_report import DeviceReport
+    from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
+    from seedcli.telemetry.device_meters import DeviceFigures, DeviceMeter
+    from seedcli.telemetry.metrics import Profile
+
+    prefetch, meter = Profile(), DeviceMeter("GPU:3", "inference", busy=1.0, batches=8, rows=80)
+    core: Any = SimpleNamespace(
+        agent=SimpleNamespace(
+            network=SimpleNamespace(variables=[tf.Variable(0.0)]),
+            algorithm=AlgorithmSpec("test", 0, 4, "queue", {"logits": ArraySpec((3,), "float32")}),
+            initial_state=lambda batch: {"core": np.zeros((batch, 10), np.float32)},
+        ),
+        spec=EnvSpec("test/env", ArraySpec((7,), "uint8"), ActionSpec((3,))),
+        source=SimpleNamespace(profiles={"prefetch thread": prefetch}),
+        policy=SimpleNamespace(devices=[SimpleNamespace(meter=meter)], version=6, publish_every=4),
+        trainer=SimpleNamespace(updates=1009),
+        local_batch_size=1000,
+    )
+    report = DeviceReport(core)
+    prefetch.add("transfer", 0.5)
+    # 5 records of 7 bytes, reward, two flags, action and logits; the state and a weight.
+    unroll = 5 * (7 + 4 + 2 + 4 + 12) + 40 + 4
+    training, inference = report.look(10, {"training": 1.5, "waiting": 9.0}, 2.0)
+    assert training == DeviceFigures(training.device, "training", 0.75, 5.0, 1000.0, 0.25, unroll * 10_000 / 2 / 1e6)
+    assert inference == DeviceFigures("GPU:3", "inference", 0.5, 4.0, 10.0, 0.0, 0.0)
+    training, inference = report.look(0, {"training": 1.5}, 2.0)
+    assert training.utilisation == 0.0 and training.batch_rows is None, "a resumed run's updates were never counted"
+    assert report.weights_age == 1003
+    core.policy.publish_every = 1
+    assert report.weights_age is None

@@ -1,0 +1,155 @@
+"""What the learner says of each of its actors, as they come, fall silent, wait, die and come back."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from seedcli.net.frames import Kind, encode_control, pack_header
+from seedcli.serving.fleet_report import LOST_SECONDS, SILENT_HEARTBEATS, FleetWatch
+from seedcli.telemetry.fleet import ActorRow
+from tests.serving.test_service import Actor, Fleet
+
+HEARTBEAT = 1.0
+
+
+class Watched:
+    """A service with its clock in hand, and a watch over its actors."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fleet = Fleet(monkeypatch)
+        monkeypatch.setattr("seedcli.serving.fleet_report.time.monotonic", lambda: self.fleet.now)
+        self.watch = FleetWatch(self.fleet.service, HEARTBEAT)
+
+    def look(self) -> dict[str, ActorRow]:
+        rows = self.watch.look()
+        assert len({row.actor_id for row in rows}) == len(rows), "an actor has one row"
+        return {row.actor_id: row for row in rows}
+
+    def states(self) -> dict[str, str]:
+        return {name: row.state for name, row in self.look().items()}
+
+    def pass_seconds(self, seconds: float) -> None:
+        """Time passes, and the service takes what has come."""
+        self.fleet.now += seconds
+        self.fleet.turn()
+
+    def beat(self, actor: Actor) -> None:
+        actor.client.send(pack_header(Kind.HEARTBEAT, session=actor.ready.session))
+        self.fleet.turn()
+
+    def lose(self, actor: Actor, reason: str = "reset by peer") -> None:
+        (session,) = (s for s in self.fleet.service.sessions() if s.number == actor.ready.session)
+        self.fleet.service.lost(session.peer, reason)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(monkeypatch)
+
+
+def test_an_actor_that_steps(watched: Watched) -> None:
+    actor = watched.fleet.join("a", envs=3)
+    actor.send(0)
+    actor.answers()
+    row = watched.look()["a"]
+    assert (row.envs, row.steps, row.state, row.reason) == (3, 3, "stepping", "")
+    assert row.steps_per_second is None, "one look knows no rate"
+    for sequence in (1, 2):
+        actor.send(sequence)
+        actor.answers()
+    watched.pass_seconds(2.0)
+    row = watched.look()["a"]
+    assert (row.steps, row.steps_per_second, row.last_seen_seconds) == (9, 3.0, 2.0)
+
+
+def test_an_actor_without_heartbeats_is_silent_until_it_is_heard(watched: Watched) -> None:
+    quiet, loud = watched.fleet.join("quiet"), watched.fleet.join("loud")
+    watched.pass_seconds(SILENT_HEARTBEATS * HEARTBEAT - 0.1)
+    watched.beat(loud)
+    assert watched.states() == {"quiet": "stepping", "loud": "stepping"}
+    watched.pass_seconds(0.2)
+    assert watched.states() == {"quiet": "silent", "loud": "stepping"}
+    watched.beat(quiet)
+    assert watched.states() == {"quiet": "stepping", "loud": "stepping"}
+
+
+def test_nobody_is_silent_while_the_service_itself_does_not_listen(watched: Watched) -> None:
+    watched.fleet.join("a")
+    watched.fleet.now += 100.0  # an agent is built, say: no turn
+    assert watched.states() == {"a": "stepping"}
+
+
+def test_an_actor_that_is_not_answered_waits(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    actor = watched.fleet.join("a", streams=2)
+    monkeypatch.setattr(watched.fleet.engine, "_turn_over", lambda stream: False)  # the arena is full
+
+    def fill(stream: int) -> None:
+        """Step until no answer comes."""
+        sequence = 0
+        while True:
+            actor.send(sequence, stream=stream)
+            if not actor.answers():
+                return
+            sequence += 1
+
+    fill(0)
+    begun = time.perf_counter()
+    monkeypatch.setattr("seedcli.serving.fleet_report.time.perf_counter", lambda: begun + 60)
+    assert watched.states() == {"a": "stepping"}, "its other stream can go on"
+    fill(1)
+    assert watched.states() == {"a": "waiting"}
+    monkeypatch.setattr("seedcli.serving.fleet_report.time.perf_counter", lambda: begun)
+    assert watched.states() == {"a": "stepping"}, "an answer takes a moment"
+    watched.pass_seconds(5.0)
+    monkeypatch.setattr("seedcli.serving.fleet_report.time.perf_counter", lambda: begun + 60)
+    assert watched.states() == {"a": "silent"}, "what waits still beats"
+
+
+def test_a_lost_actor_is_shown_for_a_minute_with_the_reason(watched: Watched) -> None:
+    gone = watched.fleet.join("gone", envs=3)
+    gone.send(0)
+    gone.answers()
+    watched.fleet.join("there")
+    watched.pass_seconds(1.0)
+    watched.lose(gone)
+    watched.pass_seconds(2.0)
+    rows = watched.look()
+    assert {name: row.state for name, row in rows.items()} == {"gone": "lost", "there": "silent"}
+    assert (rows["gone"].reason, rows["gone"].envs, rows["gone"].steps) == ("reset by peer", 3, 3)
+    assert rows["gone"].last_seen_seconds == 3.0 and rows["gone"].steps_per_second is None
+    watched.fleet.now += LOST_SECONDS - 2.5
+    assert watched.states()["gone"] == "lost"
+    watched.fleet.now += 1.0
+    assert "gone" not in watched.states()
+    assert watched.fleet.service.sessions_lost == 1
+
+
+def test_an_actor_that_came_back_is_not_lost_nor_when_it_leaves(watched: Watched) -> None:
+    watched.lose(watched.fleet.join("a"))
+    assert watched.states() == {"a": "lost"}
+    watched.pass_seconds(1.0)
+    again = watched.fleet.join("a")
+    assert watched.states() == {"a": "stepping"}
+    watched.pass_seconds(1.0)
+    again.client.send(pack_header(Kind.GOODBYE))
+    watched.fleet.turn()
+    assert watched.states() == {}
+    watched.pass_seconds(1.0)
+    watched.lose(watched.fleet.join("a"), "reset again")
+    assert watched.look()["a"].reason == "reset again"
+
+
+def test_an_actor_joins_from_its_proof_to_its_first_step(watched: Watched) -> None:
+    client = watched.fleet.server.client()
+    client.pump_with(watched.fleet.turn)
+    hello = encode_control({"actor_id": "new", "envs": 4, "streams": 1, "version": "0"})
+    client.send(pack_header(Kind.HELLO, len(hello)), hello)
+    watched.fleet.turn()
+    assert watched.states() == {}, "a stranger is not shown"
+    proof = encode_control({})
+    client.send(pack_header(Kind.PROOF, len(proof)), proof)
+    watched.fleet.turn()
+    row = watched.look()["new"]
+    assert (row.state, row.envs, row.steps_per_second, row.last_seen_seconds) == ("joining", 4, None, None)
