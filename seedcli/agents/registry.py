@@ -33,7 +33,7 @@ def create_agent(
     """
     if agent.normalize_observations and not normalized_arrays(agent, spec):
         _log.warning(
-            "agent.normalize_observations = true has nothing to scale: observations of %s hold no numbers but images",
+            "agent.normalize_observations = true has nothing to scale: observations of %s hold no numbers of any size",
             spec.name,
         )
     if agent.algorithm == "r2d2":

@@ -93,7 +93,7 @@ class AgentConfig(Section):
     reward_scale: Positive = Field(1.0, description="rewards are multiplied by this in the loss, before any clipping")
     reward_clip: NonNegative = Field(0.0, description="rewards are clipped to ± this in the loss; 0: off")
     normalize_observations: bool = Field(
-        False, description="numbers that are no image are scaled by their running mean and variance, clipped to ±10"
+        False, description="observations are scaled by running mean and variance (images: one variance), clipped to ±10"
     )
     normalize_values: bool = Field(
         False, description="V-trace: values are learned in units of their targets, advantages in their own (PopArt)"

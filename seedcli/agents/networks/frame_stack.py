@@ -36,6 +36,9 @@ def one_hot(values: tf.Tensor, array: ArraySpec, dtype: tf.DType = tf.float32) -
     return tf.gather(hot, columns, axis=-1)
 
 
+_IMAGE_STRIDE = 4  # of the images of an unroll one in so many is taken into the statistics
+
+
 class FrameStack:
     """The newest S frames of one array, stacked on the last axis, oldest first; zeros before an episode's start.
 
@@ -118,12 +121,13 @@ class FrameStack:
         before = self._size - 1
         swap = [1, 0, *range(2, 2 + len(self.shape))]
         frames = tf.concat([tf.transpose(state, swap), frames], axis=0)
-        windows = [self._masked(frames[i : i + length], seen[i]) for i in range(before)]
-        windows.append(frames[before:])
-        window = tf.reshape(tf.stack(windows, axis=2), [-1, self._size, *self.shape])
+        # Each frame is normalized once, not in every stack that it is part of.
+        shown = frames if self.normalizer is None else self.normalizer(frames)
+        windows = [self._masked(shown[i : i + length], seen[i]) for i in range(before)]
+        windows.append(shown[before:])
+        stacked = self._interleaved(tf.reshape(tf.stack(windows, axis=2), [-1, self._size, *self.shape]))
         kept = self._masked(frames[length:], tf.stack([mask[-1] for mask in seen[1:]]))
-        every = tf.reshape(tf.stack(seen, axis=2), [-1, self._size]) if self.normalizer is not None else None
-        return self._stacked(window, every), tf.transpose(kept, swap)
+        return stacked if self.normalizer is not None else self._scaled(stacked), tf.transpose(kept, swap)
 
     def _masked(self, frames: tf.Tensor, keep: tf.Tensor) -> tf.Tensor:
         """Frames [X, Y, *shape], zero where `keep` [X, Y] is False."""
@@ -150,17 +154,18 @@ class FrameStack:
 
 
 def normalized_arrays(config: AgentConfig, spec: EnvSpec) -> list[str]:
-    """Names of the arrays that `agent.normalize_observations` scales: numbers that are no image, where it is on."""
-    return [
-        name
-        for name, array in spec.arrays.items()
-        if config.normalize_observations and _is_vector_of_numbers(array) and not takes_images(config, array)
-    ]
+    """Names of the arrays that `agent.normalize_observations` scales: numbers of any size, where it is on."""
+    return [name for name, array in spec.arrays.items() if config.normalize_observations and _holds_numbers(array)]
 
 
-def _is_vector_of_numbers(array: ArraySpec) -> bool:
+def _holds_numbers(array: ArraySpec) -> bool:
     """Whether an array holds numbers of any size, not categories, flags or an array of two values."""
     return np.dtype(array.dtype).kind in "fiu" and not array.categories and not array.binary
+
+
+def _make_normalizer(config: AgentConfig, array: ArraySpec, shape: tuple[int, ...]) -> Normalizer:
+    unit = 1.0 / 255.0 if array.dtype == "uint8" else 1.0
+    return Normalizer(shape, image=takes_images(config, array), unit=unit)
 
 
 class ObservationStack:
@@ -184,7 +189,9 @@ class ObservationStack:
         """
         self._size = config.frame_stack
         shapes = input_shapes(config, spec)
-        self.normalizers = {name: Normalizer(shapes[name]) for name in normalized_arrays(config, spec)}
+        self.normalizers = {
+            name: _make_normalizer(config, spec.arrays[name], shapes[name]) for name in normalized_arrays(config, spec)
+        }
         stacks = {
             name: FrameStack(array, shapes[name], self._size, self.normalizers.get(name), compute)
             for name, array in spec.arrays.items()
@@ -235,7 +242,9 @@ class ObservationStack:
 
         def one(stack: FrameStack, x: tf.Tensor) -> None:
             if stack.normalizer is not None:
-                stack.normalizer.update(stack.frames(x, 2), keep)
+                # Images that follow each other are nearly the same, and large.
+                some = x[::_IMAGE_STRIDE] if stack.normalizer.image else x
+                stack.normalizer.update(stack.frames(some, 2), keep)
 
         map_arrays(one, self._stacks, observation)
 

@@ -73,6 +73,20 @@ def test_statistics_are_those_of_all_frames_at_once() -> None:
     np.testing.assert_array_equal(normalizer(tf.constant([[-1e6, 1e6, 1.0]]))[0, :2], [-10.0, 10.0])
 
 
+def test_pixels_of_images_have_their_own_means_and_one_variance() -> None:
+    # A bright background that never moves, and one pixel that does.
+    frames = np.full((40, 1, 3, 2, 1), 200, np.uint8)
+    frames[:, 0, 1, 0, 0] = np.arange(40)
+    normalizer = Normalizer((3, 2, 1), image=True, unit=1 / 255)
+    np.testing.assert_allclose(normalizer(tf.constant(frames[0])), frames[0] / 255, rtol=1e-6)
+    normalizer.update(tf.constant(frames), everyone(1))
+    seen = normalizer(tf.constant(frames[:, 0])).numpy()
+    deviation = np.sqrt(np.arange(40).var() / 6)
+    np.testing.assert_allclose(seen[:, 1, 0, 0], (np.arange(40) - 19.5) / deviation, rtol=1e-5)
+    seen[:, 1, 0] = 0.0
+    np.testing.assert_array_equal(seen, 0.0)
+
+
 def test_nothing_is_changed_before_the_first_update() -> None:
     x = np.array([[0.5, -9.75, 1e-20]], np.float32)
     np.testing.assert_array_equal(Normalizer((3,))(tf.constant(x)), x)
@@ -121,6 +135,7 @@ def test_each_record_counts_once_and_only_where_it_is_trained_on() -> None:
         (MIXED, "mlp", 0, 4, True),
         (MIXED, "impala_shallow", 6, 1, False),
         (MIXED, "impala_shallow", 6, 3, True),
+        (IMAGE, "impala_shallow", 0, 4, False),
     ],
 )
 def test_an_unroll_reproduces_acting(spec: EnvSpec, network: str, lstm: int, frame_stack: int, previous: bool) -> None:
@@ -251,12 +266,15 @@ def test_pixels_without_a_torso_of_images_are_scaled_as_numbers() -> None:
     np.testing.assert_allclose(normalizer.squares, frames.var(axis=0) * T * B, rtol=1e-9)
 
 
-def test_images_and_categories_are_left_alone() -> None:
+def test_categories_are_left_alone_and_images_are_sampled() -> None:
     agent = make(MIXED, network="impala_shallow", frame_stack=2)
-    # The angles of the arm, and a thumbnail too small for the torso of images.
-    assert [tuple(n.mean.shape) for n in agent.network.encoder.normalizers] == [(6,), (16,)]
+    # The angles of the arm, a thumbnail too small for the torso of images, and the camera.
+    shapes = [(tuple(n.mean.shape), n.image) for n in agent.network.encoder.normalizers]
+    assert sorted(shapes) == [((6,), False), ((16,), False), ((36, 38, 1), True)]
     agent.observe(batch(agent, random_records(MIXED, T + 1, B)))
-    assert [n.count.numpy() for n in agent.network.encoder.normalizers] == [T * B, T * B]
+    sampled = len(range(0, T, 4)) * B
+    assert [n.count.numpy() for n in agent.network.encoder.normalizers if n.image] == [sampled]
+    assert [n.count.numpy() for n in agent.network.encoder.normalizers if not n.image] == [T * B, T * B]
     plain = make()
     without = create_agent(agent_config(), training_config(unroll_length=T, batch_size=B), VECTOR, 7)
     without.observe(batch(without, random_records(VECTOR, T + 1, B)))
