@@ -63,7 +63,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pages
 def test_named_files_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    for path in re.findall(r"(?<![\w/.])(?:seedcli/[\w/.]*\w/?|(?:tests|docs)/[\w/]+\.py)", text):
+    for path in re.findall(r"(?<![\w/.])(?:seedcli/[\w/.]*\w/?|\w+/[\w/]+\.py)\b", text):
         assert (ROOT / path).exists(), f"{page.name} names {path}"
 
 
