@@ -1,0 +1,74 @@
+"""What README and docs/ name exists: links, their anchors, files and modules of seedcli."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+
+
+def without_code(text: str) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+@functools.cache
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", without_code(page.read_text(encoding="utf-8")), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def defined(path: Path) -> set[str]:
+    """The names that a file defines or imports at its top level; the file is not run."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name) for alias in node.names}
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            found |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return found
+
+
+def resolves(name: str) -> bool:
+    """Whether a dotted name is a package or module of seedcli, or a name that one of them defines."""
+    path = ROOT / Path(*name.split("."))
+    if path.is_dir() or path.with_suffix(".py").is_file():
+        return True
+    module = path.parent / "__init__.py" if path.parent.is_dir() else path.parent.with_suffix(".py")
+    return module.is_file() and path.name in defined(module)
+
+
+@pages
+def test_links_lead_somewhere(page: Path) -> None:
+    text = without_code(page.read_text(encoding="utf-8"))
+    for link in re.findall(r'\]\(([^)\s]+)\)|src="([^"]+)"', text):
+        target, _, anchor = (link[0] or link[1]).partition("#")
+        if re.match(r"[a-z]+:", target):
+            continue
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(path), f"{page.name} links to {target}#{anchor}"
+
+
+@pages
+def test_named_files_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for path in re.findall(r"(?<![\w/.])(?:seedcli/[\w/.]*\w/?|\w+/[\w/]+\.py)\b", text):
+        assert (ROOT / path).exists(), f"{page.name} names {path}"
+
+
+@pages
+def test_named_modules_exist(page: Path) -> None:
+    text = re.sub(r"seedcli\.envs\.\w+:", "", page.read_text(encoding="utf-8"))
+    for name in sorted(set(re.findall(r"(?<![\w/.-])seedcli(?:\.[A-Za-z_]\w*)+", text))):
+        assert resolves(name), f"{page.name} names {name}"
