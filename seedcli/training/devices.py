@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -50,16 +50,6 @@ def prepare(plan: Plan) -> None:
             tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], parts)
     except RuntimeError as error:
         raise SeedError(f"TensorFlow has started, and its devices cannot be changed any more: {error}") from error
-
-
-class PerDevice(NamedTuple):
-    """Observations that are on the training devices already.
-
-    Attributes:
-        parts: for each of them its columns, [R, B / devices, ...] or such tensors by name.
-    """
-
-    parts: tuple[Any, ...]
 
 
 class Devices:
@@ -128,7 +118,7 @@ class Devices:
         """Put this host's part of a batch on its training devices, as many columns on each.
 
         Args:
-            unrolls: arrays of the host; its observation may be a `PerDevice`.
+            unrolls: arrays of the host.
 
         Returns:
             The same as tensors; where there are several training devices as one value for each of them
@@ -138,10 +128,6 @@ class Devices:
             SeedError: a device has not the memory.
             ValueError: the columns cannot be split evenly.
         """
-        kept: tuple[Any, ...] | None = None
-        if isinstance(unrolls.observation, PerDevice):
-            kept = unrolls.observation.parts
-            unrolls = unrolls._replace(observation=() if self.distributed else kept[0])
         try:
             if not self.distributed:
                 with tf.device(self._device) if self._device else contextlib.nullcontext():
@@ -152,8 +138,7 @@ class Devices:
             parts = []
             for i, device in enumerate(self.training):
                 with tf.device(device):
-                    part = tf.nest.map_structure(_to_tensor, _columns(unrolls, i * columns, (i + 1) * columns))
-                    parts.append(part if kept is None else part._replace(observation=kept[i]))
+                    parts.append(tf.nest.map_structure(_to_tensor, _columns(unrolls, i * columns, (i + 1) * columns)))
         except tf.errors.ResourceExhaustedError as error:
             held = {
                 f"a batch of {len(unrolls.weights) // self.replicas} unrolls": batch_bytes(unrolls) // self.replicas,
