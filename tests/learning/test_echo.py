@@ -23,7 +23,7 @@ VALUES = (
     "actors.envs=16",
 )
 
-pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.learning, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def mean_reward(folder: Path, answer: str, hidden: bool) -> float:

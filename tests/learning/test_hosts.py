@@ -12,7 +12,7 @@ from tests.learning.test_cartpole import SEED, SOLVED
 from tests.system.harness import Fleet, fleet_in
 from tests.system.hosts import learners
 
-pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.learning, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

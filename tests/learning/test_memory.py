@@ -36,7 +36,7 @@ def mean_return(fleet: Fleet, preset: str, *values: str, seed: int = SEED) -> fl
     return float(evaluation["return_mean"])
 
 
-@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)])
 def test_a_cue_is_recalled(fleet: Fleet, precision: str) -> None:
     assert mean_return(fleet, "recall_r2d2", f"topology.precision={precision}") >= 0.95
 
