@@ -77,7 +77,8 @@ class InstantLearner:
 
     def _admit(self, payload: Payload) -> None:
         actors = self._config.actors
-        spec, self.codecs = parse_spec(decode_control(payload), actors.envs)
+        announcement = parse_spec(decode_control(payload), actors.envs)
+        spec, self.codecs = announcement.spec, announcement.codecs
         split = split_envs(actors.envs, min(actors.streams, actors.envs))
         layouts = [RowLayout(spec, envs) for envs in split]
         plain = all(codec == RAW for codec in self.codecs.values())
