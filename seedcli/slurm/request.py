@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from seedcli.cluster.hosts import check_replay
+from seedcli.config.conflicts import hosts_conflict
 from seedcli.config.schema import Config
 from seedcli.config.sections import ActorsConfig
 from seedcli.config.sources import load_config
@@ -208,20 +209,12 @@ def _check_learner_hosts(job: Job, config: Config) -> None:
         )
     if hosts == 1:
         return
-    if config.training.batch_size % hosts:
-        raise UsageError(
-            f"training.batch_size = {config.training.batch_size} must be a multiple of --learner-hosts {hosts}, "
-            "because each trains on as many unrolls: change one of the two"
-        )
+    if unfit := hosts_conflict(config, hosts, config.topology.platform, "--learner-hosts"):
+        raise UsageError(unfit)
     if job.actors < hosts:
         raise UsageError(
             f"--actors {job.actors} must be at least --learner-hosts {hosts}, because the others wait for a host that "
             "no actor feeds: raise it"
-        )
-    if config.topology.platform == "tpu":
-        raise UsageError(
-            f"topology.platform = tpu must not be used with --learner-hosts {hosts}, because the cores of a TPU belong "
-            "to one host: leave one of the two out"
         )
 
 

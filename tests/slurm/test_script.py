@@ -309,7 +309,7 @@ def test_malformed_time_limits(time: str) -> None:
         (["--preset", "cartpole_vtrace", "--learner-hosts", "3", "--actors", "2"], "--learner-hosts 3"),
         (
             ["--preset", "cartpole_vtrace", "--learner-hosts", "2", "--set", "training.batch_size=7"],
-            "training.batch_size = 7 must be a multiple of --learner-hosts 2",
+            "training.batch_size = 7 must be a multiple of 2, the number of --learner-hosts",
         ),
         (["--preset", "cartpole_vtrace", "--learner-hosts", "2", "--set", "topology.platform=tpu"], "tpu"),
         (
