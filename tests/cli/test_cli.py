@@ -32,12 +32,12 @@ class Role:
 
 
 ROLES = {
-    "local": ["run_train"],
-    "learner": ["run_learner"],
-    "actor": ["run_actor"],
-    "evaluator": ["run_eval"],
-    "doctor": ["run_doctor"],
-    "bench": ["run_bench_inference", "run_bench_transport", "run_bench_training"],
+    "roles.local": ["run_train"],
+    "roles.learner.run": ["run_learner"],
+    "roles.actor.run": ["run_actor"],
+    "roles.evaluator.run": ["run_eval"],
+    "doctor.report": ["run_doctor"],
+    "bench.figures": ["run_bench_inference", "run_bench_transport", "run_bench_training"],
 }
 
 
@@ -48,7 +48,7 @@ def role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Role:
         monkeypatch.delenv(name)
     role = Role()
     for module_name, functions in ROLES.items():
-        module = types.ModuleType(f"seedcli.roles.{module_name}")
+        module = types.ModuleType(f"seedcli.{module_name}")
         for function in functions:
             setattr(module, function, role)
         monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -329,7 +329,7 @@ def test_presets_show(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
     output = capsys.readouterr().out
     assert "\x1b" not in output
     row = next(line for line in output.splitlines() if "training.learning_rate " in line)
-    assert row.split()[:4] == ["training.learning_rate", "0.0008", "preset", "pong_vtrace"]
+    assert row.split()[:4] == ["training.learning_rate", "0.0005", "preset", "pong_vtrace"]
     assert "[64, 64]" in output
 
 
