@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from seedcli.cli.options import Debug, Json, Sets, Transport, complete_preset, examples, quiet_tensorflow
+from seedcli.cli.options import Debug, Json, Sets, Transport, examples, quiet_tensorflow
+from seedcli.config.presets import complete_preset
 from seedcli.errors import UsageError
 
 bench_app = typer.Typer(rich_markup_mode=None)

@@ -232,11 +232,9 @@ class GrpcServer:
     # -- in the service thread --------------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        """See `net.base.ServerTransport.fileno`."""
         return self._event
 
     def receive(self, handler: FrameHandler) -> int:
-        """See `net.base.ServerTransport.receive`."""
         try:
             os.eventfd_read(self._event)
         except BlockingIOError:
@@ -322,7 +320,6 @@ class GrpcServer:
         self._call(self._end_within, connection, _FLUSH_SECONDS)
 
     def send(self, peer: Peer, header: bytes, payload: Payload = b"") -> None:
-        """See `net.base.ServerTransport.send`."""
         connection = self._connections.get(peer.key)  # type: ignore[call-overload]
         if connection is None:
             return
@@ -335,7 +332,7 @@ class GrpcServer:
         self._queue(connection, b"".join((header, payload)))
 
     def open_session(self, peer: Peer, payload_bytes: Sequence[int]) -> dict[str, Any]:
-        """See `net.base.ServerTransport.open_session`; raises RefusedError for rows over the limit."""
+        """Raises RefusedError for rows over the limit."""
         connection = self._connections.get(peer.key)  # type: ignore[call-overload]
         if connection is None:
             raise ProtocolError("a session for a connection that has ended")
@@ -347,17 +344,14 @@ class GrpcServer:
         return {}
 
     def trust(self, peer: Peer) -> None:
-        """See `net.base.ServerTransport.trust`."""
         if peer.key in self._connections:
             assert isinstance(peer.key, int)
             self._trusted[_split(peer.address)] = peer.key
 
     def trusts(self, descriptor: int, address: tuple[str, int]) -> bool:
-        """See `net.base.ServerTransport.trusts`."""
         return address in self._trusted
 
     def drop(self, peer: Peer) -> None:
-        """See `net.base.ServerTransport.drop`."""
         connection = self._connections.get(peer.key)  # type: ignore[call-overload]
         if connection is None:
             return
@@ -366,7 +360,6 @@ class GrpcServer:
         self._call(self._end_within, connection, _FLUSH_SECONDS)
 
     def close(self) -> None:
-        """See `net.base.ServerTransport.close`."""
         if self._closed:
             return
         self._closed = True

@@ -55,11 +55,11 @@ class NoAuthenticator:
     """Lets everyone in: for listeners that only this user reaches, or that are to be open."""
 
     def challenge(self) -> dict[str, Any]:
-        """See `Authenticator.challenge`."""
+        """A fresh nonce; no proof is asked for."""
         return {"nonce": new_nonce(), "proof_required": False}
 
     def answer(self, transcript: bytes, message: Mapping[str, Any]) -> dict[str, Any] | None:
-        """See `Authenticator.answer`."""
+        """Nothing, for an empty Proof; raises ProtocolError for any other."""
         only(message, frozenset())
         return {}
 

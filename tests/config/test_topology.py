@@ -218,7 +218,8 @@ def test_hosts_share_a_batch() -> None:
         (
             of_the_environment(config(33), "one:8690", "two:8690"),
             EIGHT_GPUS,
-            "training.batch_size = 33 must be a multiple of 2, the number of topology.hosts: each trains on as many unrolls",
+            "training.batch_size = 33 must be a multiple of 2, the number of topology.hosts: each trains on as many "
+            "unrolls",
         ),
         (
             config(32, platform="cpu", virtual_devices=2, training_devices=2, **two_hosts()),
