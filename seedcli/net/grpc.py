@@ -22,9 +22,9 @@ from typing import Any
 
 import grpc
 
-from seedcli.errors import ProtocolError, RefusedError, VersionError
+from seedcli.errors import ProtocolError, VersionError
 from seedcli.net.addresses import bindable_ip, join_host_port, listen_error, plain_address, shown_host
-from seedcli.net.base import FrameHandler, Payload, Peer
+from seedcli.net.base import FrameHandler, Payload, Peer, frame_limit
 from seedcli.net.frames import (
     ANSWER_LIMIT,
     CONTROL_LIMIT,
@@ -336,10 +336,7 @@ class GrpcServer:
         connection = self._connections.get(peer.key)  # type: ignore[call-overload]
         if connection is None:
             raise ProtocolError("a session for a connection that has ended")
-        largest = max(payload_bytes)
-        if largest > self._max_payload:
-            raise RefusedError(f"rows of {largest} bytes where {self._max_payload} are the limit: lower --envs")
-        connection.limit = max(largest, CONTROL_LIMIT)
+        connection.limit = frame_limit(payload_bytes, self._max_payload)
         connection.frames = len(payload_bytes) + _SPARE
         return {}
 

@@ -19,8 +19,8 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from seedcli.errors import ProtocolError, RefusedError
-from seedcli.net.base import FrameHandler, Payload, Peer
+from seedcli.errors import ProtocolError
+from seedcli.net.base import FrameHandler, Payload, Peer, frame_limit
 from seedcli.net.frames import CONTROL_LIMIT, Header, Kind, pack_header, unpack_header
 from seedcli.net.security.curve import HANDSHAKE_MILLISECONDS, Gate, protect_listener
 from seedcli.net.security.keys import Security
@@ -368,10 +368,7 @@ class RouterServer:
         connection = self._connections.get(peer.key)  # type: ignore[call-overload]
         if connection is None:
             raise ProtocolError("a session for a connection that has ended")
-        largest = max(payload_bytes)
-        if largest > self._max_payload:
-            raise RefusedError(f"rows of {largest} bytes where {self._max_payload} are the limit: lower --envs")
-        connection.limit = max(largest, CONTROL_LIMIT)
+        connection.limit = frame_limit(payload_bytes, self._max_payload)
         return {}
 
     def trust(self, peer: Peer) -> None:
