@@ -45,7 +45,7 @@ class Distribution(Protocol):
 
 
 class Categorical:
-    """One of n categories, by unnormalised log-probabilities [..., n]; actions are [...] int32."""
+    """A `Distribution` of one of n categories, by unnormalised log-probabilities [..., n]; actions are [...] int32."""
 
     name = "logits"
 
@@ -53,30 +53,25 @@ class Categorical:
         self.size = categories
 
     def sample(self, params: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """See `Distribution.sample`."""
         return tf.random.stateless_categorical(params, 1, seed, dtype=tf.int32)[:, 0]
 
     def mode(self, params: tf.Tensor) -> tf.Tensor:
-        """See `Distribution.mode`."""
         return tf.argmax(params, axis=-1, output_type=tf.int32)
 
     def log_prob(self, params: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
-        """See `Distribution.log_prob`."""
         return tf.reduce_sum(tf.nn.log_softmax(params) * tf.one_hot(action, self.size), axis=-1)
 
     def entropy(self, params: tf.Tensor) -> tf.Tensor:
-        """See `Distribution.entropy`."""
         log_p = tf.nn.log_softmax(params)
         return -tf.reduce_sum(tf.exp(log_p) * log_p, axis=-1)
 
     def spread(self, params: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        """See `Distribution.spread`."""
         mixture = tf.linalg.matvec(tf.nn.softmax(params), weights, transpose_a=True)
         return -tf.reduce_sum(tf.math.xlogy(mixture, mixture)) - tf.tensordot(self.entropy(params), weights, 1)
 
 
 class MultiCategorical:
-    """Independent categories: parameters [..., Σ n_i] are the logits of all parts; actions are [..., k] int32."""
+    """A `Distribution` of k independent categories: parameters [..., Σ n_i] are all logits; actions [..., k] int32."""
 
     name = "logits"
 
@@ -86,27 +81,23 @@ class MultiCategorical:
         self._parts = [Categorical(n) for n in categories]
 
     def sample(self, params: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """See `Distribution.sample`."""
         seeds = tf.unstack(tf.random.split(seed, len(self._parts)), len(self._parts))
         drawn = zip(self._parts, self._split(params), seeds, strict=True)
         return tf.stack([part.sample(logits, each) for part, logits, each in drawn], axis=-1)
 
     def mode(self, params: tf.Tensor) -> tf.Tensor:
-        """See `Distribution.mode`."""
         parts = zip(self._parts, self._split(params), strict=True)
         return tf.stack([part.mode(logits) for part, logits in parts], axis=-1)
 
     def log_prob(self, params: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
-        """See `Distribution.log_prob`."""
         parts = zip(self._parts, self._split(params), tf.unstack(action, len(self._parts), axis=-1), strict=True)
         return tf.add_n([part.log_prob(logits, chosen) for part, logits, chosen in parts])
 
     def entropy(self, params: tf.Tensor) -> tf.Tensor:
-        """See `Distribution.entropy`."""
         return tf.add_n([part.entropy(x) for part, x in zip(self._parts, self._split(params), strict=True)])
 
     def spread(self, params: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        """See `Distribution.spread`: the sum over the parts."""
+        """The sum over the parts."""
         return tf.add_n([part.spread(x, weights) for part, x in zip(self._parts, self._split(params), strict=True)])
 
     def _split(self, params: tf.Tensor) -> list[tf.Tensor]:
@@ -114,7 +105,7 @@ class MultiCategorical:
 
 
 class DiagonalGaussian:
-    """d independent normal variables: parameters [..., 2·d] are means and log standard deviations.
+    """A `Distribution` of d independent normal variables: parameters [..., 2·d] are means and log standard deviations.
 
     Actions [..., d] float32 are the samples as they are drawn, also beyond the bounds of the space; the environment's
     adapter clips them, so that for the agent clipping is part of the environment and densities are exact. (Chou et al.,
@@ -128,27 +119,23 @@ class DiagonalGaussian:
         self.size = 2 * dimensions
 
     def sample(self, params: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """See `Distribution.sample`."""
         mean, log_std = tf.split(params, 2, axis=-1)
         return mean + tf.exp(log_std) * tf.random.stateless_normal(tf.shape(mean), seed)
 
     def mode(self, params: tf.Tensor) -> tf.Tensor:
-        """See `Distribution.mode`."""
         return tf.split(params, 2, axis=-1)[0]
 
     def log_prob(self, params: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
-        """See `Distribution.log_prob`."""
         mean, log_std = tf.split(params, 2, axis=-1)
         z = (action - mean) * tf.exp(-log_std)
         return -tf.reduce_sum(0.5 * tf.square(z) + log_std + 0.5 * math.log(2.0 * math.pi), axis=-1)
 
     def entropy(self, params: tf.Tensor) -> tf.Tensor:
-        """See `Distribution.entropy`."""
         _, log_std = tf.split(params, 2, axis=-1)
         return tf.reduce_sum(log_std + 0.5 * math.log(2.0 * math.pi * math.e), axis=-1)
 
     def spread(self, params: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        """See `Distribution.spread`, with a normal distribution of the same variance for the mixture."""
+        """That with a normal distribution of the same variance for the mixture."""
         mean, log_std = tf.split(params, 2, axis=-1)
         centre = tf.linalg.matvec(mean, weights, transpose_a=True)
         between = tf.linalg.matvec(tf.square(mean - centre), weights, transpose_a=True)

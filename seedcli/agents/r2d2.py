@@ -115,7 +115,7 @@ class R2D2Agent:
         return ActOutputs(action, recorded, greedy_action), network.remember(state, action)
 
     def observe(self, unrolls: UnrollBatch) -> None:
-        """See `agents.base.Agent.observe`; both networks scale observations by the same statistics at any time."""
+        """Both networks scale observations by the same statistics at any time."""
         observe(self.network, unrolls, self.algorithm.burn_in)
         targets, trained = (
             [variable.value for normalizer in network.encoder.normalizers for variable in normalizer.variables]

@@ -119,7 +119,7 @@ class VTraceAgent:
         return ActOutputs(action, recorded, greedy_action), network.remember(state, action)
 
     def observe(self, unrolls: UnrollBatch) -> None:
-        """See `agents.base.Agent.observe`."""
+        """Take statistics of observations, and of value targets where values are normalised."""
         observe(self.network, unrolls, self.algorithm.burn_in)
         scale = self.network.value_scale
         if scale is None:

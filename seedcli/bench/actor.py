@@ -48,18 +48,16 @@ class InstantLearner:
 
     @property
     def shares_memory(self) -> bool:
-        """See `net.base.ClientTransport`."""
         return self._shares_memory
 
     def connect(self, timeout: float) -> None:
-        """See `net.base.ClientTransport`."""
+        """Nothing has to be done."""
 
     def _answer(self, kind: Kind, message: Mapping[str, Any]) -> None:
         body = encode_control(message)
         self._inbox.append(Frame(unpack_header(pack_header(kind, len(body))), body))
 
     def send(self, header: bytes, payload: Payload = b"") -> None:
-        """See `net.base.ClientTransport`."""
         kind, stream, sequence, size, _ = unpack_header(header)
         if kind == Kind.STEP:
             self.bytes_sent += size
@@ -77,7 +75,8 @@ class InstantLearner:
 
     def _admit(self, payload: Payload) -> None:
         actors = self._config.actors
-        spec, self.codecs = parse_spec(decode_control(payload), actors.envs)
+        announcement = parse_spec(decode_control(payload), actors.envs)
+        spec, self.codecs = announcement.spec, announcement.codecs
         split = split_envs(actors.envs, min(actors.streams, actors.envs))
         layouts = [RowLayout(spec, envs) for envs in split]
         plain = all(codec == RAW for codec in self.codecs.values())
@@ -92,22 +91,19 @@ class InstantLearner:
         )  # fmt: skip
 
     def receive(self, timeout: float) -> Frame | None:
-        """See `net.base.ClientTransport`."""
         return self._inbox.popleft() if self._inbox else None
 
     def open_session(self, ready: Mapping[str, Any], payload_bytes: Sequence[int]) -> list[memoryview]:
-        """See `net.base.ClientTransport`."""
         return [aligned_empty(nbytes).data for nbytes in payload_bytes]
 
     def send_row(self, stream: int, header: bytes) -> None:
-        """See `net.base.ClientTransport`."""
         self.send(header)
 
     def heartbeat(self, header: bytes) -> None:
-        """See `net.base.ClientTransport`."""
+        """Nothing has to be done."""
 
     def close(self) -> None:
-        """See `net.base.ClientTransport`."""
+        """Nothing has to be done."""
 
 
 class _Timed:

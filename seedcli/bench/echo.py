@@ -73,7 +73,7 @@ class Admission:
         self.payload_bytes: list[int] = []
 
     @property
-    def complete(self) -> bool:  # noqa: D102 (described with the class)
+    def complete(self) -> bool:
         return self._handshake.complete
 
     def _admit(self, hello: Hello, spec: EnvSpec, codecs: Mapping[str, str]) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Admission:
 
 
 class ZmqEcho:
-    """A ROUTER on TCP loopback that receives each row into one buffer (`recv_into`)."""
+    """A `BenchServer`: a ROUTER on TCP loopback that receives each row into one buffer (`recv_into`)."""
 
     def __init__(self) -> None:
         self._context = zmq.Context()
@@ -118,7 +118,6 @@ class ZmqEcho:
         return {}
 
     def run(self) -> None:
-        """See `BenchServer.run`."""
         try:
             while not self._admission.complete:
                 identity, header, payload = self._socket.recv_multipart()
@@ -142,7 +141,6 @@ class ZmqEcho:
             send(actions)
 
     def close(self) -> dict[str, Any]:
-        """See `BenchServer.close`."""
         self._context.term()  # a socket that waits is told, and closed by its own thread
         return {}
 
@@ -181,7 +179,6 @@ class ShmEcho(ZmqEcho):
             send(actions)
 
     def close(self) -> dict[str, Any]:
-        """See `BenchServer.close`."""
         super().close()
         shutil.rmtree(self._folder, ignore_errors=True)
         if self._path and os.path.exists(self._path):
@@ -190,7 +187,7 @@ class ShmEcho(ZmqEcho):
 
 
 class GrpcEcho:
-    """A synchronous generic handler on TCP loopback: raw bytes, no protocol buffers, one thread a stream."""
+    """A `BenchServer`: a synchronous generic handler on TCP loopback, raw bytes, a thread a stream."""
 
     def __init__(self) -> None:
         import grpc
@@ -217,12 +214,10 @@ class GrpcEcho:
             yield action_header(message) + actions
 
     def run(self) -> None:
-        """See `BenchServer.run`."""
         self._server.start()
         self._server.wait_for_termination()
 
     def close(self) -> dict[str, Any]:
-        """See `BenchServer.close`."""
         self._server.stop(grace=0).wait(timeout=10)
         return {}
 

@@ -89,7 +89,6 @@ class TransportServer:
         return self._transport.open_session(self._peer, payload_bytes)
 
     def run(self) -> None:
-        """See `BenchServer.run`."""
         poll = select.poll()
         poll.register(self._stop_event, select.POLLIN)
         poll.register(self._transport.fileno(), select.POLLIN)
@@ -103,11 +102,9 @@ class TransportServer:
             self._listener.close()
 
     def destination(self, peer: Peer, header: Header) -> memoryview | None:
-        """See `net.base.FrameHandler`."""
         return self._row if header.kind == Kind.STEP else None
 
     def frame(self, peer: Peer, header: Header, payload: Payload) -> None:
-        """See `net.base.FrameHandler`."""
         if header.kind == Kind.STEP:
             answer = pack_header(
                 Kind.ACTION, len(self._actions), stream=header.stream, sequence=header.sequence, session=header.session
@@ -123,10 +120,9 @@ class TransportServer:
         self._transport.send(peer, answer, body)
 
     def lost(self, peer: Peer, reason: str, *, malformed: bool = False) -> None:
-        """See `net.base.FrameHandler`."""
+        """A client that has gone leaves nothing behind."""
 
     def close(self) -> dict[str, Any]:
-        """See `BenchServer.close`."""
         os.eventfd_write(self._stop_event, 1)
         return {}
 
@@ -218,7 +214,6 @@ class InferenceServer:
                     self._arena.release(piece.buffer)
 
     def run(self) -> None:
-        """See `BenchServer.run`."""
         self._consumer.start()
         try:
             self._service.run()
@@ -226,7 +221,7 @@ class InferenceServer:
             self._listener.close()
 
     def close(self) -> dict[str, Any]:
-        """See `BenchServer.close`: the mean inference batch, and seconds of the inference thread by activity."""
+        """The mean inference batch, and seconds of the inference thread by activity."""
         self._service.stop(training_done=False)
         self._queue.close()
         self._consumer.join(timeout=_JOIN_SECONDS)

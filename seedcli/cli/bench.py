@@ -6,12 +6,16 @@ from typing import Annotated
 
 import typer
 
-from seedcli.cli.options import Debug, Json, Sets, Transport, complete_preset, examples, quiet_tensorflow
+from seedcli.cli.options import Debug, Json, Sets, Transport, examples, quiet_tensorflow
+from seedcli.config.presets import complete_preset
 from seedcli.errors import UsageError
 
 bench_app = typer.Typer(rich_markup_mode=None)
 
 BenchTransport = Annotated[Transport, typer.Option("--transport", help="How messages travel.")]
+Measured = Annotated[
+    str, typer.Option("--preset", metavar="NAME", help="What to measure.", autocompletion=complete_preset)
+]
 Seconds = Annotated[float, typer.Option("--seconds", metavar="S", min=0.1, help="Length of each measurement.")]
 
 
@@ -63,9 +67,7 @@ def bench_encryption(seconds: Seconds = 5.0, json_output: Json = False, debug: D
 
 @bench_app.command("training", epilog=examples("seed bench training --preset pong_vtrace --json"))
 def bench_training(
-    preset: Annotated[
-        str, typer.Option("--preset", metavar="NAME", help="What to train.", autocompletion=complete_preset)
-    ] = "pong_vtrace",
+    preset: Measured = "pong_vtrace",
     sets: Sets = None,
     seconds: Seconds = 30.0,
     json_output: Json = False,
@@ -88,9 +90,7 @@ def bench_training(
     ),
 )
 def bench_topology(
-    preset: Annotated[
-        str, typer.Option("--preset", metavar="NAME", help="What to train.", autocompletion=complete_preset)
-    ] = "pong_vtrace",
+    preset: Measured = "pong_vtrace",
     sets: Sets = None,
     virtual: Annotated[
         int, typer.Option("--virtual", metavar="N", min=0, max=64, help="Split the processor into N devices.")
@@ -142,9 +142,7 @@ def bench_codecs(json_output: Json = False, debug: Debug = False) -> int:
 
 @bench_app.command("actor", epilog=examples("seed bench actor --preset pong_vtrace --json"))
 def bench_actor(
-    preset: Annotated[
-        str, typer.Option("--preset", metavar="NAME", help="What to play.", autocompletion=complete_preset)
-    ] = "pong_vtrace",
+    preset: Measured = "pong_vtrace",
     sets: Sets = None,
     seconds: Seconds = 10.0,
     json_output: Json = False,

@@ -16,9 +16,10 @@ import typer
 
 from seedcli import __version__
 from seedcli.cli.bench import bench_app
-from seedcli.cli.options import Debug, Json, Preset, Sets, TokenFile, complete_preset, examples, quiet_tensorflow
+from seedcli.cli.options import Debug, Json, Preset, Sets, TokenFile, examples, quiet_tensorflow
 from seedcli.cli.run import register
 from seedcli.cli.slurm import register_slurm
+from seedcli.config.presets import complete_preset
 from seedcli.errors import EXIT_DONE, EXIT_FAILED, EXIT_SIGINT, EXIT_USAGE, SeedError, UsageError
 from seedcli.roles.stopping import Stopped, raising_stopped
 

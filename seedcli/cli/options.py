@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
 
 import typer
+
+from seedcli.config.presets import complete_preset
+
+_T = TypeVar("_T")
 
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set one value; may be repeated.")
@@ -20,17 +27,36 @@ TokenFile = Annotated[
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and TensorFlow's own log.")]
 
 
-def complete_preset(incomplete: str) -> list[str]:
-    """Names of presets that begin with what was typed."""
-    from seedcli.config.presets import preset_names
-
-    return [name for name in preset_names() if name.startswith(incomplete)]
-
-
 Preset = Annotated[
     str | None,
     typer.Option("--preset", metavar="NAME", help="Preset to start from.", autocompletion=complete_preset),
 ]
+
+
+def options_of(made: type[_T]) -> Callable[[Callable[[_T], int]], Callable[..., int]]:
+    """Make a command of a function of one value: its options are the fields of the value's dataclass, and --debug."""
+
+    def command_of(function: Callable[[_T], int]) -> Callable[..., int]:
+        def command(*, debug: bool = False, **values: Any) -> int:
+            return function(made(**values))
+
+        hints = get_type_hints(made, include_extras=True)
+        parameters = [
+            Parameter(field.name, Parameter.KEYWORD_ONLY, default=_default(field), annotation=hints[field.name])
+            for field in fields(cast(Any, made))
+        ]
+        parameters.append(Parameter("debug", Parameter.KEYWORD_ONLY, default=False, annotation=Debug))
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        return command
+
+    return command_of
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return Parameter.empty if field.default is MISSING else field.default
 
 
 def examples(*lines: str) -> str:

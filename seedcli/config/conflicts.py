@@ -80,6 +80,26 @@ def conflicts(config: Sections) -> Iterator[str]:
         yield ("net.insecure = true turns token and encryption off: leave out net.token_file and net.tls_cert, or this")
 
 
+def hosts_conflict(config: Sections, hosts: int, platform: str, setting: str = "topology.hosts") -> str:
+    """Why several learner hosts cannot train together on a platform, one sentence; "" where they can, or are one.
+
+    Args:
+        setting: what a user has given the number of hosts with.
+    """
+    batch = config.training.batch_size
+    if hosts > 1 and platform == "tpu":
+        return (
+            f"topology.platform = tpu must not be used with {hosts} {setting}: the cores of a TPU belong to one host, "
+            f"so leave out {setting}"
+        )
+    if hosts > 1 and batch % hosts:
+        return (
+            f"training.batch_size = {batch} must be a multiple of {hosts}, the number of {setting}: each trains on as "
+            "many unrolls"
+        )
+    return ""
+
+
 def _topology_conflicts(config: Sections) -> Iterator[str]:
     """Conflicts of devices and hosts, whatever devices there are, one sentence each."""
     topology = config.topology
@@ -104,11 +124,8 @@ def _topology_conflicts(config: Sections) -> Iterator[str]:
         yield (
             f"topology.host_index = {topology.host_index} must be below {max(1, hosts)}, the number of topology.hosts"
         )
-    if hosts > 1 and config.training.batch_size % hosts:
-        yield (
-            f"training.batch_size = {config.training.batch_size} must be a multiple of {hosts}, the number of "
-            "topology.hosts: each trains on as many unrolls"
-        )
+    if unfit := hosts_conflict(config, hosts, topology.platform):
+        yield unfit
     if hosts > 1 and not topology.trust_network:
         yield (
             f"topology.hosts = {listed} need --trust-network: TensorFlow's connections between learner "

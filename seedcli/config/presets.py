@@ -40,6 +40,11 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in _folder().glob("*.toml"))
 
 
+def complete_preset(incomplete: str) -> list[str]:
+    """Names of presets that begin with what was typed."""
+    return [name for name in preset_names() if name.startswith(incomplete)]
+
+
 def preset_layers(name: str, *, above: str = "") -> list[tuple[str, dict[str, Any]]]:
     """A preset and those it is laid over, weakest first: (name, what its file holds) each.
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from seedcli.config.faults import broken_rule
 from seedcli.config.presets import base_of, preset_layers, read_toml
 from seedcli.config.schema import Config
 from seedcli.config.sections import Devices, PositiveInt
@@ -337,25 +338,6 @@ def _nearest(key: str) -> str:
     return "seed presets show NAME lists every key"
 
 
-_RULES = {
-    "greater_than": "must be more than {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than": "must be less than {lt}",
-    "less_than_equal": "must be at most {le}",
-    "literal_error": "must be one of {expected}",
-    "finite_number": "must be a finite number",
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "int_parsing_size": "must be a smaller whole number",
-    "float_type": "must be a number",
-    "bool_type": "must be true or false",
-    "string_type": "must be text",
-    "string_too_short": "must not be empty",
-    "tuple_type": "must be a list, such as [64, 64]",
-    "dict_type": "must be a table, such as {{ name = 1 }}",
-}
-
-
 def _sentence(error: ValidationError, sources: Mapping[str, str]) -> str:
     """The first fault as one sentence: value, where it came from, rule."""
     fault = error.errors()[0]
@@ -373,8 +355,8 @@ def _sentence(error: ValidationError, sources: Mapping[str, str]) -> str:
         rule = f"must be a list, such as [{format_value(fault['input'])}]"
         return f"{key} = {format_value(fault['input'])} (from {sources.get(key, DEFAULT)}) {rule}"
     element = "".join(f"[{part}]" for part in location[2:])
-    rule = _RULES.get(fault["type"], fault["msg"][:1].lower() + fault["msg"][1:]).format(**fault.get("ctx", {}))
-    return f"{key}{element} = {format_value(fault['input'])} (from {sources.get(key, DEFAULT)}) {rule}"
+    value = format_value(fault["input"])
+    return f"{key}{element} = {value} (from {sources.get(key, DEFAULT)}) {broken_rule(fault)}"
 
 
 def format_value(value: Any) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from seedcli.config.conflicts import hosts_conflict
 from seedcli.config.schema import Config
-from seedcli.config.sections import Devices
 from seedcli.errors import UsageError
 
 Platform = Literal["cpu", "gpu", "tpu"]
@@ -134,9 +134,16 @@ def make_plan(config: Config, inventory: Inventory) -> Plan:
                 f"lower it{advice}"
             )
     hosts, batch = max(1, len(topology.hosts)), config.training.batch_size
+    if unfit := hosts_conflict(config, hosts, platform):
+        raise UsageError(unfit)
     wanted_training = topology.training_devices
-    if hosts > 1:
-        wanted_training = _between_hosts(platform, hosts, batch, wanted_training)
+    if hosts > 1 and platform == "cpu":
+        if wanted_training not in ("auto", 1):
+            raise UsageError(
+                f"topology.training_devices = {wanted_training} must be 1 on the processors of {hosts} topology.hosts: "
+                "TensorFlow trains on one a host"
+            )
+        wanted_training = 1
     training, inference = _shares(wanted_training, topology.inference_devices, there, batch // hosts)
     if batch // hosts % training:
         raise UsageError(
@@ -174,28 +181,6 @@ def _platform(config: Config, inventory: Inventory) -> Platform:
             "use another platform (seed doctor shows what there is)"
         )
     return asked
-
-
-def _between_hosts(platform: Platform, hosts: int, batch: int, training: Devices) -> Devices:
-    """`training_devices` where several hosts train together, which `tf.distribute` does not do everywhere."""
-    if platform == "tpu":
-        raise UsageError(
-            f"topology.platform = tpu must not be used with {hosts} topology.hosts: the cores of a TPU belong to one "
-            "host, so leave out topology.hosts"
-        )
-    if batch % hosts:
-        raise UsageError(
-            f"training.batch_size = {batch} must be a multiple of the {hosts} topology.hosts: each trains on as many "
-            "unrolls"
-        )
-    if platform == "cpu":
-        if training not in ("auto", 1):
-            raise UsageError(
-                f"topology.training_devices = {training} must be 1 on the processors of {hosts} topology.hosts: "
-                "TensorFlow trains on one a host"
-            )
-        return 1
-    return training
 
 
 def _shares(training: int | str, inference: int | str, there: int, columns: int) -> tuple[int, int]:

@@ -83,15 +83,12 @@ class IsolatedEnv:
         out.reward[...], out.terminated[...], out.truncated[...] = steps.reward, steps.terminated, steps.truncated
 
     def reset(self, seed: int, out: StepBatch) -> None:
-        """See `VectorEnv.reset`."""
         self._write(self._ask("reset", seed), out)
 
     def step(self, actions: npt.NDArray[Any], out: StepBatch) -> None:
-        """See `VectorEnv.step`."""
         self._write(self._ask("step", actions), out)
 
     def render(self) -> npt.NDArray[np.uint8]:
-        """See `VectorEnv.render`."""
         picture: npt.NDArray[np.uint8] = self._ask("render")
         return picture
 

@@ -12,8 +12,6 @@ from seedcli.agents.base import Agent, Role
 from seedcli.inference.device_policy import Decision, DevicePolicy
 from seedcli.specs import EnvSpec
 
-# Batch sizes that XLA compiles where none are configured, as fractions of the environments at most.
-_COMPILED_PARTS = (16, 4, 2, 1)
 _HOST_STRIDE = 0x61C88647  # keeps the seeds of hosts apart
 
 
@@ -49,6 +47,11 @@ def spread(count: int) -> npt.NDArray[np.int64]:
     numbers = np.arange(1 << bits)
     mirrored = sum((((numbers >> bit) & 1) << (bits - 1 - bit) for bit in range(bits)), np.zeros_like(numbers))
     return mirrored[mirrored < count]
+
+
+def padded_sizes(envs: int) -> tuple[int, ...]:
+    """The batch sizes inference is padded to where none are configured, ascending: few traces, little waste."""
+    return tuple(sorted({max(1, envs // part) for part in (16, 4, 2, 1)}))
 
 
 class AgentPolicy:
@@ -101,7 +104,7 @@ class AgentPolicy:
         self.batches = 0
         compiled = xla == "all" or any(device.startswith("TPU") for device in devices)
         if compiled and not pad_to:
-            pad_to = tuple({max(1, max_slots // part) for part in _COMPILED_PARTS})
+            pad_to = padded_sizes(max_slots)
         self.devices = tuple(
             DevicePolicy(
                 agent,

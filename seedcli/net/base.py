@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from seedcli.net.frames import Header
+from seedcli.errors import RefusedError
+from seedcli.net.frames import CONTROL_LIMIT, Header
 from seedcli.net.security.token import Token
 
 Payload = bytes | bytearray | memoryview
@@ -167,3 +168,11 @@ class ClientTransport(Protocol):
 
     def close(self) -> None:
         """Close the connection; safe to call twice."""
+
+
+def frame_limit(payload_bytes: Sequence[int], max_payload: int) -> int:
+    """Bytes that a payload of a session may have, given its rows'; raises RefusedError for rows over the limit."""
+    largest = max(payload_bytes)
+    if largest > max_payload:
+        raise RefusedError(f"rows of {largest} bytes where {max_payload} are the limit: lower --envs")
+    return max(largest, CONTROL_LIMIT)

@@ -81,7 +81,7 @@ def _is_other(address: str, said: bytes) -> bool:
 
 
 def _heard_at(address: str) -> bytes | None:
-    """See `greeting`; None where nobody accepts a connection."""
+    """The greeting of one address; None where none accepts a connection."""
     parts = split_host_port(address.removeprefix("zmq://"))
     if parts is None:
         return None  # a socket of this machine

@@ -22,9 +22,9 @@ from typing import Any
 
 import grpc
 
-from seedcli.errors import ProtocolError, RefusedError, VersionError
+from seedcli.errors import ProtocolError, VersionError
 from seedcli.net.addresses import bindable_ip, join_host_port, listen_error, plain_address, shown_host
-from seedcli.net.base import FrameHandler, Payload, Peer
+from seedcli.net.base import FrameHandler, Payload, Peer, frame_limit
 from seedcli.net.frames import (
     ANSWER_LIMIT,
     CONTROL_LIMIT,
@@ -232,11 +232,9 @@ class GrpcServer:
     # -- in the service thread --------------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        """See `net.base.ServerTransport.fileno`."""
         return self._event
 
     def receive(self, handler: FrameHandler) -> int:
-        """See `net.base.ServerTransport.receive`."""
         try:
             os.eventfd_read(self._event)
         except BlockingIOError:
@@ -322,7 +320,6 @@ class GrpcServer:
         self._call(self._end_within, connection, _FLUSH_SECONDS)
 
     def send(self, peer: Peer, header: bytes, payload: Payload = b"") -> None:
-        """See `net.base.ServerTransport.send`."""
         connection = self._connections.get(peer.key)  # type: ignore[call-overload]
         if connection is None:
             return
@@ -335,29 +332,23 @@ class GrpcServer:
         self._queue(connection, b"".join((header, payload)))
 
     def open_session(self, peer: Peer, payload_bytes: Sequence[int]) -> dict[str, Any]:
-        """See `net.base.ServerTransport.open_session`; raises RefusedError for rows over the limit."""
+        """Raises RefusedError for rows over the limit."""
         connection = self._connections.get(peer.key)  # type: ignore[call-overload]
         if connection is None:
             raise ProtocolError("a session for a connection that has ended")
-        largest = max(payload_bytes)
-        if largest > self._max_payload:
-            raise RefusedError(f"rows of {largest} bytes where {self._max_payload} are the limit: lower --envs")
-        connection.limit = max(largest, CONTROL_LIMIT)
+        connection.limit = frame_limit(payload_bytes, self._max_payload)
         connection.frames = len(payload_bytes) + _SPARE
         return {}
 
     def trust(self, peer: Peer) -> None:
-        """See `net.base.ServerTransport.trust`."""
         if peer.key in self._connections:
             assert isinstance(peer.key, int)
             self._trusted[_split(peer.address)] = peer.key
 
     def trusts(self, descriptor: int, address: tuple[str, int]) -> bool:
-        """See `net.base.ServerTransport.trusts`."""
         return address in self._trusted
 
     def drop(self, peer: Peer) -> None:
-        """See `net.base.ServerTransport.drop`."""
         connection = self._connections.get(peer.key)  # type: ignore[call-overload]
         if connection is None:
             return
@@ -366,7 +357,6 @@ class GrpcServer:
         self._call(self._end_within, connection, _FLUSH_SECONDS)
 
     def close(self) -> None:
-        """See `net.base.ServerTransport.close`."""
         if self._closed:
             return
         self._closed = True

@@ -59,11 +59,9 @@ class GrpcClient:
 
     @property
     def shares_memory(self) -> bool:
-        """See `net.base.ClientTransport`."""
         return False
 
     def connect(self, timeout: float) -> None:
-        """See `net.base.ClientTransport.connect`."""
         check_known(self.address, self.address)
         self._wait_until_ready(timeout)
         self._call = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(self._outbox.get, None))
@@ -111,13 +109,11 @@ class GrpcClient:
         self._inbox.put(end)
 
     def send(self, header: bytes, payload: Payload = b"") -> None:
-        """See `net.base.ClientTransport.send`."""
         if self._lost is not None:
             raise self._lost
         self._outbox.put(b"".join((header, payload)))
 
     def receive(self, timeout: float) -> Frame | None:
-        """See `net.base.ClientTransport.receive`."""
         try:
             item = self._inbox.get(timeout=timeout) if timeout > 0 else self._inbox.get_nowait()
         except queue.Empty:
@@ -128,20 +124,17 @@ class GrpcClient:
         return item
 
     def open_session(self, ready: Mapping[str, Any], payload_bytes: Sequence[int]) -> list[memoryview]:
-        """See `net.base.ClientTransport.open_session`."""
         self._buffers = [aligned_empty(nbytes).data for nbytes in payload_bytes]
         return self._buffers
 
     def send_row(self, stream: int, header: bytes) -> None:
-        """See `net.base.ClientTransport.send_row`."""
         self.send(header, self._buffers[stream])
 
     def heartbeat(self, header: bytes) -> None:
-        """See `net.base.ClientTransport.heartbeat`."""
         self._outbox.put(header)
 
     def close(self) -> None:
-        """See `net.base.ClientTransport.close`; waits up to half a second for what was sent last."""
+        """Wait up to half a second for what was sent last."""
         if self._reader is not None:
             # The learner ends the stream when it has read everything up to our end of it.
             self._outbox.put(None)

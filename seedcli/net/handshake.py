@@ -9,10 +9,8 @@ answers come out. Challenge and Proof are where authentication stands (`net.secu
 from __future__ import annotations
 
 import hmac
-import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any, Protocol
 
 import seedcli
@@ -21,17 +19,7 @@ from seedcli.net.addresses import check_address
 from seedcli.net.base import ClientTransport, Payload
 from seedcli.net.codecs import RAW
 from seedcli.net.frames import Header, Kind, decode_control, encode_control, pack_header
-from seedcli.net.messages import (
-    Hello,
-    Ready,
-    only,
-    parse_hello,
-    parse_notice,
-    parse_ready,
-    parse_redirect,
-    parse_spec,
-    printable,
-)
+from seedcli.net.messages import Hello, Ready, only, parse, parse_redirect, parse_spec, printable
 from seedcli.net.security.keys import is_hex, new_nonce, prove
 from seedcli.specs import EnvSpec
 
@@ -67,11 +55,11 @@ class NoAuthenticator:
     """Lets everyone in: for listeners that only this user reaches, or that are to be open."""
 
     def challenge(self) -> dict[str, Any]:
-        """See `Authenticator.challenge`."""
+        """A fresh nonce; no proof is asked for."""
         return {"nonce": new_nonce(), "proof_required": False}
 
     def answer(self, transcript: bytes, message: Mapping[str, Any]) -> dict[str, Any] | None:
-        """See `Authenticator.answer`."""
+        """Nothing, for an empty Proof; raises ProtocolError for any other."""
         only(message, frozenset())
         return {}
 
@@ -128,7 +116,7 @@ class ServerHandshake:
             raise ProtocolError(f"a frame of kind {header.kind} in the handshake where {expected} is expected")
         message = decode_control(payload)
         if self._expected == Kind.HELLO:
-            self.hello = parse_hello(message)
+            self.hello = parse(Hello, message)
             challenge = self._authenticator.challenge()
             self._transcript = transcript(payload, encode_control(challenge))
             self._expected = Kind.PROOF
@@ -144,9 +132,9 @@ class ServerHandshake:
                 return Kind.REDIRECT, {"address": elsewhere} | answer
             self._expected = Kind.SPEC
             return Kind.CONFIGURE, self._configure(self.hello) | answer
-        notice = parse_notice(message)
-        ready = self._admit(self.hello, *parse_spec(message, self.hello.envs))
-        self.notice = notice
+        announcement = parse_spec(message, self.hello.envs)
+        ready = self._admit(self.hello, announcement.spec, announcement.codecs)
+        self.notice = announcement.notice
         self.complete = True
         return Kind.READY, ready
 
@@ -178,7 +166,11 @@ class ClientHandshake:
     ) -> None:
         self._transport = transport
         self._token = transport.token
-        self._hello = Hello(actor_id, envs, streams, seedcli.__version__, printable(failure), placed)
+        self._envs, self._placed = envs, placed
+        self._hello = {"actor_id": actor_id, "envs": envs, "streams": streams, "version": seedcli.__version__}
+        # Fields that say nothing are left out: the learner need not know them.
+        self._hello |= {"failure": printable(failure)} if failure else {}
+        self._hello |= {"placed": True} if placed else {}
         self._timeout = timeout
 
     def configure(self) -> dict[str, Any]:
@@ -192,8 +184,7 @@ class ClientHandshake:
             Redirected: another host is to serve this actor.
         """
         deadline = time.monotonic() + self._timeout
-        # Fields that say nothing are left out: the learner need not know them.
-        introduction = self._send(Kind.HELLO, {key: value for key, value in asdict(self._hello).items() if value})
+        introduction = self._send(Kind.HELLO, self._hello)
         challenge = self._expect(Kind.CHALLENGE, deadline)
         said = transcript(introduction, challenge)
         nonce = self._prove(decode_control(challenge), said)
@@ -204,7 +195,7 @@ class ClientHandshake:
         if kind == Kind.CONFIGURE:
             return message
         address = parse_redirect(message, check_address(self._transport.address)[0])
-        if self._hello.placed:
+        if self._placed:
             raise ProtocolError(f"{self._transport.address} sends this actor on, though another host has sent it there")
         raise Redirected(address)
 
@@ -250,11 +241,11 @@ class ClientHandshake:
             message["notice"] = printable(notice)
         try:
             # What the learner would only call malformed is the environment's, and can be said here.
-            parse_spec(json.loads(json.dumps(message)), self._hello.envs)
+            parse_spec(message, self._envs)
         except ProtocolError as error:
-            raise UsageError(f"{spec.name} cannot be played with {self._hello.envs} environments: {error}") from error
+            raise UsageError(f"{spec.name} cannot be played with {self._envs} environments: {error}") from error
         self._send(Kind.SPEC, message)
-        return parse_ready(decode_control(self._expect(Kind.READY, deadline)))
+        return parse(Ready, decode_control(self._expect(Kind.READY, deadline)))
 
     def _send(self, kind: Kind, message: dict[str, Any]) -> bytes:
         payload = encode_control(message)

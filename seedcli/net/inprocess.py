@@ -47,7 +47,6 @@ class InProcessServer:
         return self._event
 
     def receive(self, handler: FrameHandler) -> int:
-        """See `net.base.ServerTransport.receive`."""
         count = 0
         while self._incoming and not handler.full:
             count += 1
@@ -70,13 +69,11 @@ class InProcessServer:
         return count
 
     def send(self, peer: Peer, header: bytes, payload: Payload = b"") -> None:
-        """See `net.base.ServerTransport.send`."""
         client = self._clients.get(peer)
         if client is not None:
             client.inbox.append(Frame(unpack_header(header), payload))
 
     def open_session(self, peer: Peer, payload_bytes: Sequence[int]) -> dict[str, Any]:
-        """See `net.base.ServerTransport.open_session`."""
         return {}
 
     def trust(self, peer: Peer) -> None:
@@ -87,11 +84,9 @@ class InProcessServer:
         return False
 
     def drop(self, peer: Peer) -> None:
-        """See `net.base.ServerTransport.drop`."""
         self._clients.pop(peer, None)
 
     def close(self) -> None:
-        """See `net.base.ServerTransport.close`."""
         self._clients.clear()
         if self._event >= 0:
             os.close(self._event)
@@ -113,7 +108,6 @@ class InProcessClient:
 
     @property
     def shares_memory(self) -> bool:
-        """See `net.base.ClientTransport`."""
         return True
 
     def pump_with(self, turn: Any) -> None:
@@ -121,25 +115,22 @@ class InProcessClient:
         self._pump = turn
 
     def connect(self, timeout: float) -> None:
-        """See `net.base.ClientTransport.connect`."""
+        """Nothing has to be done."""
 
     def send(self, header: bytes, payload: Payload = b"") -> None:
-        """See `net.base.ClientTransport.send`."""
         self._server.deliver(self._peer, header, payload)
 
     def receive(self, timeout: float) -> Frame | None:
-        """See `net.base.ClientTransport.receive`; a timeout of 0 does not run the server."""
+        """A timeout of 0 does not run the server."""
         if not self.inbox and timeout and self._pump is not None:
             self._pump()
         return self.inbox.popleft() if self.inbox else None
 
     def open_session(self, ready: Mapping[str, Any], payload_bytes: Sequence[int]) -> list[memoryview]:
-        """See `net.base.ClientTransport.open_session`."""
         self._buffers = [memoryview(bytearray(n)) for n in payload_bytes]
         return self._buffers
 
     def send_row(self, stream: int, header: bytes) -> None:
-        """See `net.base.ClientTransport.send_row`."""
         if unpack_header(header).kind != Kind.STEP:
             raise ConnectionLost("send_row is for steps")
         self._server.deliver(self._peer, header, self._buffers[stream])
@@ -148,5 +139,4 @@ class InProcessClient:
         """Nothing: neither end can die alone."""
 
     def close(self) -> None:
-        """See `net.base.ClientTransport.close`."""
         self._server.drop(self._peer)

@@ -1,131 +1,213 @@
-"""The messages of the handshake: what they hold, and the check of every field that a peer says."""
+"""The messages of the handshake as pydantic models: every field's type and limits, and no field that is not known."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, Strict, ValidationError, model_validator
+
+from seedcli.config.faults import broken_rule
 from seedcli.errors import ProtocolError, UsageError
 from seedcli.net.addresses import check_address
 from seedcli.net.base import Payload
 from seedcli.net.frames import ANSWER_LIMIT, decode_control, encode_control
-from seedcli.specs import ArraySpec, EnvSpec
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 
 MAX_ENVS = 65_536  # environments of one actor
-_MAX_ID = 64  # characters
-_MAX_VERSION = 32
-_MAX_SENTENCE = 500
-_MAX_ADDRESS = 300
-_MAX_NAME = 256
-_MAX_RANK = 8
+_MAX_SENTENCE = 500  # characters
 _MAX_OBSERVATIONS = 2**31  # bytes of all observations of one actor
-_MAX_ARRAYS = 64  # of an observation
-_MAX_ARRAY_NAME = 128  # characters
-_MAX_CODEC = 32  # characters
 _MAX_PARTS = 4096  # of an action, and categorical elements of an array
-_MAX_ACTIONS = 2**20  # categories of an action, all parts together
-_MAX_CATEGORIES = 2**20  # of an array, all elements together: a network's input has as many
-_ONLY_ARRAY = "observation"  # what specs.EnvSpec.arrays calls it
-_MAX_SECONDS = 1e12
-_MAX_ROW = 2**32 - 1  # what a header's payload field can say
+_MAX_CATEGORIES = 2**20  # of an action or an array, all parts together: a network's input or output has as many
+_MAX_ROW = 2**32 - 1  # what a header's payload field can hold
+_MAX_SHOWN = 80  # characters of a field's name in a sentence
+_OBJECT = {"dict_type", "model_type"}  # faults of what should have been a JSON object
 
 
-@dataclass(frozen=True)
-class Hello:
+def _check_printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("must hold printable characters only")
+    return text
+
+
+_T = TypeVar("_T")
+_M = TypeVar("_M", bound=BaseModel)
+_Text = Annotated[str, Field(min_length=1), AfterValidator(_check_printable)]
+_Sentence = Annotated[_Text, Field(max_length=_MAX_SENTENCE)]
+_List = Annotated[tuple[_T, ...], Strict(False), FailFast()]  # JSON's lists become tuples; their elements stay strict
+_Seconds = Annotated[float, Field(ge=0, le=1e12)]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class Hello(_Message):
     """How an actor introduces itself.
 
     Attributes:
-        actor_id: its name, 1 to 64 printable characters, kept when it reconnects.
-        envs: number of environments, 1 to 65,536.
+        actor_id: its name, kept when it reconnects.
+        envs: number of environments.
         streams: groups they are split into, 1 to `envs`.
         version: version of seedcli, for people.
-        failure: what made its environments fail, where that is why it comes anew; at most 500 characters.
-        placed: it is not to be sent on: a learner host has sent it here, or to where it has found nobody.
+        failure: what made its environments fail, where that is why it reconnects.
+        placed: it must not be redirected: a learner host has redirected it here, or to a host that does not answer.
     """
 
-    actor_id: str
-    envs: int
-    streams: int
-    version: str
-    failure: str = ""
+    actor_id: _Text = Field(max_length=64)
+    envs: int = Field(ge=1, le=MAX_ENVS)
+    streams: int = Field(ge=1)
+    version: _Text = Field(max_length=32)
+    failure: _Sentence = ""
     placed: bool = False
 
+    @model_validator(mode="after")
+    def _check_streams(self) -> Self:
+        if self.streams > self.envs:
+            raise ValueError(f"streams must be at most envs, {self.envs}")
+        return self
 
-@dataclass(frozen=True)
-class Ready:
+
+class Ready(BaseModel):
     """What the learner grants.
 
     Attributes:
-        session: id that every later frame carries, at least 1.
+        session: id that every later frame carries.
         stream_envs: environments of each stream.
         payload_bytes: of each stream's row, or, where rows are encoded, of the largest that its codecs can make.
         heartbeat_seconds: between heartbeats.
         timeout_seconds: of silence after which the other side is taken for dead.
         reconnect_timeout: seconds to look for a lost learner.
-        extra: whatever else READY held: the transport's part, for `ClientTransport.open_session`.
     """
 
-    session: int
-    stream_envs: tuple[int, ...]
-    payload_bytes: tuple[int, ...]
-    heartbeat_seconds: float
-    timeout_seconds: float
-    reconnect_timeout: float
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    model_config = ConfigDict(frozen=True, strict=True, extra="allow")
+
+    session: int = Field(ge=1, le=2**64 - 1)
+    stream_envs: _List[Annotated[int, Field(ge=1, le=MAX_ENVS)]] = Field(min_length=1)
+    payload_bytes: _List[Annotated[int, Field(ge=1, le=_MAX_ROW)]] = Field(min_length=1)
+    heartbeat_seconds: _Seconds
+    timeout_seconds: _Seconds
+    reconnect_timeout: _Seconds
+
+    @model_validator(mode="after")
+    def _check_streams(self) -> Self:
+        if len(self.stream_envs) != len(self.payload_bytes):
+            raise ValueError("stream_envs and payload_bytes must name the same streams")
+        return self
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """Whatever else READY held: the transport's part, for `ClientTransport.open_session`."""
+        return self.model_extra or {}
 
 
-def _text(message: Mapping[str, Any], key: str, limit: int) -> str:
-    value = message.get(key)
-    if not isinstance(value, str) or not 1 <= len(value) <= limit or not value.isprintable():
-        raise ProtocolError(f"{key} must be a text of 1 to {limit} printable characters")
-    return value
+class _Space(_Message):
+    """An array or an action: the fields of a class of `specs`, which then checks them together."""
+
+    made: ClassVar[type[Any]]
+    categories: _List[Annotated[int, Field(ge=1, lt=2**31)]] = Field(max_length=_MAX_PARTS)
+
+    @model_validator(mode="after")
+    def _check_space(self) -> Self:
+        total = sum(self.categories)
+        if total > _MAX_CATEGORIES:
+            raise ValueError(f"has {total} categories in all, more than the limit of {_MAX_CATEGORIES}")
+        self.make()
+        return self
+
+    def make(self) -> Any:
+        """The `ArraySpec` or `ActionSpec`; raises ValueError."""
+        return self.made(**self.__dict__)
 
 
-def _integer(message: Mapping[str, Any], key: str, low: int, high: int) -> int:
-    value = message.get(key)
-    # bool is an int in Python, but true is no number of environments.
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ProtocolError(f"{key} must be an integer from {low} to {high}")
-    return value
+class _Array(_Space):
+    made = ArraySpec
+    shape: _List[Annotated[int, Field(ge=1, le=_MAX_OBSERVATIONS)]] = Field(max_length=8)
+    dtype: str = Field(max_length=32)
+    binary: _List[Annotated[int, Field(ge=0, le=255)]] = Field(max_length=2)
 
 
-def _integers(message: Mapping[str, Any], key: str, low: int, high: int) -> tuple[int, ...]:
-    values = message.get(key)
-    if not isinstance(values, list) or not values:
-        raise ProtocolError(f"{key} must be a list of integers")
-    return tuple(_integer({key: value}, key, low, high) for value in values)
+class _Action(_Space):
+    made = ActionSpec
+    size: int = Field(ge=0, le=_MAX_PARTS)
+    vector: bool
+    unbounded: _List[int] = Field(max_length=_MAX_PARTS)
 
 
-def _seconds(message: Mapping[str, Any], key: str) -> float:
-    value = message.get(key)
-    # JSON's integers may be too large for a float; nothing compares well with what is no number.
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _MAX_SECONDS:
-        raise ProtocolError(f"{key} must be a number of seconds from 0 to {_MAX_SECONDS:g}")
-    return float(value)
+class Announcement(_Message):
+    """What SPEC holds: the specification of an actor's environments, and how it sends their arrays.
+
+    Attributes:
+        name, observation, observations, action, frames_per_step: as in `specs.EnvSpec.to_dict`; see `spec`.
+        codecs: codec of each array, by the array's name; whether each is known and fits is not checked.
+        notice: what the actor tells people of how its environments are used, "" for nothing.
+    """
+
+    name: _Text = Field(max_length=256)
+    observation: _Array | None = None
+    observations: dict[Annotated[_Text, Field(max_length=128)], _Array] | None = Field(
+        None, min_length=1, max_length=64
+    )
+    action: _Action
+    frames_per_step: int = Field(ge=1, le=1_000_000)
+    codecs: dict[str, Annotated[_Text, Field(max_length=32)]]
+    notice: _Sentence = ""
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        given = self.model_fields_set & {"observation", "observations"}
+        if len(given) != 1 or getattr(self, *given) is None:
+            raise ValueError("a specification holds either observation or observations")
+        if self.codecs.keys() != self.spec.arrays.keys():
+            raise ValueError("codecs must name every array of the observation and nothing else")
+        return self
+
+    @cached_property
+    def spec(self) -> EnvSpec:
+        """The specification."""
+        single, several = self.observation, self.observations or {}
+        observation = single.make() if single else {name: array.make() for name, array in several.items()}
+        return EnvSpec(self.name, observation, self.action.make(), self.frames_per_step)
+
+
+class _Redirect(_Message):
+    address: _Text = Field(max_length=300)
+
+
+class _Goodbye(_Message):
+    failure: _Sentence
+
+
+def parse(model: type[_M], message: Mapping[str, Any]) -> _M:
+    """Check every field of a message; raises ProtocolError for the first that is wrong."""
+    try:
+        return model.model_validate(message)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+    *path, name = fault["loc"] or ("",)
+    if fault["type"] == "extra_forbidden":
+        raise _unknown(str(name))
+    where = printable(".".join(map(str, (*path, name))))[:_MAX_SHOWN]
+    rule = "must be an object" if fault["type"] in _OBJECT else broken_rule(fault)
+    raise ProtocolError(f"{where} {rule}".strip())
+
+
+def _unknown(name: str) -> ProtocolError:
+    return ProtocolError(f"a handshake message with the unknown field {name!r:.{_MAX_SHOWN}}")
 
 
 def only(message: Mapping[str, Any], keys: frozenset[str]) -> None:
     """Refuse a message with any other field; raises ProtocolError."""
     unknown = sorted(set(message) - keys)
     if unknown:
-        raise ProtocolError(f"a handshake message with the unknown field {unknown[0]!r:.80}")
+        raise _unknown(unknown[0])
 
 
-def parse_hello(message: Mapping[str, Any]) -> Hello:
-    """Check every field of a HELLO; raises ProtocolError."""
-    only(message, frozenset(("actor_id", "envs", "streams", "version", "failure", "placed")))
-    if not isinstance(message.get("placed", False), bool):
-        raise ProtocolError("placed must be true or false")
-    envs = _integer(message, "envs", 1, MAX_ENVS)
-    return Hello(
-        actor_id=_text(message, "actor_id", _MAX_ID),
-        envs=envs,
-        streams=_integer(message, "streams", 1, envs),
-        version=_text(message, "version", _MAX_VERSION),
-        failure=_text(message, "failure", _MAX_SENTENCE) if "failure" in message else "",
-        placed=message.get("placed", False),
-    )
+def printable(sentence: str) -> str:
+    """A sentence as the messages may hold it."""
+    shown = "".join(c if c.isprintable() else " " for c in sentence)
+    return shown[:_MAX_SENTENCE]
 
 
 def parse_redirect(message: Mapping[str, Any], scheme: str) -> str:
@@ -138,8 +220,7 @@ def parse_redirect(message: Mapping[str, Any], scheme: str) -> str:
     Raises:
         ProtocolError: it is no address, or one of another transport.
     """
-    only(message, frozenset(("address",)))
-    address = _text(message, "address", _MAX_ADDRESS)
+    address = parse(_Redirect, message).address
     try:
         found, _ = check_address(address)
     except UsageError as error:
@@ -156,108 +237,22 @@ def goodbye(failure: str = "") -> bytes:
 
 def parse_goodbye(payload: Payload) -> str:
     """What a GOODBYE says of the actor's environments, "" for nothing; raises ProtocolError."""
-    if not len(payload):
-        return ""
-    message = decode_control(payload)
-    only(message, frozenset(("failure",)))
-    return _text(message, "failure", _MAX_SENTENCE)
+    return parse(_Goodbye, decode_control(payload)).failure if len(payload) else ""
 
 
-def printable(sentence: str) -> str:
-    """A sentence as `_text` takes it."""
-    shown = "".join(c if c.isprintable() else " " for c in sentence)
-    return shown[:_MAX_SENTENCE]
-
-
-def _sizes(message: Mapping[str, Any], key: str, most: int, low: int, high: int) -> list[int]:
-    """A list of at most `most` integers, which may be empty."""
-    values = message.get(key)
-    if not isinstance(values, list) or len(values) > most:
-        raise ProtocolError(f"{key} must be a list of at most {most} integers")
-    return [_integer({key: value}, key, low, high) for value in values]
-
-
-def _array_bytes(array: Any) -> int:
-    """Check every field of an array's specification; returns the bytes of one element."""
-    if not isinstance(array, dict):
-        raise ProtocolError("an array's specification must be an object")
-    only(array, frozenset(("shape", "dtype", "categories", "binary")))
-    _sizes(array, "shape", _MAX_RANK, 1, _MAX_OBSERVATIONS)
-    categories = sum(_sizes(array, "categories", _MAX_PARTS, 1, 2**31 - 1))
-    if categories > _MAX_CATEGORIES:
-        raise ProtocolError(f"an array of {categories} categories in all is more than the limit of {_MAX_CATEGORIES}")
-    _sizes(array, "binary", 2, 0, 255)
-    try:
-        # Counted with Python's integers: a NumPy product that overflowed would pass any limit.
-        return ArraySpec.from_dict(array).nbytes
-    except (ValueError, TypeError, KeyError) as error:
-        raise ProtocolError(f"not an array's specification: {error}") from error
-
-
-def parse_spec(message: Mapping[str, Any], envs: int) -> tuple[EnvSpec, dict[str, str]]:
+def parse_spec(message: Mapping[str, Any], envs: int) -> Announcement:
     """Check every field of a SPEC of an actor with `envs` environments.
-
-    Returns:
-        The specification, and each array's codec, by the array's name; whether a codec is known and fits is not
-        checked.
 
     Raises:
         ProtocolError: a field is missing, unknown, of another type or beyond its limit.
     """
-    only(message, frozenset(("name", "observation", "observations", "action", "frames_per_step", "codecs", "notice")))
-    _text(message, "name", _MAX_NAME)
-    _integer(message, "frames_per_step", 1, 1_000_000)
-    action = message.get("action")
-    if not isinstance(action, dict):
-        raise ProtocolError("action must be an object")
-    only(action, frozenset(("categories", "size", "vector", "unbounded")))
-    parts = _sizes(action, "categories", _MAX_PARTS, 1, _MAX_ACTIONS)
-    size = _integer(action, "size", 0, _MAX_PARTS)
-    if not isinstance(action.get("vector"), bool):
-        raise ProtocolError("vector must be true or false")
-    _sizes(action, "unbounded", _MAX_PARTS, 0, max(size - 1, 0))
-    if sum(parts) > _MAX_ACTIONS:
-        raise ProtocolError(f"an action of {sum(parts)} categories in all is more than the limit of {_MAX_ACTIONS}")
-    if 4 * max(len(parts), size) * envs > ANSWER_LIMIT:
+    announcement = parse(Announcement, message)
+    spec = announcement.spec
+    if 4 * max(len(spec.action.categories), spec.action.size) * envs > ANSWER_LIMIT:
         raise ProtocolError(f"actions of {envs} environments are more than the limit of {ANSWER_LIMIT} bytes")
-    if ("observation" in message) == ("observations" in message):
-        raise ProtocolError("a specification holds either observation or observations")
-    arrays = message.get("observations", {_ONLY_ARRAY: message.get("observation")})
-    if not isinstance(arrays, dict) or not 1 <= len(arrays) <= _MAX_ARRAYS:
-        raise ProtocolError(f"observations must be an object of 1 to {_MAX_ARRAYS} arrays")
-    for name in arrays:
-        _text({"an array's name": name}, "an array's name", _MAX_ARRAY_NAME)
-    nbytes = sum(_array_bytes(array) for array in arrays.values())
-    if nbytes * envs > _MAX_OBSERVATIONS:
-        raise ProtocolError(f"{envs} observations of {nbytes} bytes are more than the limit of {_MAX_OBSERVATIONS}")
-    codecs = message.get("codecs")
-    if not isinstance(codecs, dict) or codecs.keys() != arrays.keys():
-        raise ProtocolError("codecs must be an object that names every array of the observation and nothing else")
-    for name in codecs:
-        _text(codecs, name, _MAX_CODEC)
-    try:
-        return EnvSpec.from_dict(message), dict(codecs)
-    except ValueError as error:
-        raise ProtocolError(f"not an environment specification: {error}") from error
-
-
-def parse_notice(message: Mapping[str, Any]) -> str:
-    """What a SPEC tells people of how the environments are used, "" for nothing; raises ProtocolError."""
-    return _text(message, "notice", _MAX_SENTENCE) if "notice" in message else ""
-
-
-def parse_ready(message: Mapping[str, Any]) -> Ready:
-    """Check every field of a READY; raises ProtocolError."""
-    known = ("session", "stream_envs", "payload_bytes", "heartbeat_seconds", "timeout_seconds", "reconnect_timeout")
-    ready = Ready(
-        session=_integer(message, "session", 1, 2**64 - 1),
-        stream_envs=_integers(message, "stream_envs", 1, MAX_ENVS),
-        payload_bytes=_integers(message, "payload_bytes", 1, _MAX_ROW),
-        heartbeat_seconds=_seconds(message, "heartbeat_seconds"),
-        timeout_seconds=_seconds(message, "timeout_seconds"),
-        reconnect_timeout=_seconds(message, "reconnect_timeout"),
-        extra={key: value for key, value in message.items() if key not in known},
-    )
-    if len(ready.stream_envs) != len(ready.payload_bytes):
-        raise ProtocolError("stream_envs and payload_bytes must name the same streams")
-    return ready
+    # Counted with Python's integers: a NumPy product that overflowed would pass any limit.
+    if spec.observation_bytes * envs > _MAX_OBSERVATIONS:
+        raise ProtocolError(
+            f"{envs} observations of {spec.observation_bytes} bytes are more than the limit of {_MAX_OBSERVATIONS}"
+        )
+    return announcement

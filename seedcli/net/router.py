@@ -19,8 +19,8 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from seedcli.errors import ProtocolError, RefusedError
-from seedcli.net.base import FrameHandler, Payload, Peer
+from seedcli.errors import ProtocolError
+from seedcli.net.base import FrameHandler, Payload, Peer, frame_limit
 from seedcli.net.frames import CONTROL_LIMIT, Header, Kind, pack_header, unpack_header
 from seedcli.net.security.curve import HANDSHAKE_MILLISECONDS, Gate, protect_listener
 from seedcli.net.security.keys import Security
@@ -156,11 +156,9 @@ class RouterServer:
             self._epoll.register(int(descriptor), select.EPOLLIN)
 
     def fileno(self) -> int:
-        """See `net.base.ServerTransport.fileno`."""
         return self._epoll.fileno()
 
     def receive(self, handler: FrameHandler) -> int:
-        """See `net.base.ServerTransport.receive`."""
         if self._poked:
             self._poked = False
             os.eventfd_read(self._event)
@@ -360,41 +358,33 @@ class RouterServer:
         return True
 
     def send(self, peer: Peer, header: bytes, payload: Payload = b"") -> None:
-        """See `net.base.ServerTransport.send`."""
         if peer.key not in self._connections:
             return
         assert isinstance(peer.key, bytes)
         self._post(peer.key, header, payload)
 
     def open_session(self, peer: Peer, payload_bytes: Sequence[int]) -> dict[str, Any]:
-        """See `net.base.ServerTransport.open_session`; raises RefusedError where there is no room for the rows."""
+        """Raises RefusedError for rows over the limit."""
         connection = self._connections.get(peer.key)  # type: ignore[call-overload]
         if connection is None:
             raise ProtocolError("a session for a connection that has ended")
-        largest = max(payload_bytes)
-        if largest > self._max_payload:
-            raise RefusedError(f"rows of {largest} bytes where {self._max_payload} are the limit: lower --envs")
-        connection.limit = max(largest, CONTROL_LIMIT)
+        connection.limit = frame_limit(payload_bytes, self._max_payload)
         return {}
 
     def trust(self, peer: Peer) -> None:
-        """See `net.base.ServerTransport.trust`."""
         connection = self._connections.get(peer.key)  # type: ignore[call-overload]
         if connection is not None:
             connection.trusted = True
             self._trusted[connection.descriptor] = connection.peer.key
 
     def trusts(self, descriptor: int, address: tuple[str, int]) -> bool:
-        """See `net.base.ServerTransport.trusts`."""
         return descriptor in self._trusted
 
     def drop(self, peer: Peer) -> None:
-        """See `net.base.ServerTransport.drop`."""
         if isinstance(peer.key, bytes) and peer.key in self._connections:
             self._forget(peer.key)
 
     def close(self) -> None:
-        """See `net.base.ServerTransport.close`."""
         if self._closed:
             return
         self._closed = True

@@ -83,7 +83,7 @@ class ShmServer(RouterServer):
         self.address = f"shm://{path}"
 
     def open_session(self, peer: Peer, payload_bytes: Sequence[int]) -> dict[str, Any]:
-        """See `net.base.ServerTransport.open_session`: makes the mapping, returns its path.
+        """Make the mapping; returns its path.
 
         Raises:
             RefusedError: there is not enough shared memory.
@@ -131,7 +131,6 @@ class ShmServer(RouterServer):
             mapping.unlink()
 
     def close(self) -> None:
-        """See `net.base.ServerTransport.close`."""
         super().close()
         try:
             os.unlink(self._path)
@@ -151,11 +150,10 @@ class ShmClient(ZmqClient):
 
     @property
     def shares_memory(self) -> bool:
-        """See `net.base.ClientTransport`."""
         return True
 
     def open_session(self, ready: Mapping[str, Any], payload_bytes: Sequence[int]) -> list[memoryview]:
-        """See `net.base.ClientTransport.open_session`: the buffers are the mapping that the learner reads."""
+        """The buffers are the mapping that the learner reads."""
         path = ready.get(_KEY)
         if not isinstance(path, str):
             raise ProtocolError("the learner named no shared memory: is it of this version?")
@@ -174,5 +172,5 @@ class ShmClient(ZmqClient):
         return self._buffers
 
     def send_row(self, stream: int, header: bytes) -> None:
-        """See `net.base.ClientTransport.send_row`: the row is there already, only its header travels."""
+        """The row is there already, only its header travels."""
         self.send(header)

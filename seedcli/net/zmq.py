@@ -90,7 +90,6 @@ class ZmqClient:
 
     @property
     def shares_memory(self) -> bool:
-        """See `net.base.ClientTransport`."""
         return False
 
     def _dealer(self, identity: bytes, *, incoming: int) -> zmq.Socket[bytes]:
@@ -111,7 +110,7 @@ class ZmqClient:
         return socket
 
     def connect(self, timeout: float) -> None:
-        """See `net.base.ClientTransport.connect`: waits until a ZeroMQ peer has shaken hands."""
+        """Wait until a ZeroMQ peer has shaken hands."""
         check_known(self._url.removeprefix("tcp://"), self.address)
         self._dial()
         deadline = time.monotonic() + timeout
@@ -176,13 +175,11 @@ class ZmqClient:
             raise ConnectionLost(self._lost)
 
     def send(self, header: bytes, payload: Payload = b"") -> None:
-        """See `net.base.ClientTransport.send`."""
         self._check()
         self._socket.send(header, zmq.SNDMORE | zmq.NOBLOCK)
         self._socket.send(payload, zmq.NOBLOCK)
 
     def receive(self, timeout: float) -> Frame | None:
-        """See `net.base.ClientTransport.receive`."""
         deadline = time.monotonic() + timeout
         sockets = [(self._socket, zmq.POLLIN), (self._monitor, zmq.POLLIN)]
         while True:
@@ -214,18 +211,15 @@ class ZmqClient:
         return Frame(header, payload)
 
     def open_session(self, ready: Mapping[str, Any], payload_bytes: Sequence[int]) -> list[memoryview]:
-        """See `net.base.ClientTransport.open_session`."""
         self._buffers = [aligned_empty(nbytes).data for nbytes in payload_bytes]
         return self._buffers
 
     def send_row(self, stream: int, header: bytes) -> None:
-        """See `net.base.ClientTransport.send_row`."""
         self._check()
         self._socket.send(header, zmq.SNDMORE | zmq.NOBLOCK)
         self._socket.send(self._buffers[stream], zmq.NOBLOCK)
 
     def heartbeat(self, header: bytes) -> None:
-        """See `net.base.ClientTransport.heartbeat`."""
         with self._heartbeat_lock:
             if self._closed:
                 return
@@ -236,7 +230,7 @@ class ZmqClient:
             self._heartbeat.send(b"", zmq.NOBLOCK)
 
     def close(self) -> None:
-        """See `net.base.ClientTransport.close`; waits up to half a second for what was sent last."""
+        """Wait up to half a second for what was sent last."""
         with self._heartbeat_lock:
             if self._closed:
                 return

@@ -1,111 +1,20 @@
-"""What is asked of a job script for SLURM, checked; `slurm.script` writes it."""
+"""Checks what is asked of a job script for SLURM; `slurm.script` writes it."""
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from seedcli.cluster.hosts import check_replay
+from seedcli.config.conflicts import hosts_conflict
 from seedcli.config.schema import Config
 from seedcli.config.sections import ActorsConfig
 from seedcli.config.sources import load_config
 from seedcli.config.topology import Inventory, make_plan
 from seedcli.envs.registry import check_environment
 from seedcli.errors import UsageError
+from seedcli.slurm.job import Job
 
 _SIGNAL_SLACK = 60  # seconds by which SLURM may send a signal too early (man sbatch, --signal)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What is asked of a job script; a field's name is its flag's.
-
-    Attributes:
-        preset: name of the preset.
-        actors: actor processes, at least 1.
-        env: what to play; None: as the preset says.
-        envs: environments of each actor; None: as the preset says.
-        steps, seed: text for the learner's flags of these names; None: as the preset says.
-        sets: "section.key=value" each.
-        time: time limit as SLURM writes it, such as "4:00:00"; None: the partition's.
-        logdir: the run's folder; None: runs/<preset>/job-<id> where the job was submitted.
-        learner_hosts: learners that train one model together, each on a node of its own.
-        nodes: nodes of the one job; None: one for each learner host.
-        array: the actors are an array of jobs instead of a step.
-        partition, account: as sbatch takes them; None: SLURM's defaults.
-        actor_partition: partition of the array's jobs; None: `partition`.
-        learner_cpus, cpus_per_actor: CPUs of each process.
-        gpus: GPUs of each learner host.
-        mem: memory of the job on each node, such as "16G"; None: SLURM's default.
-        actor_mem: memory of each of the array's jobs; None: SLURM's default.
-        signal_seconds: how long before the time limit the learner is told to stop.
-        requeue: whether the job is queued again when it is stopped in the middle, or its learner dies.
-        sbatch: further options of sbatch, one a line.
-        venv: a virtual environment to activate; None: `seed` is found as it was at submission.
-        setup: lines of shell to run first.
-    """
-
-    preset: str
-    actors: int
-    env: str | None = None
-    envs: int | None = None
-    steps: str | None = None
-    seed: str | None = None
-    sets: Sequence[str] = ()
-    time: str | None = None
-    logdir: str | None = None
-    learner_hosts: int = 1
-    nodes: int | None = None
-    array: bool = False
-    partition: str | None = None
-    actor_partition: str | None = None
-    account: str | None = None
-    learner_cpus: int = 4
-    cpus_per_actor: int = 2
-    gpus: int = 0
-    mem: str | None = None
-    actor_mem: str | None = None
-    signal_seconds: int = 90
-    requeue: bool = True
-    sbatch: Sequence[str] = ()
-    venv: str | None = None
-    setup: Sequence[str] = ()
-
-    @property
-    def all_nodes(self) -> int:
-        """Nodes of the job; with `array` of the learner's."""
-        return self.learner_hosts if self.nodes is None else self.nodes
-
-
-def command(job: Job) -> str:
-    """The command that prints a job's script, quoted for the shell."""
-    words = ["seed", "slurm", "--preset", job.preset]
-    for name, value in _given(job):
-        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return shlex.join(words)
-
-
-def _given(job: Job) -> Iterator[tuple[str, Any]]:
-    """Flags without their dashes and values, of all that differs from the default, in a fixed order."""
-    single = "env actors envs time steps seed logdir learner_hosts nodes partition account learner_cpus cpus_per_actor"
-    for name in [*single.split(), "gpus", "mem", "array", "actor_partition", "actor_mem", "signal_seconds"]:
-        value = getattr(job, name)
-        if name == "actors" or value != getattr(Job, name):
-            yield name.replace("_", "-"), value
-    if not job.requeue:
-        yield "no-requeue", True
-    yield from (("set", value) for value in job.sets)
-    yield from (("sbatch", value) for value in job.sbatch)
-    if job.venv is not None:
-        yield "venv", job.venv
-    yield from (("setup", value) for value in job.setup)
-
-
-# Checks -------------------------------------------------------------------------------------------------------
-
 _TIME = re.compile(r"(?:(?P<d>\d+)-(?P<dh>\d+)(?::(?P<dm>\d+)(?::(?P<ds>\d+))?)?|(?P<rest>\d+(?::\d+){0,2}))")
 
 
@@ -137,12 +46,12 @@ def check(job: Job) -> ActorsConfig:
     Raises:
         UsageError: an unknown preset or key, or a value that is out of its range, malformed or in conflict.
     """
-    for flag, value in _given(job):
+    for flag, value in job.given():
         if isinstance(value, str) and re.search(r"[\x00-\x1f\x7f]", value):
             raise UsageError(f"--{flag} {value!r} must be one line of text: leave line breaks and control codes out")
     flags = {"--env": job.env, "--envs": job.envs, "--actors": job.actors, "--steps": job.steps, "--seed": job.seed}
     # The environment is no layer here: a script is made of its command alone.
-    resolved = load_config(job.preset, environ={}, sets=job.sets, flags=flags)
+    resolved = load_config(job.preset, environ={}, sets=job.set, flags=flags)
     config = resolved.config
     check_environment(config.environment, resolved.sources["environment.kwargs"])
     if job.time is not None and seconds_of(job.time) < job.signal_seconds + _SIGNAL_SLACK:
@@ -208,21 +117,13 @@ def _check_learner_hosts(job: Job, config: Config) -> None:
         )
     if hosts == 1:
         return
-    if config.training.batch_size % hosts:
-        raise UsageError(
-            f"training.batch_size = {config.training.batch_size} must be a multiple of --learner-hosts {hosts}, "
-            "because each trains on as many unrolls: change one of the two"
-        )
     if job.actors < hosts:
         raise UsageError(
             f"--actors {job.actors} must be at least --learner-hosts {hosts}, because the others wait for a host that "
             "no actor feeds: raise it"
         )
-    if config.topology.platform == "tpu":
-        raise UsageError(
-            f"topology.platform = tpu must not be used with --learner-hosts {hosts}, because the cores of a TPU belong "
-            "to one host: leave one of the two out"
-        )
+    if unfit := hosts_conflict(config, hosts, config.topology.platform, "--learner-hosts"):
+        raise UsageError(unfit)
 
 
 def _check_devices(job: Job, config: Config) -> None:

@@ -24,7 +24,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from seedcli.config.sections import ActorsConfig
-from seedcli.slurm.request import Job, check, command
+from seedcli.slurm.job import Job, command
+from seedcli.slurm.request import check
 
 _RESTARTS = 5  # of one actor, each within an hour of the last
 _REQUEUES = 3  # of a job whose learner dies, each within an hour of its start
@@ -299,7 +300,7 @@ def _learner(job: Job, fleet: ActorsConfig, cpus: int) -> str:
     for flag, value in (("--env", job.env), ("--steps", job.steps), ("--seed", job.seed)):
         words += [flag, value] if value is not None else []
     # How large the fleet is: the learner shares exploration and evaluation out among its environments.
-    for value in (*job.sets, f"actors.count={fleet.count}", f"actors.envs={fleet.envs}"):
+    for value in (*job.set, f"actors.count={fleet.count}", f"actors.envs={fleet.envs}"):
         words += ["--set", value]
     gpus = f" --{_gpu_option(job)}={job.gpus}" if job.gpus else ""
     step = _LEARNER if job.learner_hosts == 1 else _LEARNER_HOSTS

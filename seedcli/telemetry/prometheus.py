@@ -123,7 +123,6 @@ class _LearnerCollector(Collector):
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
-        """See `prometheus_client.registry.Collector`."""
         status = self._status
         yield InfoMetricFamily("seed_run", "What is trained.", value=dict(status.run))
         yield GaugeMetricFamily(

@@ -61,7 +61,7 @@ class Devices:
             there are several.
 
     Raises:
-        UsageError: TensorFlow finds no TPU, or `tf.distribute` has no way to do what is planned.
+        UsageError: TensorFlow finds no TPU.
 
     Attributes:
         plan: as given.
@@ -186,11 +186,6 @@ def _make_strategy(plan: Plan, resolver: Any) -> Any:
         # Parts of one processor share its memory: what they have is added up in order, on the first of them.
         sums = tf.distribute.ReductionToOneDevice() if plan.platform == "cpu" else None
         return tf.distribute.MirroredStrategy([plan.name(device) for device in plan.training], sums)
-    if plan.platform == "cpu" and len(plan.training) > 1:
-        raise UsageError(
-            f"topology.training_devices = {len(plan.training)} must be 1 on the processors of {plan.num_hosts} hosts: "
-            "TensorFlow trains on one processor a host"
-        )
     gpus = plan.platform == "gpu"
     # It takes the first accelerators of every host, as many as the resolver says there are.
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -211,13 +206,8 @@ def _make_tpu_strategy(plan: Plan) -> Any:
     Written from TensorFlow's documentation, and not run on a TPU yet.
 
     Raises:
-        UsageError: TensorFlow finds no TPU, or there are several hosts.
+        UsageError: TensorFlow finds no TPU.
     """
-    if plan.num_hosts > 1:
-        raise UsageError(
-            f"topology.platform = tpu with {plan.num_hosts} topology.hosts: the cores of one TPU belong to one host, "
-            "so leave out topology.hosts"
-        )
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver("local")
         tf.config.experimental_connect_to_cluster(resolver)

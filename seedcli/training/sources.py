@@ -82,7 +82,7 @@ class Source(Protocol):
 
 
 class QueueSource:
-    """Each unroll once, first in, first out.
+    """A `Source` of each unroll once, first in, first out.
 
     Args:
         batch_size: columns of a batch of this host.
@@ -102,11 +102,9 @@ class QueueSource:
         self.close = self._queue.close
 
     def workers(self) -> dict[str, Callable[[], None]]:
-        """See `Source.workers`."""
         return {}
 
     def next_batch(self, *, wait: bool) -> PreparedBatch | None:
-        """See `Source.next_batch`."""
         begun = time.perf_counter()
         pieces = self._queue.take(self._batch_size, wait=wait)
         taken = time.perf_counter()
@@ -118,26 +116,24 @@ class QueueSource:
         return _placed(batch, self._place, self._profile)
 
     def trained(self, batch: PreparedBatch, priorities: npt.NDArray[np.float32] | None) -> None:
-        """See `Source.trained`."""
+        """Nothing has to be done."""
 
     def stats(self) -> dict[str, float]:
-        """See `Source.stats`."""
         return {}
 
     def capture(self) -> Callable[[Path], None] | None:
-        """See `Source.capture`: what waits in the queue is a moment's data, and is not kept."""
+        """What waits in the queue is a moment's data, and is not kept."""
         return None
 
     def prune(self, checkpoints: list[Path]) -> None:
-        """See `Source.prune`."""
+        """Nothing is kept."""
 
     def restore(self, checkpoint: Path) -> bool:
-        """See `Source.restore`."""
         return False
 
 
 class ReplaySource:
-    """Unrolls in proportion to their priorities, again and again, at a set ratio to how fast they come in.
+    """A `Source` of unrolls by priority, each many times, at a set ratio to how fast they come in.
 
     Args:
         agent: gives initial priorities.
@@ -212,7 +208,6 @@ class ReplaySource:
     # -- in ---------------------------------------------------------------------------------------------------
 
     def workers(self) -> dict[str, Callable[[], None]]:
-        """See `Source.workers`."""
         return {"replay": self._insert_loop}
 
     def _insert_loop(self) -> None:
@@ -267,7 +262,7 @@ class ReplaySource:
     # -- out --------------------------------------------------------------------------------------------------
 
     def next_batch(self, *, wait: bool) -> PreparedBatch | None:
-        """See `Source.next_batch`; not waiting means that there is no worker, so what waits is inserted first."""
+        """Not waiting means that there is no worker, so what waits is inserted first."""
         if not wait:
             while self._insert(wait=False):
                 pass
@@ -281,39 +276,32 @@ class ReplaySource:
         return _placed(batch, self._place, self._prefetch)
 
     def trained(self, batch: PreparedBatch, priorities: npt.NDArray[np.float32] | None) -> None:
-        """See `Source.trained`."""
         assert batch.serials is not None and priorities is not None, "an algorithm with a replay gives priorities"
         self.replay.update(batch.serials, priorities)
 
     # -- the rest ---------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """See `Source.close`."""
         self._queue.close()
         self.replay.close()
 
     def stats(self) -> dict[str, float]:
-        """See `Source.stats`."""
         return self.replay.stats()
 
     @property
     def dropped(self) -> int:
-        """See `Source.dropped`."""
         return self.replay.dropped
 
     def capture(self) -> Callable[[Path], None] | None:
-        """See `Source.capture`."""
         if not self._config.save or not self.replay.size:
             return None
         store, snapshot = self._store, self.replay.snapshot()
         return lambda directory: store.save(directory, snapshot)
 
     def prune(self, checkpoints: list[Path]) -> None:
-        """See `Source.prune`."""
         self._store.prune(checkpoints)
 
     def restore(self, checkpoint: Path) -> bool:
-        """See `Source.restore`."""
         why = f"{checkpoint} keeps no replay"
         if not self._config.save:
             why = "replay.save = false leaves the replay aside"

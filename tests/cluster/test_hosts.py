@@ -324,7 +324,7 @@ class Fleet:
         )
 
     def come(self, envs: int = 4, transport: str = "grpc") -> str | None:
-        return self.place(Hello("actor", envs, 1, "1.0"), transport)
+        return self.place(Hello(actor_id="actor", envs=envs, streams=1, version="1.0"), transport)
 
 
 def test_among_equals_each_in_turn_beginning_here() -> None:

@@ -218,7 +218,8 @@ def test_hosts_share_a_batch() -> None:
         (
             of_the_environment(config(33), "one:8690", "two:8690"),
             EIGHT_GPUS,
-            "training.batch_size = 33 must be a multiple of the 2 topology.hosts: each trains on as many unrolls",
+            "training.batch_size = 33 must be a multiple of 2, the number of topology.hosts: each trains on as many "
+            "unrolls",
         ),
         (
             config(32, platform="cpu", virtual_devices=2, training_devices=2, **two_hosts()),
@@ -261,6 +262,7 @@ def test_what_does_not_fit_is_refused_with_the_numbers(wanted: Config, inventory
         ({"host_index": 1}, "topology.host_index = 1 must be below 1, the number of topology.hosts"),
         (two_hosts(host_index=2), "topology.host_index = 2 must be below 2"),
         (two_hosts(trust_network=False), "need --trust-network"),
+        (two_hosts(platform="tpu"), "topology.platform = tpu must not be used with 2 topology.hosts"),
         (two_hosts(batch=33), "training.batch_size = 33 must be a multiple of 2, the number of topology.hosts"),
         (two_hosts(hosts=("one:1", "two")), 'must be host:port each, such as "node1:8690", and "two" is not'),
         (two_hosts(hosts=("one:1", "one:1")), 'must be different hosts or ports, and "one:1" is there twice'),

@@ -322,7 +322,7 @@ class _Decoders:
         self._try("row", lambda: self.decoder.decode(mutator.row(self.row, 4), self.destination))
         self._try("row bytes", lambda: self.decoder.decode(mutator.noise(self.row), self.destination))
         self._try("header", lambda: unpack_header(mutator.noise(pack_header(Kind.STEP, 7))))
-        self._try("READY", lambda: messages.parse_ready(decode_control(mutator.json(self.ready))))
+        self._try("READY", lambda: messages.parse(messages.Ready, decode_control(mutator.json(self.ready))))
         redirect, scheme = mutator.json(b'{"address":"b:1"}'), mutator.random.choice(["grpc", "zmq"])
         self._try("REDIRECT", lambda: messages.parse_redirect(decode_control(redirect), scheme))
         self._try("SPEC", lambda: self._specification(mutator.json(self.spec), mutator.random.choice([3, 60_000])))
@@ -331,11 +331,9 @@ class _Decoders:
 
     @staticmethod
     def _specification(body: bytes, envs: int) -> None:
-        message = decode_control(body)
-        messages.parse_notice(message)
-        spec, chosen = messages.parse_spec(message, envs)
-        codecs.check_codecs(spec, chosen, codecs.CODECS)
-        RowDecoder(RowLayout(spec, envs), chosen)
+        announcement = messages.parse_spec(decode_control(body), envs)
+        codecs.check_codecs(announcement.spec, announcement.codecs, codecs.CODECS)
+        RowDecoder(RowLayout(announcement.spec, envs), announcement.codecs)
 
     @staticmethod
     def _codecs(name: str) -> None:

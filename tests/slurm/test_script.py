@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from seedcli.cli.main import main
 from seedcli.errors import UsageError
-from seedcli.slurm.request import Job, command, seconds_of
+from seedcli.slurm.job import Job, command
+from seedcli.slurm.request import seconds_of
 from seedcli.slurm.script import job_script
 
 EXAMPLES = sorted((Path(__file__).parent.parent.parent / "examples" / "slurm").glob("*.sbatch"))
@@ -32,7 +33,7 @@ SCRIPTS = {
         envs=8,
         steps="1e6",
         seed="7",
-        sets=("agent.hidden=[8, 8]", 'environment.kwargs={ sutton_barto_reward = "it\'s" }'),
+        set=("agent.hidden=[8, 8]", 'environment.kwargs={ sutton_barto_reward = "it\'s" }'),
         time="4:00:00",
         logdir="/scratch/it's $(here) }",
         learner_hosts=2,
@@ -119,7 +120,7 @@ def test_every_value_arrives() -> None:
     learner = words_of(script, "seed learner")
     assert learner[2:8] == ["--preset", "cartpole_vtrace", "--steps", "1e6", "--seed", "7"]
     given = [learner[place + 1] for place, word in enumerate(learner) if word == "--set"]
-    assert given == [*SCRIPTS["everything"].sets, "actors.count=3", "actors.envs=8"]
+    assert given == [*SCRIPTS["everything"].set, "actors.count=3", "actors.envs=8"]
     assert learner[learner.index("--logdir") :] == [
         "--logdir", "$SEED_RUN", "--continue", "--grpc-port", "0", "--zmq-port", "0", "--no-live", "&"
     ]  # fmt: skip
@@ -251,7 +252,7 @@ def test_learners_and_actors_fit_into_the_job(actors: int, nodes: int, cpus: int
     nodes = max(hosts, min(nodes, actors + hosts))
     script = job_script(
         Job(preset="cartpole_vtrace", actors=actors, envs=1, nodes=nodes, cpus_per_actor=cpus, learner_cpus=learner,
-            learner_hosts=hosts, sets=("actors.streams=1",))
+            learner_hosts=hosts, set=("actors.streams=1",))
     )  # fmt: skip
     asked = dict(option.split("=", 1) for option in directives(script) if "=" in option)
     per_node = int(asked["--ntasks-per-node"]) * cpus
@@ -309,7 +310,7 @@ def test_malformed_time_limits(time: str) -> None:
         (["--preset", "cartpole_vtrace", "--learner-hosts", "3", "--actors", "2"], "--learner-hosts 3"),
         (
             ["--preset", "cartpole_vtrace", "--learner-hosts", "2", "--set", "training.batch_size=7"],
-            "training.batch_size = 7 must be a multiple of --learner-hosts 2",
+            "training.batch_size = 7 must be a multiple of 2, the number of --learner-hosts",
         ),
         (["--preset", "cartpole_vtrace", "--learner-hosts", "2", "--set", "topology.platform=tpu"], "tpu"),
         (

@@ -202,16 +202,8 @@ def test_a_batch_that_finds_no_memory_is_told_with_its_size(monkeypatch: pytest.
     )
 
 
-def test_processors_of_several_hosts_train_as_one_device_each() -> None:
-    plan = Plan("cpu", 2, (0, 1), (1,), columns=2, hosts=("a:1", "b:1"), virtual=True)
-    with pytest.raises(UsageError, match="topology.training_devices = 2 must be 1"):
-        Devices(plan)
-
-
 def test_a_tpu_that_is_not_there_is_refused() -> None:
     if tf.config.list_physical_devices("TPU"):
         pytest.skip("there is a TPU here")
     with pytest.raises(UsageError, match="finds no TPU"):
         Devices(Plan("tpu", 8, (0, 1), (7,), columns=4))
-    with pytest.raises(UsageError, match="belong to one host"):
-        Devices(Plan("tpu", 8, (0, 1), (7,), columns=2, hosts=("a:1", "b:1")))

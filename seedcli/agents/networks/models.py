@@ -119,11 +119,9 @@ class PolicyValueNetwork(RecurrentNetwork):
     """
 
     def towers(self, config: AgentConfig) -> int:
-        """See `RecurrentNetwork.towers`."""
         return 2 if config.separate_value else 1
 
     def make_heads(self, config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> None:
-        """See `RecurrentNetwork.make_heads`."""
         # A policy that is all but uniform, or centred on 0, at the start explores, whatever the features are.
         initializer = orthogonal(rng, 0.01)
         if spec.action.size:
@@ -136,7 +134,6 @@ class PolicyValueNetwork(RecurrentNetwork):
         self.value_scale = ValueScale() if config.normalize_values else None
 
     def heads(self, features: tf.Tensor) -> PolicyValue:
-        """See `RecurrentNetwork.heads`."""
         towers = self.encoder.split(features)
         value = self.value(towers[-1])[:, 0]
         if self.value_scale is not None:
@@ -152,8 +149,6 @@ class DuelingQNetwork(RecurrentNetwork):
     """
 
     def make_heads(self, config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> None:
-        """See `RecurrentNetwork.make_heads`."""
-
         def head(name: str, units: int, gain: float) -> list[keras.layers.Layer]:
             layers = []
             if config.dueling_hidden:
@@ -171,7 +166,6 @@ class DuelingQNetwork(RecurrentNetwork):
         self.advantage_head = head("advantage", spec.action.categories[0], 0.1)
 
     def heads(self, features: tf.Tensor) -> tf.Tensor:
-        """See `RecurrentNetwork.heads`."""
         value = advantage = features
         for layer in self.value_head:
             value = layer(value)

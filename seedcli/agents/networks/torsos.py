@@ -75,7 +75,7 @@ class MlpTorso(keras.layers.Layer):
         return x
 
     def saturation(self, features: tf.Tensor) -> tf.Tensor:
-        """See `saturation`; 0 where there are no layers."""
+        """The last layer's, 0 where there are no layers."""
         return saturation(features, self._activation) if self.stages else tf.constant(0.0)
 
 
@@ -103,7 +103,6 @@ class ConvTorso(keras.layers.Layer):
         return self.dense(_flatten(x))
 
     def saturation(self, features: tf.Tensor) -> tf.Tensor:
-        """See `saturation`."""
         return saturation(features, "relu")
 
 
@@ -141,7 +140,6 @@ class DeepTorso(keras.layers.Layer):
         return self.dense(_flatten(tf.nn.relu(x)))
 
     def saturation(self, features: tf.Tensor) -> tf.Tensor:
-        """See `saturation`."""
         return saturation(features, "relu")
 
 
@@ -175,7 +173,7 @@ class MixedTorso(keras.layers.Layer):
         return tf.concat(parts, axis=-1)
 
     def saturation(self, features: tf.Tensor) -> tf.Tensor:
-        """See `saturation`; each part counts by its width."""
+        """The mean over the parts, each counted by its width."""
         parts = zip(self._torsos, tf.split(features, [torso.units for torso in self._torsos], axis=-1), strict=True)
         return tf.add_n([torso.saturation(part) * (torso.units / self.units) for torso, part in parts])
 

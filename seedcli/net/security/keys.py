@@ -237,11 +237,11 @@ class TokenAuthenticator:
         self._token = token
 
     def challenge(self) -> dict[str, Any]:
-        """See `net.handshake.Authenticator.challenge`."""
+        """A fresh nonce; a proof is asked for."""
         return {"nonce": new_nonce(), "proof_required": True}
 
     def answer(self, transcript: bytes, message: Mapping[str, Any]) -> dict[str, Any] | None:
-        """See `net.handshake.Authenticator.answer`."""
+        """The learner's own proof, for a peer whose proof is good; None for another."""
         nonce, proof = message.get("nonce"), message.get("proof")
         if not is_hex(nonce) or not is_hex(proof) or len(message) != 2:
             raise ProtocolError("a proof must hold nonce and proof, 64 hexadecimal digits each")

@@ -20,7 +20,7 @@ from seedcli.errors import SeedError
 from seedcli.inference.arena import Arena
 from seedcli.inference.device_memory import bytes_of, out_of_memory
 from seedcli.inference.engine import StepEngine
-from seedcli.inference.policy import AgentPolicy
+from seedcli.inference.policy import AgentPolicy, padded_sizes
 from seedcli.inference.streams import Stream
 from seedcli.roles.greedy_hint import training_returns
 from seedcli.roles.run_folder import REPLAY
@@ -33,9 +33,6 @@ from seedcli.training.trainer import Trainer, UpdateResult
 
 _log = logging.getLogger(__name__)
 
-# Batch sizes inference is padded to on an accelerator, as fractions of its environments: few traces, little waste.
-_PADDING = (16, 4, 2, 1)
-
 
 def padding(config: Config, devices: Devices) -> tuple[int, ...]:
     """The batch sizes inference is padded to: as configured, else four on an accelerator, none on a CPU."""
@@ -44,7 +41,7 @@ def padding(config: Config, devices: Devices) -> tuple[int, ...]:
     if devices.plan is None or devices.plan.platform == "cpu":
         return ()
     envs = -(-config.inference.max_envs // len(devices.inference))
-    return tuple(sorted({max(1, envs // part) for part in _PADDING}))
+    return padded_sizes(envs)
 
 
 def share_cores() -> None:

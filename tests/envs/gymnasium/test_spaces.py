@@ -254,7 +254,7 @@ FULL = spaces.Dict(
 def test_a_learner_lets_in_the_largest_spaces(action: spaces.Space[Any]) -> None:
     spec = EnvSpec("test", Observations(FULL, "test").spec, Actions(action, "test").spec)
     message = {**spec.to_dict(), "codecs": dict.fromkeys(spec.arrays, "raw")}
-    assert parse_spec(message, 1)[0] == spec
+    assert parse_spec(message, 1).spec == spec
 
 
 @pytest.mark.parametrize(

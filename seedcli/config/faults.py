@@ -1,0 +1,41 @@
+"""How a value that pydantic refuses is described: the rule that it breaks, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_RULES = {
+    "missing": "is missing",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be one of {expected}",
+    "finite_number": "must be a finite number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing_size": "must be a smaller whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_short": "must hold at least {min_length}",
+    "too_long": "must hold at most {max_length}",
+    "tuple_type": "must be a list, such as [64, 64]",
+    "dict_type": "must be a table, such as {{ name = 1 }}",
+}
+
+
+def broken_rule(fault: Any) -> str:
+    """The rule that a value breaks, to follow its name: "must be at least 1".
+
+    Args:
+        fault: one of `pydantic.ValidationError.errors()`.
+    """
+    context = fault.get("ctx", {})
+    if fault["type"] == "value_error":
+        return str(context["error"])
+    rule = _RULES.get(fault["type"])
+    # pydantic's own sentence may quote the value, so it is never formatted.
+    return rule.format(**context) if rule else f"{fault['msg'][:1].lower()}{fault['msg'][1:]}"
