@@ -66,15 +66,12 @@ class ArraySpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ArraySpec:
-        """Read back `to_dict`'s form, or that of checkpoints of version 1; raises ValueError, TypeError, KeyError."""
-        categories = data.get("categories", ())
-        if isinstance(categories, int):  # as it was while only Discrete values had them; 0 stood for none
-            categories = (categories,) if categories else ()
+        """Read back `to_dict`'s form; raises ValueError, TypeError, KeyError."""
         return cls(
             tuple(int(n) for n in data["shape"]),
             str(data["dtype"]),
-            tuple(int(n) for n in categories),
-            tuple(int(n) for n in data.get("binary", ())),
+            tuple(int(n) for n in data["categories"]),
+            tuple(int(n) for n in data["binary"]),
         )
 
 
@@ -137,7 +134,7 @@ class ActionSpec:
             tuple(int(n) for n in data["categories"]),
             int(data["size"]),
             bool(data["vector"]),
-            tuple(int(n) for n in data.get("unbounded", ())),
+            tuple(int(n) for n in data["unbounded"]),
         )
 
 
@@ -197,18 +194,15 @@ class EnvSpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EnvSpec:
-        """Read back `to_dict`'s form, or that of checkpoints of version 1; raises ValueError where it is neither."""
+        """Read back `to_dict`'s form; raises ValueError where it is something else."""
         try:
             observation: ObservationSpec
             if "observations" in data:
                 observation = {str(k): ArraySpec.from_dict(v) for k, v in data["observations"].items()}
             else:
                 observation = ArraySpec.from_dict(data["observation"])
-            if "num_actions" in data:  # as it was while all actions were Discrete
-                action = ActionSpec((int(data["num_actions"]),))
-            else:
-                action = ActionSpec.from_dict(data["action"])
-            spec = cls(str(data["name"]), observation, action, int(data.get("frames_per_step", 1)))
+            action = ActionSpec.from_dict(data["action"])
+            spec = cls(str(data["name"]), observation, action, int(data["frames_per_step"]))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not an environment specification: {error!r}") from error
         if spec.frames_per_step < 1:

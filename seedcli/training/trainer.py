@@ -19,7 +19,7 @@ from seedcli.errors import SeedError
 from seedcli.inference.device_memory import bytes_of, out_of_memory
 from seedcli.training.batches import PreparedBatch
 from seedcli.training.devices import Devices, batch_bytes
-from seedcli.training.optimizer import apply_where, clip_gradients, learning_rate, make_optimizer
+from seedcli.training.optimizer import apply_where, clip_gradients, learning_rate, make_optimizer, optimizer_variables
 
 # Of mixed_float16, whose smallest gradients would be 0 (Micikevicius et al., "Mixed Precision Training", 2018).
 _FIRST_SCALE = 2.0**15
@@ -271,7 +271,7 @@ class Trainer:
         """What to raise where a device's memory does not hold an update."""
         config, devices = self._config, self._devices
         columns = config.batch_size // (devices.strategy.num_replicas_in_sync if devices.distributed else 1)
-        weights = bytes_of(self._agent.variables()) + bytes_of(self.variables())
+        weights = bytes_of(self._agent.variables().values()) + bytes_of(self.variables().values())
         held = {
             f"a batch of {columns} unrolls": batch_bytes(unrolls) // devices.replicas,
             f"{self._agent.network.count_params():,} parameters and the optimizer's state": weights,
@@ -315,6 +315,8 @@ class Trainer:
         with self._devices.scope():
             assign(variables, self.sum_over_hosts(values))
 
-    def variables(self) -> list[tf.Variable]:
-        """The optimizer's variables, in a fixed order."""
-        return [variable.value for variable in self.optimizer.variables]
+    def variables(self) -> dict[str, tf.Variable]:
+        """The optimizer's variables, by names that hold those of the agent's variables that they belong to."""
+        names = {id(variable): name for name, variable in self._agent.variables().items()}
+        trained = [names[id(variable.value)] for variable in self._agent.network.trainable_variables]
+        return optimizer_variables(self.optimizer, trained)

@@ -93,7 +93,7 @@ def test_updating_directly_equals_updating_by_tf_function_to_the_bit(name, plain
 
     made = trainer(), plain(trainer)
     assert [isinstance(trainer._update, DirectCall) for _, trainer in made] == [True, False]
-    before = [variable.numpy() for variable in made[0][0].variables()]
+    before = [variable.numpy() for variable in made[0][0].variables().values()]
     for update in range(8):
         results, priorities = [], []
         for agent, trainer in made:
@@ -118,8 +118,8 @@ def test_updating_directly_equals_updating_by_tf_function_to_the_bit(name, plain
                 priorities.append(agent.initial_priorities(unrolls))
         equal(*results)
         equal(priorities[: len(priorities) // 2], priorities[len(priorities) // 2 :])
-        equal(*[list(agent.variables()) + trainer.variables() for agent, trainer in made])
-    after = [variable.numpy() for variable in made[0][0].variables()]
+        equal(*[[*agent.variables().values(), *trainer.variables().values()] for agent, trainer in made])
+    after = [variable.numpy() for variable in made[0][0].variables().values()]
     assert any((a != b).any() for a, b in zip(before, after, strict=True))
 
 

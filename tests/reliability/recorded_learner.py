@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from seedcli.telemetry.logs import import_tensorflow
 from tests.reliability.verdict import LEDGER
@@ -32,8 +32,8 @@ def install(ledger: Ledger) -> None:
         ledger.finish(buffer)
         put(queue, buffer)
 
-    def assemble_and_note(pieces: list[Piece], arena: Arena, observation: Any = None) -> PreparedBatch:
-        batch = assemble(pieces, arena, observation)
+    def assemble_and_note(pieces: list[Piece], arena: Arena) -> PreparedBatch:
+        batch = assemble(pieces, arena)
         ledger.train(batch.unrolls)
         return batch
 

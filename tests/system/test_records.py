@@ -76,8 +76,8 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fleet: Fleet) -> Iter
         book.finish(buffer)  # before somebody may train on it and give it back
         put(queue, buffer)
 
-    def assemble_and_note(pieces: list[Piece], arena: Arena, observation: Any = None) -> PreparedBatch:
-        batch = assemble(pieces, arena, observation)
+    def assemble_and_note(pieces: list[Piece], arena: Arena) -> PreparedBatch:
+        batch = assemble(pieces, arena)
         book.train(batch.unrolls)
         return batch
 

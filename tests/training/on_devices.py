@@ -93,7 +93,7 @@ def make(algorithm: str, devices: Devices, training: TrainingConfig | None = Non
 
 def variables(agent: Any, trainer: Trainer) -> list[Any]:
     """Everything a checkpoint holds."""
-    return [v.numpy() for v in (*agent.variables(), *trainer.variables())]
+    return [v.numpy() for v in (*agent.variables().values(), *trainer.variables().values())]
 
 
 def told(result: UpdateResult) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def one_host() -> dict[str, Any]:
     agent, trainer = make("r2d2", four)
     before = variables(agent, trainer)
     found["sum"] = trainer.sum_over_hosts([np.array([3, 5]), np.array([0.5])])
-    trainer.broadcast([*agent.variables(), *trainer.variables()])
+    trainer.broadcast([*agent.variables().values(), *trainer.variables().values()])
     found["broadcast"] = before, variables(agent, trainer)
     last = dataclasses.replace(plan(1), training=(5,))
     agent, trainer = make("vtrace", Devices(last))
@@ -218,7 +218,7 @@ def one_of_two(index: int, addresses: tuple[str, ...]) -> dict[str, Any]:
     with devices.scope():
         agent = create_agent(AGENTS["r2d2"], TRAINING["r2d2"], VECTOR, 3 if index == 0 else 4)
     trainer = Trainer(agent, TRAINING["r2d2"], 1000, devices)
-    trainer.broadcast([*agent.variables(), *trainer.variables()])
+    trainer.broadcast([*agent.variables().values(), *trainer.variables().values()])
     everything = batches(agent)
     results = []
     for number, batch in enumerate(everything):

@@ -72,13 +72,13 @@ def test_an_update_that_is_not_finite_is_dropped_counted_and_named(reward):
     agent = create_agent(AgentConfig(hidden=(8,)), TRAINING, SPEC, 1)
     trainer = Trainer(agent, TRAINING, total_steps=100)
     trainer.update(_batch(), env_steps=0)
-    before = _weights(agent), [v.numpy() for v in trainer.variables()]
+    before = _weights(agent), [v.numpy() for v in trainer.variables().values()]
     result = trainer.update(_batch(reward=reward), env_steps=0)
     assert not result.applied and result.fault in ("the loss", "a gradient")
     assert (trainer.updates, trainer.dropped) == (1, 1)
     for kept, now in zip(before[0], _weights(agent), strict=True):
         np.testing.assert_array_equal(kept, now)
-    rate_and_state = [v.numpy() for v in trainer.variables()]
+    rate_and_state = [v.numpy() for v in trainer.variables().values()]
     for kept, now in zip(before[1], rate_and_state, strict=True):
         np.testing.assert_array_equal(kept, now)
     assert trainer.update(_batch(), env_steps=0).applied, "training goes on"
@@ -238,7 +238,7 @@ def test_without_memory_it_is_said_what_took_it_and_what_to_lower(monkeypatch):
 
     # 3 numbers, 8 units, 2 actions and the value.
     assert agent.network.count_params() == 3 * 8 + 8 + 8 * 2 + 2 + 8 + 1
-    weights = sum(v.numpy().nbytes for v in [*agent.variables(), *trainer.variables()])
+    weights = sum(v.numpy().nbytes for v in [*agent.variables().values(), *trainer.variables().values()])
     batch = 2 * 5 * (3 * 4 + 4 + 1 + 1 + 4 + 2 * 4) + 2 * 4
 
     def check():

@@ -166,8 +166,10 @@ class LearnerCore:
         if "agent" in vars(self):
             network = self.agent.network
             held = {
-                f"{network.count_params():,} parameters": bytes_of(self.agent.variables()),
-                "the optimizer's state": bytes_of(self.trainer.variables()) if "trainer" in vars(self) else None,
+                f"{network.count_params():,} parameters": bytes_of(self.agent.variables().values()),
+                "the optimizer's state": bytes_of(self.trainer.variables().values())
+                if "trainer" in vars(self)
+                else None,
                 "inference's copy of the weights": bytes_of(network.variables),
                 f"the agent states of inference.max_envs = {max_envs} environments": self._state_bytes(),
             }
@@ -222,11 +224,10 @@ class LearnerCore:
         if self.team is None:  # else what is counted here is this host's part of what all have counted since
             self.engine.stats.env_steps = int(counters["env_steps"])
             self.engine.stats.episodes = int(counters["episodes"])
-            # Checkpoints made before there was evaluation in training do not count it.
-            self.engine.stats.evaluation_steps = int(counters.get("evaluation_steps", 0))
-            self.engine.stats.evaluation_episodes = int(counters.get("evaluation_episodes", 0))
+            self.engine.stats.evaluation_steps = int(counters["evaluation_steps"])
+            self.engine.stats.evaluation_episodes = int(counters["evaluation_episodes"])
             self.trainer.trained_steps = int(counters["trained_steps"])
-            self.engine.stats.recent_returns.extend(counters.get("recent_returns", []))  # likewise
+            self.engine.stats.recent_returns.extend(counters.get("recent_returns", []))
         self.trainer.updates = int(counters["learner_updates"])
         self.trainer.dropped = int(counters["dropped_updates"])
         self.policy.batches = int(counters["inference_batches"])
@@ -242,7 +243,7 @@ class LearnerCore:
         if self.team.began:
             self._count_on(self.team.began)
         with self._memory("to take the chief's weights"):
-            self.trainer.broadcast([*self.agent.variables(), *self.trainer.variables()])
+            self.trainer.broadcast([*self.agent.variables().values(), *self.trainer.variables().values()])
         self.policy.publish(self.trainer.updates)
 
     def counted(self) -> dict[str, int]:
