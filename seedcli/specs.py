@@ -223,14 +223,14 @@ def _aligned(nbytes: int) -> int:
 
 
 @dataclass(frozen=True)
-class StepBatch:
-    """What one stream reports for one step: views into a row.
+class Rows:
+    """What a stream reports of its steps: views into one row, or into several.
 
     Attributes:
-        observation: [E, ...] in the spec's dtype; by name where the spec has names.
-        reward: [E] float32, raw (unclipped); 0 on the first record of an episode.
-        terminated: [E] uint8, 0 or 1: the episode ended in the environment's own terms.
-        truncated: [E] uint8, 0 or 1: it was cut off from outside (a time limit).
+        observation: [..., E, ...] in the spec's dtype; by name where the spec has names.
+        reward: [..., E] float32, raw (unclipped); 0 on the first record of an episode.
+        terminated: [..., E] uint8, 0 or 1: the episode ended in the environment's own terms.
+        truncated: [..., E] uint8, 0 or 1: it was cut off from outside (a time limit).
     """
 
     observation: Any
@@ -265,10 +265,10 @@ class RowLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one row, padding included: the exact size of a step's payload where nothing is encoded."""
+        """Bytes of one row, padding included."""
         return self.offsets[-1]
 
-    def views(self, rows: npt.NDArray[np.uint8]) -> StepBatch:
+    def views(self, rows: npt.NDArray[np.uint8]) -> Rows:
         """View rows [..., nbytes] as arrays [..., E, ...] that share their memory.
 
         Args:
@@ -286,7 +286,7 @@ class RowLayout:
             views.append(part)
         single = not isinstance(self.spec.observation, Mapping)
         observation = views[0] if single else dict(zip(self.spec.arrays, views, strict=False))
-        return StepBatch(observation, *views[-3:])
+        return Rows(observation, *views[-3:])
 
 
 def split_envs(envs: int, streams: int, evaluation: int = 0) -> list[int]:

@@ -15,7 +15,7 @@ from tests.reliability.verdict import LEDGER
 
 if TYPE_CHECKING:
     from seedcli.inference.arena import Arena, UnrollBuffer
-    from seedcli.training.batches import Piece, PreparedBatch
+    from seedcli.training.batches import Piece, TrainingBatch
     from tests.reliability.ledger import Ledger
 
 
@@ -32,7 +32,7 @@ def install(ledger: Ledger) -> None:
         ledger.finish(buffer)
         put(queue, buffer)
 
-    def assemble_and_note(pieces: list[Piece], arena: Arena) -> PreparedBatch:
+    def assemble_and_note(pieces: list[Piece], arena: Arena) -> TrainingBatch:
         batch = assemble(pieces, arena)
         ledger.train(batch.unrolls)
         return batch

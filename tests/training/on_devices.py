@@ -19,7 +19,7 @@ from seedcli.agents.base import UnrollBatch
 from seedcli.agents.registry import create_agent
 from seedcli.config.sections import AgentConfig, TrainingConfig
 from seedcli.config.topology import Plan
-from seedcli.training.batches import PreparedBatch
+from seedcli.training.batches import TrainingBatch
 from seedcli.training.devices import Devices, find_inventory, prepare
 from seedcli.training.optimizer import clip_gradients
 from seedcli.training.trainer import Trainer, UpdateResult
@@ -49,7 +49,7 @@ def plan(devices: int, **values: Any) -> Plan:
     return Plan("cpu", 8, training, (7,), columns=B // devices, virtual=True, **values)
 
 
-def batches(agent: Any, count: int = UPDATES) -> list[PreparedBatch]:
+def batches(agent: Any, count: int = UPDATES) -> list[TrainingBatch]:
     """Random ones with ends of episodes, importance weights, columns of weight 0 and states that are not 0."""
     made = []
     for number in range(count):
@@ -78,8 +78,7 @@ def batches(agent: Any, count: int = UPDATES) -> list[PreparedBatch]:
             state=tf.nest.map_structure(some, agent.initial_state(1)),
             weights=weights,
         )
-        versions = np.zeros(shape, np.int64)
-        made.append(PreparedBatch(unrolls, versions, records["terminated"] | records["truncated"], weights))
+        made.append(TrainingBatch.of(unrolls, np.zeros(shape, np.int64)))
     return made
 
 
@@ -194,16 +193,14 @@ def one_host() -> dict[str, Any]:
     return found
 
 
-def half(batch: PreparedBatch, index: int) -> PreparedBatch:
+def half(batch: TrainingBatch, index: int) -> TrainingBatch:
     """The columns of one of two hosts."""
     columns = slice(index * B // 2, (index + 1) * B // 2)
     parts = {
         name: tf.nest.map_structure(lambda x, n=name: x[columns] if n in ("state", "weights") else x[:, columns], value)
         for name, value in batch.unrolls._asdict().items()
     }
-    return PreparedBatch(
-        UnrollBatch(**parts), batch.versions[:, columns], batch.final[:, columns], batch.weights[columns]
-    )
+    return TrainingBatch.of(UnrollBatch(**parts), batch.versions[:, columns])
 
 
 def one_of_two(index: int, addresses: tuple[str, ...]) -> dict[str, Any]:

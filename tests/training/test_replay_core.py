@@ -96,6 +96,19 @@ def test_a_checkpoint_of_a_learner_brings_everything_back(tmp_path: Path) -> Non
         each.source.close()
 
 
+def test_a_checkpoint_keeps_the_loss_scale(tmp_path: Path) -> None:
+    core, resumed = _core(tmp_path, "replay.save=false"), _core(tmp_path, "replay.save=false")
+    core.trainer.loss_scale, core.trainer.good_updates = 2.0**13, 7
+    path = core.checkpointer.save(core.counters(), wait=True)
+    resumed.resume(open_checkpoint(path))
+    assert resumed.trainer.loss_scale is None, "of another precision"
+    resumed.trainer.loss_scale = 2.0**15
+    resumed.resume(open_checkpoint(path))
+    assert (resumed.trainer.loss_scale, resumed.trainer.good_updates) == (2.0**13, 7)
+    for each in (core, resumed):
+        each.source.close()
+
+
 def test_a_checkpoint_without_a_replay_begins_to_fill_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     core = _core(tmp_path, "replay.save=false")
     _play_and_train(core, 5, seed=1)

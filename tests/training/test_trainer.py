@@ -15,7 +15,7 @@ from seedcli.config.sections import AgentConfig, TrainingConfig
 from seedcli.config.topology import Plan
 from seedcli.errors import SeedError
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
-from seedcli.training.batches import PreparedBatch
+from seedcli.training.batches import TrainingBatch
 from seedcli.training.devices import Devices
 from seedcli.training.trainer import Trainer
 
@@ -23,7 +23,7 @@ SPEC = EnvSpec("test/env", ArraySpec((3,), "float32"), ActionSpec((2,)))
 TRAINING = TrainingConfig(unroll_length=4, batch_size=2, learning_rate=0.01)
 
 
-def _batch(reward: float = 1.0, version: int = 0) -> PreparedBatch:
+def _batch(reward: float = 1.0, version: int = 0) -> TrainingBatch:
     rng = np.random.default_rng(1)
     shape = (5, 2)
     unrolls = UnrollBatch(
@@ -36,7 +36,7 @@ def _batch(reward: float = 1.0, version: int = 0) -> PreparedBatch:
         state={},
         weights=tf.ones(2),
     )
-    return PreparedBatch(unrolls, np.full(shape, version, np.int64), np.zeros(shape, np.bool_), np.ones(2, np.float32))
+    return TrainingBatch.of(unrolls, np.full(shape, version, np.int64))
 
 
 def _weights(trainer_agent) -> list[np.ndarray]:
@@ -124,7 +124,7 @@ def _q_trainer(**values):
     return agent, Trainer(agent, TRAINING, total_steps=100)
 
 
-def _q_batch(reward: float = 1.0) -> PreparedBatch:
+def _q_batch(reward: float = 1.0) -> TrainingBatch:
     batch = _batch(reward)
     recorded = {"q_taken": tf.zeros((5, 2)), "q_max": tf.zeros((5, 2))}
     return batch._replace(unrolls=batch.unrolls._replace(recorded=recorded), serials=np.array([3, 4]))

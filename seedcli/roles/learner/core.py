@@ -25,7 +25,7 @@ from seedcli.inference.streams import Stream
 from seedcli.roles.greedy_hint import training_returns
 from seedcli.roles.run_folder import REPLAY
 from seedcli.specs import EnvSpec
-from seedcli.training.batches import PreparedBatch
+from seedcli.training.batches import TrainingBatch
 from seedcli.training.checkpoint import Checkpoint, Checkpointer, restore
 from seedcli.training.devices import Devices
 from seedcli.training.sources import create_source
@@ -230,6 +230,9 @@ class LearnerCore:
             self.engine.stats.recent_returns.extend(counters.get("recent_returns", []))
         self.trainer.updates = int(counters["learner_updates"])
         self.trainer.dropped = int(counters["dropped_updates"])
+        if self.trainer.loss_scale is not None and "loss_scale" in counters:
+            self.trainer.loss_scale = float(counters["loss_scale"])
+            self.trainer.good_updates = int(counters["good_updates"])
         self.policy.batches = int(counters["inference_batches"])
         self.policy.publish(self.trainer.updates)
 
@@ -264,17 +267,19 @@ class LearnerCore:
 
     def counters(self) -> dict[str, Any]:
         """What a checkpoint keeps besides variables."""
-        totals = self.totals
+        totals, scale = self.totals, self.trainer.loss_scale
+        scaling = {} if scale is None else {"loss_scale": int(scale), "good_updates": self.trainer.good_updates}
         return {
             **totals,
             "env_frames": totals["env_steps"] * self.spec.frames_per_step,
             "learner_updates": self.trainer.updates,
             "dropped_updates": self.trainer.dropped,
             "inference_batches": self.policy.batches,
+            **scaling,
             **training_returns(tuple(self.engine.stats.recent_returns)),
         }
 
-    def train(self, batch: PreparedBatch | None, control: npt.NDArray[np.float64] | None = None) -> UpdateResult:
+    def train(self, batch: TrainingBatch | None, control: npt.NDArray[np.float64] | None = None) -> UpdateResult:
         """One update, published to inference.
 
         Args:
