@@ -105,7 +105,8 @@ class Trainer:
         trained_steps: environment steps this host trained on: T·B a batch, less the resets among them.
         dropped: updates dropped because something was not finite.
         waited: seconds spent until all hosts had come to their updates.
-        loss_scale: what the loss is multiplied by before gradients are taken; None but for mixed_float16. A power of two.
+        loss_scale: what the loss is multiplied by before gradients are taken, a power of two; None but for
+            mixed_float16.
         good_updates: with it, updates in a row since the scale was changed.
     """
 
