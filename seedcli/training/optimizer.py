@@ -48,8 +48,8 @@ def optimizer_variables(optimizer: keras.optimizers.Optimizer, trained: Sequence
         name = attribute.lstrip("_")
         if id(value) in own:
             found[name] = value.value
-        elif isinstance(value, list) and attribute != "_variables" and own.issuperset(map(id, value)):
-            found |= {f"{name}/{of}": each.value for of, each in zip(trained, value, strict=True) if value}
+        elif isinstance(value, list) and value and attribute != "_variables" and own.issuperset(map(id, value)):
+            found |= {f"{name}/{of}": each.value for of, each in zip(trained, value, strict=True)}
     if len(found) != len(own):
         raise ValueError(
             f"the optimizer {optimizer.name} has {len(own)} variables, and {len(found)} of them have names"
