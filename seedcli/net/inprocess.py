@@ -60,10 +60,12 @@ class InProcessServer:
                 if destination is None:
                     handler.frame(peer, header, payload)
                     continue
-                if len(payload) != len(destination.row):
-                    raise ProtocolError(f"a row of {len(payload)} bytes where {len(destination.row)} are expected")
-                destination.row[:] = payload
-                handler.take_row(destination, header, b"")
+                if not destination.encoded:
+                    if len(payload) != len(destination.row):
+                        raise ProtocolError(f"a row of {len(payload)} bytes where {len(destination.row)} are expected")
+                    destination.row[:] = payload
+                    payload = b""
+                handler.take_row(destination, header, payload)
             except ProtocolError as error:
                 self.drop(peer)
                 handler.lost(peer, str(error), malformed=True)
