@@ -66,15 +66,12 @@ class ArraySpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ArraySpec:
-        """Read back `to_dict`'s form, or that of checkpoints of version 1; raises ValueError, TypeError, KeyError."""
-        categories = data.get("categories", ())
-        if isinstance(categories, int):  # as it was while only Discrete values had them; 0 stood for none
-            categories = (categories,) if categories else ()
+        """Read back `to_dict`'s form; raises ValueError, TypeError, KeyError."""
         return cls(
             tuple(int(n) for n in data["shape"]),
             str(data["dtype"]),
-            tuple(int(n) for n in categories),
-            tuple(int(n) for n in data.get("binary", ())),
+            tuple(int(n) for n in data["categories"]),
+            tuple(int(n) for n in data["binary"]),
         )
 
 
@@ -137,7 +134,7 @@ class ActionSpec:
             tuple(int(n) for n in data["categories"]),
             int(data["size"]),
             bool(data["vector"]),
-            tuple(int(n) for n in data.get("unbounded", ())),
+            tuple(int(n) for n in data["unbounded"]),
         )
 
 
@@ -197,18 +194,15 @@ class EnvSpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EnvSpec:
-        """Read back `to_dict`'s form, or that of checkpoints of version 1; raises ValueError where it is neither."""
+        """Read back `to_dict`'s form; raises ValueError where it is something else."""
         try:
             observation: ObservationSpec
             if "observations" in data:
                 observation = {str(k): ArraySpec.from_dict(v) for k, v in data["observations"].items()}
             else:
                 observation = ArraySpec.from_dict(data["observation"])
-            if "num_actions" in data:  # as it was while all actions were Discrete
-                action = ActionSpec((int(data["num_actions"]),))
-            else:
-                action = ActionSpec.from_dict(data["action"])
-            spec = cls(str(data["name"]), observation, action, int(data.get("frames_per_step", 1)))
+            action = ActionSpec.from_dict(data["action"])
+            spec = cls(str(data["name"]), observation, action, int(data["frames_per_step"]))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not an environment specification: {error!r}") from error
         if spec.frames_per_step < 1:
@@ -229,14 +223,14 @@ def _aligned(nbytes: int) -> int:
 
 
 @dataclass(frozen=True)
-class StepBatch:
-    """What one stream reports for one step: views into a row.
+class Rows:
+    """What a stream reports of its steps: views into one row, or into several.
 
     Attributes:
-        observation: [E, ...] in the spec's dtype; by name where the spec has names.
-        reward: [E] float32, raw (unclipped); 0 on the first record of an episode.
-        terminated: [E] uint8, 0 or 1: the episode ended in the environment's own terms.
-        truncated: [E] uint8, 0 or 1: it was cut off from outside (a time limit).
+        observation: [..., E, ...] in the spec's dtype; by name where the spec has names.
+        reward: [..., E] float32, raw (unclipped); 0 on the first record of an episode.
+        terminated: [..., E] uint8, 0 or 1: the episode ended in the environment's own terms.
+        truncated: [..., E] uint8, 0 or 1: it was cut off from outside (a time limit).
     """
 
     observation: Any
@@ -271,10 +265,10 @@ class RowLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one row, padding included: the exact size of a step's payload where nothing is encoded."""
+        """Bytes of one row, padding included."""
         return self.offsets[-1]
 
-    def views(self, rows: npt.NDArray[np.uint8]) -> StepBatch:
+    def views(self, rows: npt.NDArray[np.uint8]) -> Rows:
         """View rows [..., nbytes] as arrays [..., E, ...] that share their memory.
 
         Args:
@@ -292,7 +286,7 @@ class RowLayout:
             views.append(part)
         single = not isinstance(self.spec.observation, Mapping)
         observation = views[0] if single else dict(zip(self.spec.arrays, views, strict=False))
-        return StepBatch(observation, *views[-3:])
+        return Rows(observation, *views[-3:])
 
 
 def split_envs(envs: int, streams: int, evaluation: int = 0) -> list[int]:

@@ -54,19 +54,6 @@ def test_names_are_sorted_whatever_the_order_they_come_in():
     assert spec.observation_bytes == 11
 
 
-def test_specifications_of_the_first_version_are_read():
-    old = {
-        "name": "atari/pong",
-        "observation": {"shape": [84, 84, 1], "dtype": "uint8", "categories": 0},
-        "num_actions": 6,
-        "frames_per_step": 4,
-    }
-    expected = EnvSpec("atari/pong", ArraySpec((84, 84, 1), "uint8"), ActionSpec((6,)), 4)
-    assert EnvSpec.from_dict(old) == expected
-    old["observation"] = {"shape": [], "dtype": "int32", "categories": 5}
-    assert EnvSpec.from_dict(old).observation == ArraySpec((), "int32", (5,))
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -9,7 +9,7 @@ was chosen on it (action_t and the algorithm's recorded fields, e.g. parameters 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -221,8 +221,10 @@ class Agent(Protocol):
     def after_update(self, update: int) -> None:
         """Called after every applied update with its number, from 1 (e.g. to copy a target network)."""
 
-    def variables(self) -> Sequence[tf.Variable]:
-        """Everything a checkpoint must hold of the agent, networks and targets, in a fixed order."""
+    def variables(self) -> Mapping[str, tf.Variable]:
+        """Everything a checkpoint must hold of the agent, networks and targets, by names that are the same in every
+        process; see `agents.variables.named_variables`.
+        """
 
 
 @runtime_checkable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from seedcli.agents.base import ActInputs, ActOutputs, AlgorithmSpec, LossOutput
 from seedcli.agents.calls import traced
 from seedcli.agents.networks.models import DuelingQNetwork, evaluate, observe
 from seedcli.agents.replicas import assign
+from seedcli.agents.variables import named_variables
 from seedcli.config.sections import AgentConfig, TrainingConfig
 from seedcli.errors import UsageError
 from seedcli.specs import ArraySpec, EnvSpec
@@ -176,9 +176,9 @@ class R2D2Agent:
         if update % self._config.target_period == 0:
             self._copy_to_target()
 
-    def variables(self) -> Sequence[tf.Variable]:
-        """The variables of the network, then those of the target network, each in the order of `variables`."""
-        return [variable.value for variable in (*self.network.variables, *self.target_network.variables)]
+    def variables(self) -> dict[str, tf.Variable]:
+        """The variables of the network and of the target network, by name."""
+        return named_variables(network=self.network, target_network=self.target_network)
 
     def _copy_to_target_impl(self) -> None:
         networks = self.target_network, self.network

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
@@ -12,6 +10,7 @@ from seedcli.agents import targets
 from seedcli.agents.base import ActInputs, ActOutputs, AlgorithmSpec, LossOutputs, Role, State, Symptom, UnrollBatch
 from seedcli.agents.distributions import make_distribution
 from seedcli.agents.networks.models import PolicyValueNetwork, evaluate, observe
+from seedcli.agents.variables import named_variables
 from seedcli.config.sections import AgentConfig, TrainingConfig
 from seedcli.specs import ArraySpec, EnvSpec
 
@@ -234,6 +233,6 @@ class VTraceAgent:
     def after_update(self, update: int) -> None:
         """Nothing follows an update: there is no target network."""
 
-    def variables(self) -> Sequence[tf.Variable]:
-        """The variables of the network, in the order of `network.variables`."""
-        return [variable.value for variable in self.network.variables]
+    def variables(self) -> dict[str, tf.Variable]:
+        """The variables of the network, by name."""
+        return named_variables(network=self.network)

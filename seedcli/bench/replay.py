@@ -19,7 +19,7 @@ from seedcli.config.sections import EnvironmentConfig, ReplayConfig
 from seedcli.config.sources import load_config
 from seedcli.envs.registry import create_env
 from seedcli.specs import EnvSpec, RowLayout, aligned_empty
-from seedcli.training.batches import PreparedBatch
+from seedcli.training.batches import TrainingBatch
 from seedcli.training.replay.blocks import BlockCodec
 from seedcli.training.replay.buffer import Replay
 from seedcli.training.replay.sum_tree import SumTree
@@ -161,7 +161,7 @@ def _measure_step(config: Config, played: _Game, replay: Replay) -> dict[str, An
     """A batch's way out of the replay against the training step it is for."""
     trainer = Trainer(played.agent, config.training, 10**9)
 
-    def prepared() -> PreparedBatch:
+    def prepared() -> TrainingBatch:
         sample = replay.sample(wait=False)
         assert sample is not None
         return to_unrolls(sample, played.agent, played.spec)

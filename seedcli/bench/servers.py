@@ -22,7 +22,7 @@ from seedcli.bench.load import Load, Target, measure
 from seedcli.config.schema import Config
 from seedcli.config.sections import NetConfig
 from seedcli.errors import SeedError
-from seedcli.net.base import Payload, Peer, ServerTransport
+from seedcli.net.base import Destination, Payload, Peer, ServerTransport
 from seedcli.net.frames import Header, Kind, pack_header
 from seedcli.net.security.keys import Security
 from seedcli.net.security.token import Token, new_token
@@ -101,16 +101,16 @@ class TransportServer:
         finally:
             self._listener.close()
 
-    def destination(self, peer: Peer, header: Header) -> memoryview | None:
-        return self._row if header.kind == Kind.STEP else None
+    def destination(self, peer: Peer, header: Header) -> Destination:
+        return Destination(peer, self._row, encoded=False)
+
+    def take_row(self, destination: Destination, header: Header, payload: Payload) -> None:
+        answer = pack_header(
+            Kind.ACTION, len(self._actions), stream=header.stream, sequence=header.sequence, session=header.session
+        )
+        self._transport.send(destination.owner, answer, self._actions)
 
     def frame(self, peer: Peer, header: Header, payload: Payload) -> None:
-        if header.kind == Kind.STEP:
-            answer = pack_header(
-                Kind.ACTION, len(self._actions), stream=header.stream, sequence=header.sequence, session=header.session
-            )
-            self._transport.send(peer, answer, self._actions)
-            return
         if self._admission.complete:
             return
         self._peer = peer

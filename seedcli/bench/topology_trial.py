@@ -27,7 +27,7 @@ from seedcli.inference.lane import share
 from seedcli.inference.policy import AgentPolicy
 from seedcli.roles.learner.core import padding
 from seedcli.specs import EnvSpec
-from seedcli.training.batches import PreparedBatch
+from seedcli.training.batches import TrainingBatch
 from seedcli.training.devices import Devices, batch_bytes
 from seedcli.training.trainer import Trainer
 
@@ -322,8 +322,7 @@ class _Training:
         self._policy = policy
         records, columns = unrolls.reward.shape
         self._versions = np.zeros((records, columns), np.int64)
-        self._final = np.zeros((records, columns), np.bool_)
-        self._weights = unrolls.weights
+        self._counted = np.ones((records, columns), np.bool_)
         self._busy = 0.0
         self._transfer_waited = 0.0
 
@@ -333,7 +332,7 @@ class _Training:
         begun = time.perf_counter()
         unrolls = prefetch.take(balance)
         brought = time.perf_counter()
-        self._trainer.update(PreparedBatch(unrolls, self._versions, self._final, self._weights), 0)
+        self._trainer.update(TrainingBatch(unrolls, self._versions, self._counted), 0)
         self._policy.publish(self._trainer.updates)
         self._busy += time.perf_counter() - brought
         self._transfer_waited += brought - begun

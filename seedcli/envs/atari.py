@@ -24,7 +24,7 @@ from gymnasium.vector import AutoresetMode
 from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.checks import check_actions, first_line, nearest, refuse_gymnasium_fields
 from seedcli.errors import EnvironmentFailed, UsageError
-from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, StepBatch
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, Rows
 
 # The benchmark of Bellemare et al., arXiv 1207.4708, in the 57 games of Wang et al., arXiv 1511.06581.
 ATARI_57: tuple[str, ...] = tuple(
@@ -140,7 +140,7 @@ class AtariVectorEnv:
         except Exception as error:
             raise EnvironmentFailed(f"atari/{config.id} cannot be built: {first_line(error)}") from error
 
-    def reset(self, seed: int, out: StepBatch) -> None:
+    def reset(self, seed: int, out: Rows) -> None:
         """Seed emulator i with (seed + i) mod 2³¹, start new episodes, write their first records."""
         seeds = (seed + np.arange(self.num_envs)) % _SEEDS
         observations, _ = self._vector.reset(seed=seeds)
@@ -151,7 +151,7 @@ class AtariVectorEnv:
         if self._mirror is not None:
             self._picture = self._mirror.reset(seed=seeds[:1])[0][0, 0]
 
-    def step(self, actions: npt.NDArray[np.int32], out: StepBatch) -> None:
+    def step(self, actions: npt.NDArray[np.int32], out: Rows) -> None:
         """Take actions [E] in 0 to n - 1 and write the next records into `out`.
 
         Raises:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from seedcli.specs import EnvSpec, StepBatch
+from seedcli.specs import EnvSpec, Rows
 
 
 class VectorEnv(Protocol):
@@ -24,10 +24,10 @@ class VectorEnv(Protocol):
     spec: EnvSpec
     num_envs: int
 
-    def reset(self, seed: int, out: StepBatch) -> None:
+    def reset(self, seed: int, out: Rows) -> None:
         """Seed every environment (consecutive seeds from `seed`), start new episodes, write the first records."""
 
-    def step(self, actions: npt.NDArray[Any], out: StepBatch) -> None:
+    def step(self, actions: npt.NDArray[Any], out: Rows) -> None:
         """Take actions [E, *spec.action.array.shape] in its dtype and write the next records into `out`.
 
         Box actions come in units of the space, as `ActionSpec` says: the adapter clips and rescales them.

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.registry import create_env
 from seedcli.errors import EnvironmentFailed, SeedError
-from seedcli.specs import EnvSpec, RowLayout, StepBatch, aligned_empty
+from seedcli.specs import EnvSpec, RowLayout, Rows, aligned_empty
 
 _ANSWER_SECONDS = 300.0  # an environment may have to be compiled first
 _END_SECONDS = 10.0
@@ -73,7 +73,7 @@ class IsolatedEnv:
             self._pipe.send(request)
         return self._answer()
 
-    def _write(self, row: bytes, out: StepBatch) -> None:
+    def _write(self, row: bytes, out: Rows) -> None:
         steps = self._layout.views(np.frombuffer(row, np.uint8))
         if isinstance(steps.observation, dict):
             for name, array in steps.observation.items():
@@ -82,10 +82,10 @@ class IsolatedEnv:
             out.observation[...] = steps.observation
         out.reward[...], out.terminated[...], out.truncated[...] = steps.reward, steps.terminated, steps.truncated
 
-    def reset(self, seed: int, out: StepBatch) -> None:
+    def reset(self, seed: int, out: Rows) -> None:
         self._write(self._ask("reset", seed), out)
 
-    def step(self, actions: npt.NDArray[Any], out: StepBatch) -> None:
+    def step(self, actions: npt.NDArray[Any], out: Rows) -> None:
         self._write(self._ask("step", actions), out)
 
     def render(self) -> npt.NDArray[np.uint8]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seedcli.envs.base import VectorEnv
-from seedcli.specs import ActionSpec, RowLayout, StepBatch, aligned_empty
+from seedcli.specs import ActionSpec, RowLayout, Rows, aligned_empty
 
 MakeEnv = Callable[[int], VectorEnv]
 
@@ -99,20 +99,20 @@ class Driver:
         self._most = max(10, _BYTES // layout.nbytes)
         self._written = 0
 
-    def _record(self) -> StepBatch:
+    def _record(self) -> Rows:
         out = self._out
         names = out.observation if isinstance(out.observation, dict) else {"observation": out.observation}
         copies = {name: part.copy() for name, part in names.items()}
-        return StepBatch(copies, out.reward.copy(), out.terminated.copy(), out.truncated.copy())
+        return Rows(copies, out.reward.copy(), out.terminated.copy(), out.truncated.copy())
 
-    def reset(self, seed: int) -> StepBatch:
+    def reset(self, seed: int) -> Rows:
         """First records [E, ...], the observation's arrays by name."""
         self._row[:] = FILL[0]
         self._written = 1
         self.env.reset(seed, self._out)
         return self._record()
 
-    def step(self, actions: npt.NDArray[Any]) -> StepBatch:
+    def step(self, actions: npt.NDArray[Any]) -> Rows:
         """The next records, as `reset` gives them."""
         self._row[:] = FILL[self._written % 2]
         self._written += 1
@@ -144,7 +144,7 @@ class Driver:
         return _stack(records, actions)
 
 
-def _stack(records: list[StepBatch], actions: list[npt.NDArray[Any]]) -> Run:
+def _stack(records: list[Rows], actions: list[npt.NDArray[Any]]) -> Run:
     return Run(
         {name: np.stack([r.observation[name] for r in records]) for name in records[0].observation},
         np.stack([r.reward for r in records]),

@@ -1,7 +1,7 @@
 """The unroll arena: records are written once, into bounded preallocated buffers, one open buffer a stream.
 
-A buffer holds the K + T + 1 records of E environments. An incoming step is one contiguous copy into the row
-its stream's cursor points at. A full buffer is handed on whole and comes back through `release`.
+A buffer holds the K + T + 1 records of E environments. An incoming row is one contiguous copy to where its
+stream's cursor points. A full buffer is handed on whole and comes back through `release`.
 
 The bound: buffers for streams of E environments number (streams) + ceil(B / E) · (1 + queue_batches). When
 none is free, every buffer that is not open waits to be trained on, and these hold at least B columns, even where
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seedcli.specs import ArraySpec, EnvSpec, RowLayout, StepBatch, aligned_empty
+from seedcli.specs import ArraySpec, EnvSpec, RowLayout, Rows, aligned_empty
 
 
 class UnrollBuffer:
@@ -30,8 +30,8 @@ class UnrollBuffer:
         layout: how a row lies in memory.
         memory: uint8 [R, row bytes].
         destinations: R writable memoryviews, one a row.
-        records: R step views, for reading one record without slicing.
-        steps: all records as [R, E, ...] views.
+        rows: what arrived, [R, E, ...] views of the memory.
+        row: R views of one row each, [E, ...], made once because slicing takes time.
         action: [R, E, ...] as the specification's action.
         recorded: name → [R, E, ...], what the algorithm keeps with each action.
         version: int64 [R], the policy version that chose the record's action.
@@ -43,8 +43,8 @@ class UnrollBuffer:
         self.layout = layout
         self.memory = aligned_empty(records * layout.nbytes).reshape(records, layout.nbytes)
         self.destinations = [memoryview(self.memory[t]) for t in range(records)]
-        self.records = [layout.views(self.memory[t]) for t in range(records)]
-        self.steps: StepBatch = layout.views(self.memory)
+        self.rows: Rows = layout.views(self.memory)
+        self.row: list[Rows] = [layout.views(self.memory[t]) for t in range(records)]
         envs = layout.num_envs
         action = layout.spec.action.array
         self.action: npt.NDArray[Any] = np.zeros((records, envs, *action.shape), action.dtype)
@@ -80,7 +80,7 @@ class Arena:
         records: R = K + T + 1.
         recorded: the algorithm's recorded fields.
         batch_size: B, columns of a training batch.
-        queue_batches: training batches' worth of finished unrolls that may wait.
+        queue_batches: training batches of finished unrolls that may wait.
         on_release: called after a buffer came back (wakes the inference thread).
     """
 

@@ -17,7 +17,7 @@ from seedcli.agents.base import AlgorithmSpec, Role
 from seedcli.inference.arena import Arena, UnrollBuffer
 from seedcli.inference.episodes import Episodes
 from seedcli.inference.inspection import Inspector
-from seedcli.inference.lane import Batch, Lane, share
+from seedcli.inference.lane import InferenceBatch, Lane, share
 from seedcli.inference.policy import Policy
 from seedcli.inference.streams import Answer, EngineStats, SlotAllocator, Stream
 from seedcli.specs import EnvSpec
@@ -176,7 +176,7 @@ class StepEngine:
         acting, done = 0.0, begun
         # Every device has its batch before the result of any is waited for.
         for batch in batches:
-            first = self._episodes.final[batch.rows]
+            first = self._episodes.final[batch.slot_index]
             self._capture_states(batch, first)
             started = self._clock()
             promise = batch.lane.policy.begin(batch.observation, batch.reward, first, batch.slots)
@@ -188,7 +188,7 @@ class StepEngine:
             decision = batch.lane.policy.finish(promise)
             acted = self._clock()
             acting += acted - done
-            self._episodes.count(batch.rows, batch.reward, first, batch.final)
+            self._episodes.count(batch.slot_index, batch.reward, first, batch.final)
             answers += self._record(batch.streams, decision.action, decision.recorded, decision.version)
             done = self._clock()
             self._measure(batch, done)
@@ -204,7 +204,7 @@ class StepEngine:
         due = [lane for lane in pending if lane.pending_envs >= lane.target or lane.pending[0].arrived <= overdue]
         return due or pending
 
-    def _batches(self, lanes: list[Lane]) -> list[Batch]:
+    def _batches(self, lanes: list[Lane]) -> list[InferenceBatch]:
         """The lanes' batches, closed and without streams whose data is unusable."""
         batches, suspicious = [], []
         for lane in lanes:
@@ -223,7 +223,7 @@ class StepEngine:
         remaining = [(batch.lane, [stream for stream in batch.streams if not stream.closed]) for batch in batches]
         return [lane.batch(streams) for lane, streams in remaining if streams]
 
-    def _measure(self, batch: Batch, done: float) -> None:
+    def _measure(self, batch: InferenceBatch, done: float) -> None:
         stats, streams = self.stats, batch.streams
         stats.batches += 1
         stats.batch_rows += len(batch.slots)
@@ -232,7 +232,7 @@ class StepEngine:
         else:
             stats.latency.add_many(done - np.array([stream.arrived for stream in streams]))
 
-    def _capture_states(self, batch: Batch, first: npt.NDArray[np.bool_]) -> None:
+    def _capture_states(self, batch: InferenceBatch, first: npt.NDArray[np.bool_]) -> None:
         """Keep the agent states before this record for streams where an unroll begins with it."""
         start = 0
         for stream in batch.streams:
@@ -257,7 +257,7 @@ class StepEngine:
             stream.records += 1
             if stream.ranks is not None:
                 self._rounds += stream.num_envs / training_envs
-            if stream.cursor < len(buffer.records) or self._turn_over(stream):
+            if stream.cursor < len(buffer.row) or self._turn_over(stream):
                 stream.pending = False
                 answers.append(Answer(stream, stream.sequence - 1 & 0xFFFFFFFF, actions))
             else:
@@ -272,20 +272,20 @@ class StepEngine:
             training = self.connected_envs > self._episodes.evaluation_envs
             if training and stream.records - (self._rounds - stream.begun) > self._stride:
                 return False
-            stream.cursor = 0  # nobody reads it
+            stream.cursor = 0  # its records are not read
             return True
         following = self._arena.acquire(stream.num_envs)
         if following is None:
             return False
         following.carry_over(stream.buffer, self._stride)
         stream.buffer.state = stream.states.popleft()
-        if stream.mended is not None:
+        if stream.repaired is not None:
             # `records` counts those of this unroll too.
-            keep = stream.mended < stream.records - self._records
+            keep = stream.repaired < stream.records - self._records
             stream.buffer.keep = keep
             self.stats.dropped_unrolls += int(np.count_nonzero(~keep))
             if keep.all():
-                stream.buffer.keep = stream.mended = None
+                stream.buffer.keep = stream.repaired = None
         self._on_unroll(stream.buffer)
         stream.buffer = following
         stream.cursor = self._records - self._stride

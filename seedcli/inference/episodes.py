@@ -9,9 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seedcli.agents.base import Role
-from seedcli.inference.streams import EngineStats
-
-Rows = slice | npt.NDArray[np.int32]
+from seedcli.inference.streams import EngineStats, SlotIndex
 
 
 def _ended(
@@ -56,20 +54,20 @@ class Episodes:
         if role == "evaluation":
             self.evaluation_envs -= len(slots)
 
-    def count(self, rows: Rows, reward: Any, first: Any, final: Any) -> None:
-        """Environment steps and episodes of the slots `rows`, by raw rewards."""
+    def count(self, slots: SlotIndex, reward: Any, first: Any, final: Any) -> None:
+        """Environment steps and episodes of the slots, by raw rewards."""
         ongoing = ~first
-        returns = self._return[rows] * ongoing
+        returns = self._return[slots] * ongoing
         returns += reward
-        lengths = self._length[rows] * ongoing
+        lengths = self._length[slots] * ongoing
         lengths += ongoing
-        self._return[rows] = returns
-        self._length[rows] = lengths
-        self.final[rows] = final
+        self._return[slots] = returns
+        self._length[slots] = lengths
+        self.final[slots] = final
         stats = self._stats
         steps = int(np.count_nonzero(ongoing))
         if self.evaluation_envs:
-            evaluates = self._evaluates[rows]
+            evaluates = self._evaluates[slots]
             watched = int(np.count_nonzero(ongoing & evaluates))
             stats.evaluation_steps += watched
             steps -= watched

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from seedcli.inference.lane import Batch
+from seedcli.inference.lane import InferenceBatch
 from seedcli.inference.streams import Stream
 from seedcli.specs import EnvSpec
 from seedcli.telemetry.logs import log_once_per
@@ -23,7 +23,7 @@ def _named(observation: Any, name: str | None) -> Any:
 
 
 class Inspector:
-    """Finds records that cannot be used.
+    """Finds rows that cannot be used.
 
     Args:
         spec: the environment.
@@ -35,7 +35,7 @@ class Inspector:
         single = not isinstance(spec.observation, Mapping)
         self._floats: list[str | None] = [None if single else name for name in floats]
 
-    def suspicious(self, batch: Batch) -> bool:
+    def suspicious(self, batch: InferenceBatch) -> bool:
         """Whether something in the batch may be unusable."""
         # A sum is finite only where every part of it is.
         if batch.final.max() > 1 or not math.isfinite(batch.reward.sum()):
@@ -45,20 +45,20 @@ class Inspector:
     def inspect(self, stream: Stream) -> str | None:
         """What makes a stream's row unusable, if anything does.
 
-        A reward that is not finite does not: it becomes 0, and no unroll that holds it is trained on.
+        A non-finite reward does not: it becomes 0, and no unroll that holds it is trained on.
         """
-        record = stream.buffer.records[stream.cursor]
-        if max(record.terminated.max(), record.truncated.max()) > 1:
+        row = stream.buffer.row[stream.cursor]
+        if max(row.terminated.max(), row.truncated.max()) > 1:
             return "an end-of-episode flag that is neither 0 nor 1"
         for name in self._floats:
-            if not np.isfinite(_named(record.observation, name)).all():
+            if not np.isfinite(_named(row.observation, name)).all():
                 return "an observation that is not finite" + (f" ({name})" if name else "")
-        bad = ~np.isfinite(record.reward)
+        bad = ~np.isfinite(row.reward)
         if bad.any():
-            record.reward[bad] = 0.0
-            if stream.mended is None:
-                stream.mended = np.full(stream.num_envs, -1, np.int64)
-            stream.mended[bad] = stream.records
+            row.reward[bad] = 0.0
+            if stream.repaired is None:
+                stream.repaired = np.full(stream.num_envs, -1, np.int64)
+            stream.repaired[bad] = stream.records
             log_once_per(
                 "rewards", 30.0, _log, logging.WARNING,
                 "environment %d in stream %d of %s gave a reward that is not finite: it counts as 0, and unrolls with "

@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from seedcli.inference.policy import Policy
-from seedcli.inference.streams import Stream
+from seedcli.inference.streams import SlotIndex, Stream
 from seedcli.specs import EnvSpec, map_arrays
 
 
-class Batch(NamedTuple):
-    """A batch that has closed.
+class InferenceBatch(NamedTuple):
+    """The rows of several streams, side by side: N environments whose actions are chosen together.
 
     Attributes:
         lane: whose it is.
@@ -22,7 +22,7 @@ class Batch(NamedTuple):
         reward: [N] float32.
         final: [N], not 0 where the episode has ended.
         slots: [N] int32.
-        rows: the same, as what NumPy reads fastest.
+        slot_index: the same, as what NumPy reads fastest.
     """
 
     lane: Lane
@@ -31,7 +31,7 @@ class Batch(NamedTuple):
     reward: npt.NDArray[np.float32]
     final: Any
     slots: npt.NDArray[np.int32]
-    rows: slice | npt.NDArray[np.int32]
+    slot_index: SlotIndex
 
 
 class Lane:
@@ -80,8 +80,8 @@ class Lane:
         count = len(self.pending)
         if count > 1 or self.pending_envs < self.target:
             if self._gathered_streams == count - 1:
-                stop, record = self.pending_envs, stream.buffer.records[stream.cursor]
-                map_arrays(lambda to, rows: np.copyto(to[start:stop], rows), self._gathered, record.observation)
+                stop, row = self.pending_envs, stream.buffer.row[stream.cursor]
+                map_arrays(lambda to, part: np.copyto(to[start:stop], part), self._gathered, row.observation)
                 self._gathered_streams = count
 
     def forget(self, stream: Stream) -> None:
@@ -89,29 +89,31 @@ class Lane:
         if stream in self.pending:
             self.pending.remove(stream)
             self.pending_envs -= stream.num_envs
-            self._gathered_streams = -1  # what was gathered has a hole: the batch is gathered anew
+            self._gathered_streams = -1  # what was gathered has a hole: the batch is gathered again
 
-    def close(self) -> Batch:
+    def close(self) -> InferenceBatch:
         """Close the batch; the next begins."""
         streams, self.pending, self.pending_envs = self.pending, [], 0
         gathered, self._gathered_streams = self._gathered_streams == len(streams), 0
         return self.batch(streams, gathered)
 
-    def batch(self, streams: list[Stream], gathered: bool = False) -> Batch:
+    def batch(self, streams: list[Stream], gathered: bool = False) -> InferenceBatch:
         """The batch of the streams' rows; `gathered`: their observations have been brought together already."""
-        records = [stream.buffer.records[stream.cursor] for stream in streams]
-        if len(records) == 1:
-            record, stream = records[0], streams[0]
-            final = record.terminated | record.truncated
-            return Batch(self, streams, record.observation, record.reward, final, stream.slots, stream.rows)
-        rows = sum(stream.num_envs for stream in streams)
-        observation = map_arrays(lambda array: array[:rows], self._gathered)
+        rows = [stream.buffer.row[stream.cursor] for stream in streams]
+        if len(rows) == 1:
+            row, stream = rows[0], streams[0]
+            final = row.terminated | row.truncated
+            return InferenceBatch(self, streams, row.observation, row.reward, final, stream.slots, stream.slot_index)
+        envs = sum(stream.num_envs for stream in streams)
+        observation = map_arrays(lambda array: array[:envs], self._gathered)
         if not gathered:
-            map_arrays(lambda to, *parts: np.concatenate(parts, out=to), observation, *[r.observation for r in records])
-        reward = np.concatenate([r.reward for r in records])
-        final = np.concatenate([r.terminated for r in records]) | np.concatenate([r.truncated for r in records])
+            map_arrays(
+                lambda to, *parts: np.concatenate(parts, out=to), observation, *[row.observation for row in rows]
+            )
+        reward = np.concatenate([row.reward for row in rows])
+        final = np.concatenate([row.terminated for row in rows]) | np.concatenate([row.truncated for row in rows])
         slots = np.concatenate([stream.slots for stream in streams])
-        return Batch(self, streams, observation, reward, final, slots, slots)
+        return InferenceBatch(self, streams, observation, reward, final, slots, slots)
 
 
 def share(batch_size: int, lanes: int) -> int:

@@ -13,6 +13,9 @@ from seedcli.agents.base import Role
 from seedcli.inference.arena import UnrollBuffer
 from seedcli.telemetry.metrics import Reservoir
 
+# Slots as NumPy reads them fastest: a slice where they are neighbours.
+SlotIndex = slice | npt.NDArray[np.int32]
+
 
 class Stream:
     """E environments stepped in lock-step: an open buffer, a cursor, a range of slots.
@@ -21,15 +24,16 @@ class Stream:
         owner: whatever the service needs to send the answer; the engine only carries it.
         index: number of the stream within its session.
         role: "training", or "evaluation": records are answered, counted apart and forgotten.
-        slots: int32 [E], rows of the agent-state table.
-        sequence: sequence number of the step that is expected next.
+        slots: int32 [E], where its environments are in the agent-state table.
+        slot_index: the same, as what NumPy reads fastest.
+        sequence: sequence number of the row that is expected next.
         pending: a row has arrived and is not answered yet.
         ranks: [E] int32, which of the training environments these are; None for evaluation.
         lane: where it is answered; the engine's.
     """
 
-    __slots__ = ("arrived", "begun", "buffer", "closed", "cursor", "index", "lane", "mended", "num_envs", "owner",
-                 "pending", "ranks", "records", "role", "rows", "sequence", "slots", "states")  # fmt: skip
+    __slots__ = ("arrived", "begun", "buffer", "closed", "cursor", "index", "lane", "num_envs", "owner", "pending",
+                 "ranks", "records", "repaired", "role", "sequence", "slot_index", "slots", "states")  # fmt: skip
 
     def __init__(
         self,
@@ -50,7 +54,7 @@ class Stream:
         self.slots = slots
         # NumPy reads a slice several times faster than a list of indices.
         together = slots[-1] - slots[0] == len(slots) - 1
-        self.rows: slice | npt.NDArray[np.int32] = slice(int(slots[0]), int(slots[-1]) + 1) if together else slots
+        self.slot_index: SlotIndex = slice(int(slots[0]), int(slots[-1]) + 1) if together else slots
         self.buffer = buffer
         self.cursor = 0
         self.sequence = 0
@@ -62,11 +66,11 @@ class Stream:
         # Agent states before the first record of each unroll begun and not yet handed on.
         self.states: deque[Any] = deque()
         # [E] int64, the last record of each environment whose reward was not finite, -1: none; None: none at all.
-        self.mended: npt.NDArray[np.int64] | None = None
+        self.repaired: npt.NDArray[np.int64] | None = None
 
 
 class Answer(NamedTuple):
-    """Actions [E, ...] for a stream's pending step, with the step's sequence number."""
+    """Actions [E, ...] for a stream's pending row, with its sequence number."""
 
     stream: Stream
     sequence: int

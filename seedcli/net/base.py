@@ -31,10 +31,26 @@ class Peer(NamedTuple):
     address: str
 
 
+class Destination(NamedTuple):
+    """Where the row of a STEP goes.
+
+    Attributes:
+        owner: the handler's own: whose row it is.
+        row: memory of exactly the row's size.
+        encoded: the handler decodes the payload into it, which is of any size up to the largest that `open_session` was
+            given. Else the transport writes the payload there, and one whose size (the header's claim or the bytes that
+            follow) differs is a ProtocolError of that peer.
+    """
+
+    owner: Any
+    row: memoryview
+    encoded: bool
+
+
 class FrameHandler(Protocol):
     """The learner's side of a server transport; all calls come from the thread that calls `receive`.
 
-    `destination` and `frame` may raise ProtocolError: the transport then drops that peer and calls `lost`.
+    `destination`, `take_row` and `frame` may raise ProtocolError: the transport then drops that peer and calls `lost`.
 
     Attributes:
         full: the handler has enough to work on: `receive` returns, and goes on where it was when called again.
@@ -42,19 +58,19 @@ class FrameHandler(Protocol):
 
     full: bool
 
-    def destination(self, peer: Peer, header: Header) -> memoryview | None:
-        """Where a STEP payload is to be written: a buffer of exactly the expected size.
-
-        A payload whose size (the header's claim or the bytes that follow) differs is a ProtocolError of that
-        peer. None: hand the payload itself to `frame`: every frame that is not a STEP, and steps of a session whose
-        rows are encoded, which are of any size up to the largest that `open_session` was told.
+    def destination(self, peer: Peer, header: Header) -> Destination | None:
+        """Where the row of a STEP goes: the transport then calls `take_row`. None: there is no such session, and the
+        STEP goes to `frame`.
         """
 
-    def frame(self, peer: Peer, header: Header, payload: Payload) -> None:
-        """A whole, size-checked frame. Where a STEP has a destination its payload lies there, and `payload` is empty.
+    def take_row(self, destination: Destination, header: Header, payload: Payload) -> None:
+        """The row of a STEP stands in `destination.row`, and `payload` is empty; or `payload` is the encoded row.
 
         `payload` is good until this returns: a transport may use its memory again.
         """
+
+    def frame(self, peer: Peer, header: Header, payload: Payload) -> None:
+        """A whole, size-checked frame that has no destination; `payload` as of `take_row`."""
 
     def lost(self, peer: Peer, reason: str, *, malformed: bool = False) -> None:
         """The connection ended: closed by the peer, broken, or (`malformed`) dropped for a ProtocolError.

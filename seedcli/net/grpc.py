@@ -285,10 +285,13 @@ class GrpcServer:
         if header.kind == Kind.STEP:
             destination = handler.destination(connection.peer, header)
             if destination is not None:
-                if destination.nbytes != size:
-                    raise ProtocolError(f"a step of {size} bytes where {destination.nbytes} are expected")
-                destination[:] = payload
-                payload = payload[:0]
+                if not destination.encoded:
+                    if destination.row.nbytes != size:
+                        raise ProtocolError(f"a step of {size} bytes where {destination.row.nbytes} are expected")
+                    destination.row[:] = payload
+                    payload = payload[:0]
+                handler.take_row(destination, header, payload)
+                return
         handler.frame(connection.peer, header, payload)
 
     def _call(self, callback: Any, *arguments: Any) -> None:

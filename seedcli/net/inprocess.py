@@ -55,14 +55,16 @@ class InProcessServer:
                 continue
             try:
                 header = unpack_header(data)
-                destination = handler.destination(peer, header)
+                destination = handler.destination(peer, header) if header.kind == Kind.STEP else None
                 if destination is None:
                     handler.frame(peer, header, payload)
                     continue
-                if len(payload) != len(destination):
-                    raise ProtocolError(f"a row of {len(payload)} bytes where {len(destination)} are expected")
-                destination[:] = payload
-                handler.frame(peer, header, b"")
+                if not destination.encoded:
+                    if len(payload) != len(destination.row):
+                        raise ProtocolError(f"a row of {len(payload)} bytes where {len(destination.row)} are expected")
+                    destination.row[:] = payload
+                    payload = b""
+                handler.take_row(destination, header, payload)
             except ProtocolError as error:
                 self.drop(peer)
                 handler.lost(peer, str(error), malformed=True)

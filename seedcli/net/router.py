@@ -190,20 +190,7 @@ class RouterServer:
         if header.kind == Kind.STEP:
             if header.payload_bytes > connection.limit:
                 raise ProtocolError(f"a step of {header.payload_bytes} bytes where {connection.limit} are the limit")
-            destination = handler.destination(connection.peer, header)
-            if destination is not None:
-                if header.payload_bytes != destination.nbytes:
-                    raise ProtocolError(
-                        f"a step of {header.payload_bytes} bytes where {destination.nbytes} are expected"
-                    )
-                self._receive_row(connection, header, destination)
-                handler.frame(connection.peer, header, b"")
-                return
-            if header.payload_bytes > len(self._scratch):
-                self._scratch = memoryview(bytearray(connection.limit))
-            payload = self._scratch[: header.payload_bytes]
-            self._receive_into(header, payload)
-            handler.frame(connection.peer, header, payload)
+            self._take_step(connection, header, handler)
             return
         if header.payload_bytes > CONTROL_LIMIT:
             raise ProtocolError(f"a payload of {header.payload_bytes} bytes where {CONTROL_LIMIT} are the limit")
@@ -212,13 +199,30 @@ class RouterServer:
             raise ProtocolError(f"a payload of {len(body)} bytes where the header says {header.payload_bytes}")
         handler.frame(connection.peer, header, body)
 
-    def _receive_row(self, connection: _Connection, header: Header, destination: memoryview) -> None:
-        """Fill `destination`, whose size the header claims, with the row that follows."""
-        self._receive_into(header, destination)
+    def _take_step(self, connection: _Connection, header: Header, handler: FrameHandler) -> None:
+        destination = handler.destination(connection.peer, header)
+        payload: Payload = b""
+        if destination is None or destination.encoded:
+            if header.payload_bytes > len(self._scratch):
+                self._scratch = memoryview(bytearray(connection.limit))
+            payload = self._scratch[: header.payload_bytes]
+            self._receive_into(header, payload)
+        elif header.payload_bytes != destination.row.nbytes:
+            raise ProtocolError(f"a step of {header.payload_bytes} bytes where {destination.row.nbytes} are expected")
+        else:
+            self._receive_row(connection, header, destination.row)
+        if destination is None:
+            handler.frame(connection.peer, header, payload)
+        else:
+            handler.take_row(destination, header, payload)
 
-    def _receive_into(self, header: Header, destination: memoryview) -> None:
+    def _receive_row(self, connection: _Connection, header: Header, row: memoryview) -> None:
+        """Fill `row`, whose size the header claims, with what follows."""
+        self._receive_into(header, row)
+
+    def _receive_into(self, header: Header, memory: memoryview) -> None:
         # Reports the size of the part even where that is more than fits; nothing is written beyond the buffer.
-        count = self._socket.recv_into(destination, flags=_NOWAIT)
+        count = self._socket.recv_into(memory, flags=_NOWAIT)
         if count != header.payload_bytes or self._socket.getsockopt(zmq.RCVMORE):
             raise ProtocolError(f"a row of {count} bytes where the header says {header.payload_bytes}")
 

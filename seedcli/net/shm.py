@@ -113,16 +113,16 @@ class ShmServer(RouterServer):
         connection.limit = max(payload_bytes)
         return {_KEY: path}
 
-    def _receive_row(self, connection: Any, header: Header, destination: memoryview) -> None:
+    def _receive_row(self, connection: Any, header: Header, row: memoryview) -> None:
         mapping = self._mappings.get(connection.peer.key)
         if mapping is None or header.stream >= len(mapping.rows):
             raise ProtocolError(f"a step of stream {header.stream}, which has no shared memory")
-        row = mapping.rows[header.stream]
+        shared = mapping.rows[header.stream]
         count = self._socket.recv_into(bytearray(1), flags=zmq.NOBLOCK)
-        if count or self._socket.getsockopt(zmq.RCVMORE) or row.nbytes != header.payload_bytes:
+        if count or self._socket.getsockopt(zmq.RCVMORE) or shared.nbytes != header.payload_bytes:
             raise ProtocolError(f"a step with {count} bytes of its own, where its row is in shared memory")
         mapping.unlink()
-        destination[:] = row
+        row[:] = shared
 
     def _forget(self, identity: bytes) -> None:
         super()._forget(identity)

@@ -19,7 +19,7 @@ from seedcli.agents.base import Role
 from seedcli.errors import ProtocolError, RefusedError, SeedError
 from seedcli.inference.engine import StepEngine
 from seedcli.inference.streams import Answer, Stream
-from seedcli.net.base import Payload, Peer, ServerTransport
+from seedcli.net.base import Destination, Payload, Peer, ServerTransport
 from seedcli.net.codecs import check_codecs
 from seedcli.net.frames import Header, Kind, encode_control, pack_header
 from seedcli.net.messages import Hello, parse_goodbye
@@ -70,7 +70,6 @@ class InferenceService:
         self._sessions: dict[Peer, Session] = {}
         self._by_number: dict[int, Session] = {}
         self._by_actor: dict[str, Session] = {}
-        self._current: Stream | None = None
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self._wake_fd, select.POLLIN)
@@ -185,10 +184,8 @@ class InferenceService:
 
     # -- FrameHandler -----------------------------------------------------------------------------------------
 
-    def destination(self, peer: Peer, header: Header) -> memoryview | None:
+    def destination(self, peer: Peer, header: Header) -> Destination | None:
         """See `net.base.FrameHandler`."""
-        if header.kind != Kind.STEP:
-            return None
         session = self._sessions.get(peer)
         if session is None:
             return None
@@ -202,14 +199,29 @@ class InferenceService:
                 f"step {header.sequence} of stream {header.stream} where step {stream.sequence} is expected"
                 + (" after the answer to the last" if stream.pending else "")
             )
-        self._current = stream
         assert self._engine is not None
-        return None if session.decoders else self._engine.destination(stream)
+        return Destination(stream, self._engine.destination(stream), bool(session.decoders))
+
+    def take_row(self, destination: Destination, header: Header, payload: Payload) -> None:
+        """See `net.base.FrameHandler`."""
+        stream: Stream = destination.owner
+        session: Session = stream.owner
+        assert self._engine is not None
+        if destination.encoded:
+            session.decoders[stream.index].decode(payload, destination.row)
+        self.row_bytes_received += header.payload_bytes
+        self.row_bytes_raw += len(destination.row)
+        session.last_seen = time.monotonic()
+        session.steps += stream.num_envs
+        self._engine.arrived(stream)
+        # A batch that is full goes out before more is read: actors step while others are read.
+        self.full = self._engine.full
 
     def frame(self, peer: Peer, header: Header, payload: Payload) -> None:
         """See `net.base.FrameHandler`."""
         if header.kind == Kind.STEP:
-            self._step(peer, header, payload)
+            # A learner that restarted, or a session that timed out: the actor must introduce itself again.
+            self._transports[peer.transport].send(peer, pack_header(Kind.UNKNOWN))
         elif header.kind == Kind.HEARTBEAT:
             self._heartbeat(peer, header)
         elif header.kind == Kind.GOODBYE:
@@ -250,25 +262,6 @@ class InferenceService:
                     session.actor_id, peer, session.envs, session.steps, reason, session.last_seen, time.monotonic()
                 )
             )
-
-    def _step(self, peer: Peer, header: Header, payload: Payload) -> None:
-        session = self._sessions.get(peer)
-        if session is None:
-            # A learner that restarted, or a session that timed out: the actor must introduce itself again.
-            self._transports[peer.transport].send(peer, pack_header(Kind.UNKNOWN))
-            return
-        stream = self._current
-        assert stream is not None and self._engine is not None
-        destination = self._engine.destination(stream)
-        if session.decoders:
-            session.decoders[stream.index].decode(payload, destination)
-        self.row_bytes_received += header.payload_bytes
-        self.row_bytes_raw += len(destination)
-        session.last_seen = time.monotonic()
-        session.steps += stream.num_envs
-        self._engine.arrived(stream)
-        # A batch that is full goes out before more is read: actors step while others are read.
-        self.full = self._engine.full
 
     def _heartbeat(self, peer: Peer, header: Header) -> None:
         # ZeroMQ actors send heartbeats over a second socket: the session says whose they are.

@@ -95,22 +95,29 @@ class UnrollQueue:
             return pieces
 
 
-class PreparedBatch(NamedTuple):
-    """A batch on its way to the trainer.
+class TrainingBatch(NamedTuple):
+    """Unrolls, and what the host keeps of them once they are on the training devices.
 
     Attributes:
         unrolls: arrays of the host, until they are put on the training devices (`training.devices.Devices.place`).
         versions: int64 [K+T+1, B], the policy version behind each record.
-        final: bool [K+T+1, B], the last record of an episode: no transition of the environment follows it.
-        weights: float32 [B], those of `unrolls`, on the host in any case.
+        counted: bool [K+T+1, B], whether the record and the next make a transition that counts as trained on: not
+            where an episode ends with it, nor in columns of weight 0.
         serials: int64 [B], which unrolls of a replay these are; None from a queue.
     """
 
     unrolls: UnrollBatch
     versions: npt.NDArray[np.int64]
-    final: npt.NDArray[np.bool_]
-    weights: npt.NDArray[np.float32]
+    counted: npt.NDArray[np.bool_]
     serials: npt.NDArray[np.int64] | None = None
+
+    @classmethod
+    def of(
+        cls, unrolls: UnrollBatch, versions: npt.NDArray[np.int64], serials: npt.NDArray[np.int64] | None = None
+    ) -> TrainingBatch:
+        """The batch of unrolls that are still on the host."""
+        counted = ~(unrolls.terminated | unrolls.truncated) & (unrolls.weights > 0)
+        return cls(unrolls, versions, np.asarray(counted), serials)
 
 
 def _join(parts: list[npt.NDArray[Any]], axis: int) -> npt.NDArray[Any]:
@@ -125,7 +132,7 @@ def _weights(piece: Piece) -> npt.NDArray[np.float32]:
     return keep[piece.start : piece.stop].astype(np.float32)
 
 
-def assemble(pieces: list[Piece], arena: Arena) -> PreparedBatch:
+def assemble(pieces: list[Piece], arena: Arena) -> TrainingBatch:
     """Copy pieces into one contiguous time-major batch on the host and give finished buffers back to the arena.
 
     A single piece that covers its buffer is copied too: the buffer is needed for the next unroll long before
@@ -148,22 +155,20 @@ def assemble(pieces: list[Piece], arena: Arena) -> PreparedBatch:
         for piece in pieces
     ]
     state = tf.nest.map_structure(lambda *parts: _join(list(parts), 0), *states)
-    weights = np.concatenate([_weights(piece) for piece in pieces])
     unrolls = UnrollBatch(
-        observation=gather(lambda b: b.steps.observation),
-        reward=gather(lambda b: b.steps.reward),
-        terminated=gather(lambda b: b.steps.terminated.view(np.bool_)),
-        truncated=gather(lambda b: b.steps.truncated.view(np.bool_)),
+        observation=gather(lambda b: b.rows.observation),
+        reward=gather(lambda b: b.rows.reward),
+        terminated=gather(lambda b: b.rows.terminated.view(np.bool_)),
+        truncated=gather(lambda b: b.rows.truncated.view(np.bool_)),
         action=gather(lambda b: b.action),
         recorded={name: gather(lambda b, n=name: b.recorded[n]) for name in pieces[0].buffer.recorded},
         state=state,
-        weights=weights,
+        weights=np.concatenate([_weights(piece) for piece in pieces]),
     )
     versions = np.concatenate(
         [np.broadcast_to(p.buffer.version[:, None], (len(p.buffer.version), p.stop - p.start)) for p in pieces], axis=1
     )
-    final = unrolls.terminated | unrolls.truncated
     for piece in pieces:
         if piece.stop == piece.buffer.num_envs:
             arena.release(piece.buffer)
-    return PreparedBatch(unrolls, versions, final, weights)
+    return TrainingBatch.of(unrolls, versions)

@@ -13,7 +13,7 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,33 +57,55 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def restore(checkpoint: Checkpoint, groups: dict[str, Sequence[tf.Variable]]) -> None:
-    """Read variables back, by group name and position.
+# Variables by group and by name within it: {"agent": {"network/policy/kernel": ...}, "optimizer": ...}.
+Groups = Mapping[str, Mapping[str, tf.Variable]]
+
+
+def _by_name(groups: Groups) -> dict[str, tf.Variable]:
+    """Variables by the names they are stored under: "agent/network/policy/kernel"."""
+    named = [
+        (f"{group}/{name}", variable) for group, variables in groups.items() for name, variable in variables.items()
+    ]
+    assert len(dict(named)) == len(named), "two variables have the same name"
+    return dict(named)
+
+
+def restore(checkpoint: Checkpoint, groups: Groups) -> None:
+    """Read variables back by name; where any of them cannot be, none is changed.
 
     Args:
         checkpoint: a verified checkpoint.
-        groups: e.g. {"agent": [...], "optimizer": [...]}; a group left out is not read.
+        groups: as given to `Checkpointer`; a group left out is not read.
 
     Raises:
-        CheckpointError: the checkpoint is of another agent (number or shapes of variables differ).
+        CheckpointError: the checkpoint is of another agent (names, types or shapes of variables differ).
     """
     reader = tf.train.load_checkpoint(str(checkpoint.path / "variables"))
-    shapes = reader.get_variable_to_shape_map()
-    for group, variables in groups.items():
-        stored = [name for name in shapes if name.startswith(f"{group}/") and name.endswith("VARIABLE_VALUE")]
-        if len(stored) != len(variables):
-            raise CheckpointError(
-                f"the checkpoint {checkpoint.path} is of another agent: it holds {len(stored)} {group} variables "
-                f"where this configuration has {len(variables)}"
-            )
-        for i, variable in enumerate(variables):
-            key = f"{group}/{i}/.ATTRIBUTES/VARIABLE_VALUE"
-            if tuple(shapes[key]) != tuple(variable.shape):
-                raise CheckpointError(
-                    f"the checkpoint {checkpoint.path} is of another agent: {group} variable {i} has shape "
-                    f"{tuple(shapes[key])} where this configuration has {tuple(variable.shape)}"
-                )
-            variable.assign(reader.get_tensor(key))
+    shapes, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    stored = {name: _described(types[name], shapes[name]) for name in shapes if name.partition("/")[0] in groups}
+    variables = _by_name(groups)
+    wanted = {name: _described(variable.dtype, variable.shape) for name, variable in variables.items()}
+    difference = _difference(stored, wanted)
+    if difference is not None:
+        raise CheckpointError(f"the checkpoint {checkpoint.path} is of another agent: {difference}")
+    for name, variable in variables.items():
+        variable.assign(reader.get_tensor(name))
+
+
+def _described(dtype: tf.DType, shape: Sequence[int]) -> str:
+    return f"{dtype.name} of shape {tuple(shape)}"
+
+
+def _difference(stored: dict[str, str], wanted: dict[str, str]) -> str | None:
+    """The first variable that a checkpoint and a configuration do not share, and how they differ in it."""
+    for name in sorted(stored.keys() | wanted.keys()):
+        if name not in stored:
+            return f"it has no variable {name}, which this configuration has"
+        if name not in wanted:
+            return f"it has a variable {name}, which this configuration does not have"
+        if stored[name] != wanted[name]:
+            return f"its variable {name} is {stored[name]}, where this configuration has {wanted[name]}"
+    return None
 
 
 # A checkpoint's folder, its counters, and what writes the rest into it.
@@ -107,7 +129,7 @@ class Checkpointer:
         folder: where checkpoints go.
         config_text: the resolved configuration as TOML.
         spec: the environment.
-        groups: variables by group name.
+        groups: variables by group and name; names are the same in every process that builds this agent.
         keep: newest checkpoints kept.
         keep_every_hours: one checkpoint in so many hours is kept for good; 0: none.
         attachment: what else they keep, if anything.
@@ -118,7 +140,7 @@ class Checkpointer:
         folder: Path,
         config_text: str,
         spec: EnvSpec,
-        groups: dict[str, Sequence[tf.Variable]],
+        groups: Groups,
         *,
         keep: int,
         keep_every_hours: float,
@@ -127,24 +149,23 @@ class Checkpointer:
         self._folder = folder
         self._config_text = config_text
         self._spec = spec
-        self._groups = groups
+        self._variables = _by_name(groups)
         self._keep = keep
         self._attachment = attachment
         self._keep_every = keep_every_hours * 3600
         # Host copies, so that writing takes its time while training goes on changing the variables.
         with tf.device("/CPU:0"):
             self._copies = {
-                group: [tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False) for v in variables]
-                for group, variables in groups.items()
+                name: tf.Variable(tf.zeros(variable.shape, variable.dtype), trainable=False)
+                for name, variable in self._variables.items()
             }
-        self._tensors = tf.train.Checkpoint(**self._copies)
         clean(folder)
         self._writer: threading.Thread | None = None
         self._work: queue.SimpleQueue[_Write] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
         self._saved = time.monotonic()
-        self._said = -_SLOW_SECONDS
+        self._warned = -_SLOW_SECONDS
         self.error: Exception | None = None
 
     @property
@@ -155,15 +176,15 @@ class Checkpointer:
     def due(self, seconds: float) -> bool:
         """Whether to save now: `seconds` after the last save, but never while a write is under way.
 
-        A disk too slow for that interval is told of in the log, every ten minutes at most.
+        A disk too slow for that interval is logged, every ten minutes at most.
         """
         now = time.monotonic()
         if now - self._saved < seconds:
             return False
         if not self.busy:
             return True
-        if now - self._said >= _SLOW_SECONDS:
-            self._said = now
+        if now - self._warned >= _SLOW_SECONDS:
+            self._warned = now
             _log.warning(
                 "writing a checkpoint has taken %.0f s so far, longer than training.checkpoint_seconds = %g: the next "
                 "one waits for it; use a faster disk or a longer interval",
@@ -184,9 +205,8 @@ class Checkpointer:
         """
         self.wait()
         self._saved = time.monotonic()
-        for group, variables in self._groups.items():
-            for copy, variable in zip(self._copies[group], variables, strict=True):
-                copy.assign(variable)
+        for name, variable in self._variables.items():
+            self._copies[name].assign(variable)
         path = self._folder / str(counters["env_steps"])
         attach = self._attachment.capture() if self._attachment is not None else None
         try:
@@ -200,8 +220,8 @@ class Checkpointer:
             self.wait()
             if self.error is not None:
                 raise SeedError(
-                    f"the checkpoint {path} could not be written ({_line(self.error)}): make room or mend the disk, "
-                    "then go on from the one before it with --resume"
+                    f"the checkpoint {path} could not be written ({_line(self.error)}): make room or repair the disk, "
+                    "then resume from the one before it with --resume"
                 ) from self.error
         return path
 
@@ -255,11 +275,13 @@ class Checkpointer:
             except OSError as error:
                 # The weights are small beside it, and may still find room.
                 _log.error(
-                    "the checkpoint %s goes without the replay, which could not be written: %s", path, _line(error)
+                    "the checkpoint %s is written without the replay, which could not be written: %s",
+                    path,
+                    _line(error),
                 )
                 shutil.rmtree(temporary)
                 temporary.mkdir()
-        self._tensors.write(str(temporary / "variables"))
+        _write_variables(temporary / "variables", self._copies)
         (temporary / "config.toml").write_text(self._config_text)
         state = {"format": FORMAT, "time": time.time(), "spec": self._spec.to_dict(), "counters": counters}
         (temporary / "state.json").write_text(json.dumps(state, indent=1) + "\n")
@@ -298,8 +320,17 @@ class Checkpointer:
                 path.rename(removed)
                 shutil.rmtree(removed, ignore_errors=True)
         if self._attachment is not None:
-            # What is kept for good is kept to be played, not to go on from.
+            # What is kept for good is kept to be played, not to be resumed from.
             self._attachment.prune(list_checkpoints(self._folder)[-self._keep :])
+
+
+def _write_variables(prefix: Path, variables: Mapping[str, tf.Variable]) -> None:
+    """Write variables as they are now, under their names, in TensorFlow's format."""
+    with tf.device("/CPU:0"):
+        tensors = [variable.read_value() for variable in variables.values()]
+        tf.raw_ops.SaveV2(
+            prefix=str(prefix), tensor_names=list(variables), shape_and_slices=[""] * len(tensors), tensors=tensors
+        )
 
 
 def _line(error: Exception) -> str:

@@ -1,8 +1,8 @@
-"""Checkpoints as files: verified, listed, found, and mended after a writer was killed. Without TensorFlow.
+"""Checkpoints as files: verified, listed, found, and repaired after a writer was killed. Without TensorFlow.
 
-A checkpoint is a folder `<env_steps>/` that holds the variables (TensorFlow's checkpoint format), `config.toml`,
-`state.json` (format, agent, environment specification, counters) and `COMPLETE` with a checksum of every file. Names
-that begin with a dot are of what is being made, replaced or removed.
+A checkpoint is a folder `<env_steps>/` that holds the variables by name (in TensorFlow's format), `config.toml`,
+`state.json` (format, environment specification, counters) and `COMPLETE` with a checksum of every file. Names that
+begin with a dot are of what is being made, replaced or removed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from seedcli.errors import CheckpointError
 from seedcli.specs import EnvSpec
 
-FORMAT = 1
+FORMAT = 2  # of 1, variables had no names
 _FILES = {"config.toml", "state.json", "variables.index"}  # besides the variables' data
 _log = logging.getLogger(__name__)
 
@@ -160,9 +160,9 @@ def find_checkpoint(path: Path) -> Checkpoint:
 
 
 def take_checkpoint(run: Path) -> Checkpoint | None:
-    """The checkpoint that a learner goes on from, who has locked the run's folder; None where it has made none yet.
+    """The checkpoint that a learner resumes from, which has locked the run's folder; None where it has made none yet.
 
-    Newer ones that cannot be read are set aside as `damaged-<env_steps>`: those made from now on count on from an
+    Newer ones that cannot be read are set aside as `damaged-<env_steps>`: those made from now on continue from an
     older number, and must not be taken for the older ones.
 
     Raises:
@@ -173,8 +173,8 @@ def take_checkpoint(run: Path) -> Checkpoint | None:
     checkpoint, faults = _newest(_numbered(folder))
     if checkpoint is None and faults:
         raise CheckpointError(
-            f"{run} cannot be gone on with: none of its {len(faults)} checkpoints can be read "
-            f"({next(iter(faults.values()))}); mend one of them, or start anew with --overwrite"
+            f"{run} cannot be resumed: none of its {len(faults)} checkpoints can be read "
+            f"({next(iter(faults.values()))}); repair one of them, or start over with --overwrite"
         )
     for path, fault in faults.items():
         aside = path.with_name(f"damaged-{path.name}")
@@ -184,7 +184,7 @@ def take_checkpoint(run: Path) -> Checkpoint | None:
         except OSError as error:
             raise CheckpointError(f"{fault} and cannot be set aside ({error.strerror}): move it away") from error
         assert checkpoint is not None
-        _log.warning("%s: it is set aside as %s, and %s is gone on from", fault, aside.name, checkpoint.path)
+        _log.warning("%s: it is set aside as %s, and the run resumes from %s", fault, aside.name, checkpoint.path)
     return checkpoint
 
 

@@ -32,6 +32,31 @@ def make_optimizer(training: TrainingConfig) -> keras.optimizers.Optimizer:
     )
 
 
+def optimizer_variables(optimizer: keras.optimizers.Optimizer, trained: Sequence[str]) -> dict[str, tf.Variable]:
+    """All variables of an optimizer by name: {"iterations": ..., "momentums/network/policy/kernel": ...}.
+
+    Args:
+        optimizer: built.
+        trained: the names of the variables that it was built with, in their order.
+
+    Raises:
+        ValueError: the optimizer has a variable that is neither an attribute nor in a list of one for each of these.
+    """
+    own = {id(variable) for variable in optimizer.variables}
+    found: dict[str, tf.Variable] = {}
+    for attribute, value in vars(optimizer).items():
+        name = attribute.lstrip("_")
+        if id(value) in own:
+            found[name] = value.value
+        elif isinstance(value, list) and value and attribute != "_variables" and own.issuperset(map(id, value)):
+            found |= {f"{name}/{of}": each.value for of, each in zip(trained, value, strict=True)}
+    if len(found) != len(own):
+        raise ValueError(
+            f"the optimizer {optimizer.name} has {len(own)} variables, and {len(found)} of them have names"
+        )
+    return found
+
+
 def learning_rate(training: TrainingConfig, steps_done: int, total_steps: int) -> float:
     """The learning rate after `steps_done` of `total_steps` environment steps; it stays at its end after those."""
     if training.learning_rate_schedule == "constant":

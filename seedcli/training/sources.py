@@ -22,7 +22,7 @@ from seedcli.errors import UsageError
 from seedcli.inference.arena import Arena, UnrollBuffer
 from seedcli.specs import EnvSpec
 from seedcli.telemetry.metrics import Profile
-from seedcli.training.batches import PreparedBatch, UnrollQueue, assemble
+from seedcli.training.batches import TrainingBatch, UnrollQueue, assemble
 from seedcli.training.devices import Devices
 from seedcli.training.host_memory import available_memory
 from seedcli.training.replay.blocks import BlockCodec
@@ -55,10 +55,10 @@ class Source(Protocol):
     def workers(self) -> dict[str, Callable[[], None]]:
         """Loops that need threads of their own, by name; they end after `close`."""
 
-    def next_batch(self, *, wait: bool) -> PreparedBatch | None:
+    def next_batch(self, *, wait: bool) -> TrainingBatch | None:
         """The next batch, on its devices; None: closed, or (not waiting) none can be formed from what was put in."""
 
-    def trained(self, batch: PreparedBatch, priorities: npt.NDArray[np.float32] | None) -> None:
+    def trained(self, batch: TrainingBatch, priorities: npt.NDArray[np.float32] | None) -> None:
         """A batch has been trained on."""
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class QueueSource:
     def workers(self) -> dict[str, Callable[[], None]]:
         return {}
 
-    def next_batch(self, *, wait: bool) -> PreparedBatch | None:
+    def next_batch(self, *, wait: bool) -> TrainingBatch | None:
         begun = time.perf_counter()
         pieces = self._queue.take(self._batch_size, wait=wait)
         taken = time.perf_counter()
@@ -115,7 +115,7 @@ class QueueSource:
         self._profile.add("batching", time.perf_counter() - taken)
         return _placed(batch, self._place, self._profile)
 
-    def trained(self, batch: PreparedBatch, priorities: npt.NDArray[np.float32] | None) -> None:
+    def trained(self, batch: TrainingBatch, priorities: npt.NDArray[np.float32] | None) -> None:
         """Nothing has to be done."""
 
     def stats(self) -> dict[str, float]:
@@ -244,14 +244,14 @@ class ReplaySource:
         return True
 
     def _priorities(self, buffer: UnrollBuffer) -> npt.NDArray[np.float32]:
-        steps = buffer.steps
+        rows = buffer.rows
         # So little is no work for an accelerator, which has other things to do.
         with tf.device("CPU:0"):
             unrolls = UnrollBatch(
                 observation=None,
-                reward=steps.reward,
-                terminated=steps.terminated.view(np.bool_),
-                truncated=steps.truncated.view(np.bool_),
+                reward=rows.reward,
+                terminated=rows.terminated.view(np.bool_),
+                truncated=rows.truncated.view(np.bool_),
                 action=buffer.action,
                 recorded=buffer.recorded,
                 state=None,
@@ -261,7 +261,7 @@ class ReplaySource:
 
     # -- out --------------------------------------------------------------------------------------------------
 
-    def next_batch(self, *, wait: bool) -> PreparedBatch | None:
+    def next_batch(self, *, wait: bool) -> TrainingBatch | None:
         """Not waiting means that there is no worker, so what waits is inserted first."""
         if not wait:
             while self._insert(wait=False):
@@ -275,7 +275,7 @@ class ReplaySource:
         self._prefetch.add("waiting", sample.waited)
         return _placed(batch, self._place, self._prefetch)
 
-    def trained(self, batch: PreparedBatch, priorities: npt.NDArray[np.float32] | None) -> None:
+    def trained(self, batch: TrainingBatch, priorities: npt.NDArray[np.float32] | None) -> None:
         assert batch.serials is not None and priorities is not None, "an algorithm with a replay gives priorities"
         self.replay.update(batch.serials, priorities)
 
@@ -322,7 +322,7 @@ def _size(nbytes: float) -> str:
     return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
 
 
-def _placed(batch: PreparedBatch, place: Place, profile: Profile) -> PreparedBatch:
+def _placed(batch: TrainingBatch, place: Place, profile: Profile) -> TrainingBatch:
     """The batch on its devices; the time that takes is "transfer"."""
     begun = time.perf_counter()
     batch = batch._replace(unrolls=place(batch.unrolls))

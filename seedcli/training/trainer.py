@@ -17,9 +17,9 @@ from seedcli.agents.replicas import assign, total
 from seedcli.config.sections import TrainingConfig
 from seedcli.errors import SeedError
 from seedcli.inference.device_memory import bytes_of, out_of_memory
-from seedcli.training.batches import PreparedBatch
+from seedcli.training.batches import TrainingBatch
 from seedcli.training.devices import Devices, batch_bytes
-from seedcli.training.optimizer import apply_where, clip_gradients, learning_rate, make_optimizer
+from seedcli.training.optimizer import apply_where, clip_gradients, learning_rate, make_optimizer, optimizer_variables
 
 # Of mixed_float16, whose smallest gradients would be 0 (Micikevicius et al., "Mixed Precision Training", 2018).
 _FIRST_SCALE = 2.0**15
@@ -76,7 +76,7 @@ class _Outcome(NamedTuple):
     priorities: tf.Tensor | None
 
 
-class _Told(NamedTuple):
+class _Report(NamedTuple):
     """What an update gives the host.
 
     Attributes:
@@ -105,7 +105,9 @@ class Trainer:
         trained_steps: environment steps this host trained on: T·B a batch, less the resets among them.
         dropped: updates dropped because something was not finite.
         waited: seconds spent until all hosts had come to their updates.
-        loss_scale: what the loss is multiplied by before gradients are taken; None but for mixed_float16.
+        loss_scale: what the loss is multiplied by before gradients are taken, a power of two; None but for
+            mixed_float16.
+        good_updates: with it, updates in a row since the scale was changed.
     """
 
     def __init__(self, agent: Agent, config: TrainingConfig, total_steps: int, devices: Devices | None = None) -> None:
@@ -122,7 +124,7 @@ class Trainer:
             self._update = traced(self._update_impl, reduce_retracing=True, direct=not xla)
         self._sum_over_hosts = tf.function(self._sum_over_hosts_impl, autograph=False)
         self.loss_scale = _FIRST_SCALE if plan is not None and plan.precision == "mixed_float16" else None
-        self._good_updates = 0
+        self.good_updates = 0
         self.updates = 0
         self.trained_steps = 0
         self.dropped = 0
@@ -161,7 +163,7 @@ class Trainer:
         metrics = {name: value / number for name, value in zip(mine.metrics, rest, strict=False)}
         return loss, metrics, rest[len(metrics) :]
 
-    def _update_impl(self, unrolls: UnrollBatch, rate: tf.Tensor, scale: tf.Tensor | None) -> _Told:
+    def _update_impl(self, unrolls: UnrollBatch, rate: tf.Tensor, scale: tf.Tensor | None) -> _Report:
         devices = self._devices
         self.optimizer.learning_rate.assign(rate)
         scalars: list[tf.Tensor] = []
@@ -174,12 +176,12 @@ class Trainer:
             metrics = [same.metrics[name] for name in sorted(same.metrics)]
             each = (same.finite, same.loss, same.norm, *metrics)
             scalars.append(tf.stack([tf.cast(value, tf.float32) for value in each]))
-        return _Told(tf.add_n(scalars) / len(scalars), same.metrics, priorities)
+        return _Report(tf.add_n(scalars) / len(scalars), same.metrics, priorities)
 
     # -- on the host --------------------------------------------------------------------------------------------
 
     def update(
-        self, batch: PreparedBatch | None, env_steps: int, control: npt.NDArray[np.float64] | None = None
+        self, batch: TrainingBatch | None, env_steps: int, control: npt.NDArray[np.float64] | None = None
     ) -> UpdateResult:
         """Train on a batch, `training.reuse` times.
 
@@ -210,11 +212,11 @@ class Trainer:
                 unrolls = self._devices.place(unrolls)
             scale = self.loss_scale
             try:
-                told = self._update(unrolls, np.float32(rate), None if scale is None else np.float32(scale))
-                share, loss, norm, *values = told.scalars.numpy().tolist()
+                report = self._update(unrolls, np.float32(rate), None if scale is None else np.float32(scale))
+                share, loss, norm, *values = report.scalars.numpy().tolist()
                 applied = round(share * self._config.reuse)
-                metrics = dict(zip(sorted(told.metrics), values, strict=True))
-                priorities = np.concatenate([part.numpy() for part in told.priorities]) if told.priorities else None
+                metrics = dict(zip(sorted(report.metrics), values, strict=True))
+                priorities = np.concatenate([part.numpy() for part in report.priorities]) if report.priorities else None
                 lag = self.updates - batch.versions[self._agent.algorithm.burn_in : -1]
                 fault = self._count(applied, loss, batch)
             except tf.errors.ResourceExhaustedError as error:
@@ -234,13 +236,13 @@ class Trainer:
                 control=control,
             )
 
-    def _count(self, applied: int, loss: float, batch: PreparedBatch) -> str | None:
+    def _count(self, applied: int, loss: float, batch: TrainingBatch) -> str | None:
         """Count the updates of a batch, and say what was wrong with those that were not applied."""
         for _ in range(applied):
             self.updates += 1
             self._agent.after_update(self.updates)
         if applied:
-            self.trained_steps += self.worth(batch)
+            self.trained_steps += self.num_transitions(batch)
         failed = self._config.reuse - applied
         if failed and not np.isfinite(loss):
             self.dropped += failed
@@ -251,27 +253,26 @@ class Trainer:
         self._adapt_scale(not failed)
         return None
 
-    def worth(self, batch: PreparedBatch) -> int:
+    def num_transitions(self, batch: TrainingBatch) -> int:
         """Environment steps that training on a batch counts as: its transitions that are no resets."""
-        counts = ~batch.final[self._agent.algorithm.burn_in : -1] & (batch.weights > 0)
-        return int(np.count_nonzero(counts))
+        return int(np.count_nonzero(batch.counted[self._agent.algorithm.burn_in : -1]))
 
     def _adapt_scale(self, applied: bool) -> None:
         """As large as gradients of 16 bits allow: halved where one is not finite, doubled after many good updates."""
         if self.loss_scale is None:
             return
-        self._good_updates = self._good_updates + 1 if applied else 0
+        self.good_updates = self.good_updates + 1 if applied else 0
         if not applied:
             self.loss_scale /= 2.0
-        elif self._good_updates == _GOOD_UPDATES:
+        elif self.good_updates == _GOOD_UPDATES:
             self.loss_scale = min(2.0 * self.loss_scale, _LARGEST_SCALE)
-            self._good_updates = 0
+            self.good_updates = 0
 
     def _out_of_memory(self, error: tf.errors.ResourceExhaustedError, unrolls: UnrollBatch) -> SeedError:
         """What to raise where a device's memory does not hold an update."""
         config, devices = self._config, self._devices
         columns = config.batch_size // (devices.strategy.num_replicas_in_sync if devices.distributed else 1)
-        weights = bytes_of(self._agent.variables()) + bytes_of(self.variables())
+        weights = bytes_of(self._agent.variables().values()) + bytes_of(self.variables().values())
         held = {
             f"a batch of {columns} unrolls": batch_bytes(unrolls) // devices.replicas,
             f"{self._agent.network.count_params():,} parameters and the optimizer's state": weights,
@@ -315,6 +316,8 @@ class Trainer:
         with self._devices.scope():
             assign(variables, self.sum_over_hosts(values))
 
-    def variables(self) -> list[tf.Variable]:
-        """The optimizer's variables, in a fixed order."""
-        return [variable.value for variable in self.optimizer.variables]
+    def variables(self) -> dict[str, tf.Variable]:
+        """The optimizer's variables, by names that hold those of the agent's variables that they belong to."""
+        names = {id(variable): name for name, variable in self._agent.variables().items()}
+        trained = [names[id(variable.value)] for variable in self._agent.network.trainable_variables]
+        return optimizer_variables(self.optimizer, trained)

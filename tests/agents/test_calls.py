@@ -13,7 +13,7 @@ from seedcli.agents.calls import DirectCall, traced
 from seedcli.agents.registry import create_agent
 from seedcli.inference.policy import AgentPolicy
 from seedcli.specs import EnvSpec
-from seedcli.training.batches import PreparedBatch
+from seedcli.training.batches import TrainingBatch
 from seedcli.training.trainer import Trainer
 from tests.agents.helpers import IMAGE, MIXED, VECTOR, agent_config, random_records, training_config, unroll_batch
 
@@ -93,7 +93,7 @@ def test_updating_directly_equals_updating_by_tf_function_to_the_bit(name, plain
 
     made = trainer(), plain(trainer)
     assert [isinstance(trainer._update, DirectCall) for _, trainer in made] == [True, False]
-    before = [variable.numpy() for variable in made[0][0].variables()]
+    before = [variable.numpy() for variable in made[0][0].variables().values()]
     for update in range(8):
         results, priorities = [], []
         for agent, trainer in made:
@@ -109,7 +109,7 @@ def test_updating_directly_equals_updating_by_tf_function_to_the_bit(name, plain
                 unrolls = tf.nest.map_structure(np.asarray, unrolls)
             if update == 4:
                 unrolls = unrolls._replace(reward=unrolls.reward * np.float32(np.nan))
-            batch = PreparedBatch(unrolls, np.zeros((6, 4), np.int64), np.zeros((6, 4), np.bool_), np.ones(4, "f4"))
+            batch = TrainingBatch.of(unrolls, np.zeros((6, 4), np.int64))
             result = trainer.update(batch, env_steps=10 * update)
             results.append(result._asdict() | {"priorities": None})
             priorities.append(result.priorities)
@@ -118,8 +118,8 @@ def test_updating_directly_equals_updating_by_tf_function_to_the_bit(name, plain
                 priorities.append(agent.initial_priorities(unrolls))
         equal(*results)
         equal(priorities[: len(priorities) // 2], priorities[len(priorities) // 2 :])
-        equal(*[list(agent.variables()) + trainer.variables() for agent, trainer in made])
-    after = [variable.numpy() for variable in made[0][0].variables()]
+        equal(*[[*agent.variables().values(), *trainer.variables().values()] for agent, trainer in made])
+    after = [variable.numpy() for variable in made[0][0].variables().values()]
     assert any((a != b).any() for a, b in zip(before, after, strict=True))
 
 

@@ -207,7 +207,7 @@ def test_the_target_network_is_copied_and_never_trained() -> None:
     optimizer = make_optimizer(training_config(learning_rate=0.01))
     online = [v.value for v in agent.network.variables]
     target = [v.value for v in agent.target_network.variables]
-    assert [id(v) for v in agent.variables()] == [id(v) for v in (*online, *target)]
+    assert {id(v) for v in agent.variables().values()} == {id(v) for v in (*online, *target)}
     assert not {id(v) for v in online} & {id(v) for v in target} and len(online) == len(target)
     for a, b in zip(online, target, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -235,7 +235,7 @@ def test_agents_of_one_seed_are_one() -> None:
     one, same = make(IMAGE, network="impala_shallow"), make(IMAGE, network="impala_shallow")
     inference = one.make_network()
     assert isinstance(inference, DuelingQNetwork)
-    for a, b in zip(one.variables(), same.variables(), strict=True):
+    for a, b in zip(one.variables().values(), same.variables().values(), strict=True):
         assert isinstance(a, tf.Variable)
         np.testing.assert_array_equal(a, b)
     for a, c in zip(one.network.variables, inference.variables, strict=True):

@@ -12,6 +12,7 @@ from seedcli.agents import q_targets, targets
 from seedcli.agents.base import ActInputs, Agent, UnrollBatch
 from seedcli.agents.networks.models import evaluate
 from seedcli.agents.registry import create_agent
+from seedcli.agents.variables import named_variables
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from seedcli.training.optimizer import make_optimizer
 from tests.agents.helpers import (
@@ -188,10 +189,12 @@ def test_an_unroll_of_another_length_is_refused() -> None:
 def test_agents_of_one_seed_are_one() -> None:
     one, same = make(IMAGE, network="impala_shallow"), make(IMAGE, network="impala_shallow")
     inference = one.make_network()
-    for a, b, c in zip(one.variables(), same.variables(), inference.variables, strict=True):
-        assert isinstance(a, tf.Variable) and a is not c.value
+    named = [one.variables(), same.variables(), named_variables(network=inference)]
+    assert list(named[0]) == list(named[1]) == list(named[2])
+    for a, b, c in zip(*(variables.values() for variables in named), strict=True):
+        assert isinstance(a, tf.Variable) and a is not c
         np.testing.assert_array_equal(a, b)
-        np.testing.assert_array_equal(a, c.numpy())
+        np.testing.assert_array_equal(a, c)
     one.network.policy.bias.assign_add([1.0, 0.0, 0.0, 0.0])
     assert not inference.policy.bias.numpy().any()
     one.after_update(1)

@@ -9,7 +9,7 @@ import numpy as np
 
 from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.registry import create_env
-from seedcli.specs import RowLayout, StepBatch, aligned_empty, map_arrays
+from seedcli.specs import RowLayout, Rows, aligned_empty, map_arrays
 
 COUNTER = "seedcli.envs.testing:Counter-v0"
 RECALL = "seedcli.envs.testing:Recall-v0"
@@ -33,7 +33,7 @@ class Played:
         self.env = create_env(config, num_envs, **options)
         self.layout = RowLayout(self.env.spec, num_envs)
         self.row = aligned_empty(self.layout.nbytes)
-        self.out: StepBatch = self.layout.views(self.row)
+        self.out: Rows = self.layout.views(self.row)
 
     def __enter__(self) -> Played:
         return self
@@ -41,18 +41,18 @@ class Played:
     def __exit__(self, *_: object) -> None:
         self.env.close()
 
-    def reset(self, seed: int) -> StepBatch:
+    def reset(self, seed: int) -> Rows:
         self.row[:] = 0xA5
         self.env.reset(seed, self.out)
         return _copy(self.out)
 
-    def step(self, actions: Any) -> StepBatch:
+    def step(self, actions: Any) -> Rows:
         self.row[:] = 0xA5
         array = self.env.spec.action.array
         self.env.step(np.broadcast_to(np.asarray(actions, array.dtype), (self.env.num_envs, *array.shape)), self.out)
         return _copy(self.out)
 
-    def run(self, seed: int, steps: int, action_seed: int = 0) -> StepBatch:
+    def run(self, seed: int, steps: int, action_seed: int = 0) -> Rows:
         """Play random actions; records are stacked along a first axis [steps + 1, E, ...]."""
         random = np.random.default_rng(action_seed)
         records = [self.reset(seed)]
@@ -64,22 +64,22 @@ class Played:
 FIELDS = ("observation", "reward", "terminated", "truncated")
 
 
-def play(config: EnvironmentConfig, num_envs: int, seed: int, steps: int, **options: Any) -> StepBatch:
+def play(config: EnvironmentConfig, num_envs: int, seed: int, steps: int, **options: Any) -> Rows:
     with Played(config, num_envs, **options) as played:
         return played.run(seed, steps)
 
 
-def _copy(batch: StepBatch) -> StepBatch:
-    return StepBatch(*(map_arrays(np.copy, getattr(batch, name)) for name in FIELDS))
+def _copy(batch: Rows) -> Rows:
+    return Rows(*(map_arrays(np.copy, getattr(batch, name)) for name in FIELDS))
 
 
-def stack(records: Sequence[StepBatch]) -> StepBatch:
+def stack(records: Sequence[Rows]) -> Rows:
     """Records along a first axis [T, E, ...]."""
-    return StepBatch(
+    return Rows(
         *(map_arrays(lambda *parts: np.stack(parts), *(getattr(record, name) for record in records)) for name in FIELDS)
     )
 
 
-def assert_same(one: StepBatch, other: StepBatch, fields: Sequence[str] = FIELDS) -> None:
+def assert_same(one: Rows, other: Rows, fields: Sequence[str] = FIELDS) -> None:
     for name in fields:
         map_arrays(np.testing.assert_array_equal, getattr(one, name), getattr(other, name))

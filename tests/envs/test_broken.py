@@ -12,7 +12,7 @@ from seedcli.envs.base import VectorEnv
 from seedcli.envs.conformance import Finding, check_environment
 from seedcli.envs.playing import MakeEnv
 from seedcli.envs.registry import create_env
-from seedcli.specs import StepBatch
+from seedcli.specs import Rows
 from tests.envs.helpers import gymnasium_config
 
 ALL = ["play", "spaces", "frames", "rewards", "seeding", "isolation", "autoreset", "truncation", "actions", "speed"]
@@ -106,13 +106,13 @@ class Wrong:
         self._final = np.zeros(env.num_envs, bool)
         self._kept: npt.NDArray[np.int32] = np.zeros(env.num_envs, np.int32)
 
-    def reset(self, seed: int, out: StepBatch) -> None:
+    def reset(self, seed: int, out: Rows) -> None:
         before = out.observation[:, 1].copy()
         self._final[:], self._kept = False, np.zeros_like(self._kept)
         self._env.reset(seed if self._fault != "seeds" else seed * self.num_envs, out)
         self._after(out, before)
 
-    def step(self, actions: npt.NDArray[np.int32], out: StepBatch) -> None:
+    def step(self, actions: npt.NDArray[np.int32], out: Rows) -> None:
         before = out.observation[:, 1].copy()
         if self._fault == "any action":
             actions = np.clip(actions, 0, 2)
@@ -128,7 +128,7 @@ class Wrong:
         self._final = (out.terminated | out.truncated) != 0
         self._after(out, before)
 
-    def _after(self, out: StepBatch, before: npt.NDArray[np.float32]) -> None:
+    def _after(self, out: Rows, before: npt.NDArray[np.float32]) -> None:
         if self._fault == "unwritten":
             out.observation[:, 1] = before
         elif self._fault == "flags":

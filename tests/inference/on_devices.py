@@ -101,10 +101,10 @@ def replayed() -> dict[str, Any]:
 
 
 def _difference(agent: Any, buffer: UnrollBuffer) -> float:
-    steps = buffer.steps
+    rows = buffer.rows
     batch = UnrollBatch(
-        tf.constant(steps.observation), tf.constant(steps.reward), tf.constant(steps.terminated.view(np.bool_)),
-        tf.constant(steps.truncated.view(np.bool_)), tf.constant(buffer.action),
+        tf.constant(rows.observation), tf.constant(rows.reward), tf.constant(rows.terminated.view(np.bool_)),
+        tf.constant(rows.truncated.view(np.bool_)), tf.constant(buffer.action),
         {name: tf.constant(value) for name, value in buffer.recorded.items()},
         tf.nest.map_structure(tf.constant, buffer.state), tf.ones(buffer.num_envs),
     )  # fmt: skip

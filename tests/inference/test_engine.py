@@ -39,13 +39,13 @@ def test_every_record_lands_in_its_place(burn_in, length, sizes, order, lengths_
     def collect() -> None:
         while unrolls:
             buffer = unrolls.pop(0)
-            name = int(buffer.steps.observation[0, 0, 0]) // 100
+            name = int(buffer.rows.observation[0, 0, 0]) // 100
             seen[name].append(
                 {
-                    "observation": buffer.steps.observation.copy(),
-                    "reward": buffer.steps.reward.copy(),
-                    "terminated": buffer.steps.terminated.copy(),
-                    "truncated": buffer.steps.truncated.copy(),
+                    "observation": buffer.rows.observation.copy(),
+                    "reward": buffer.rows.reward.copy(),
+                    "terminated": buffer.rows.terminated.copy(),
+                    "truncated": buffer.rows.truncated.copy(),
                     "action": buffer.action.copy(),
                     "mark": buffer.recorded["mark"].copy(),
                     "version": buffer.version.copy(),
@@ -148,8 +148,8 @@ def test_a_fault_ends_its_stream_alone():
     players = [Player(engine, engine.open_stream(None, i, 2), i, np.full((2, 1), 50)) for i in range(3)]
     for player in players:
         player.send()
-    players[1].stream.buffer.records[0].observation[1, 2] = np.nan
-    players[2].stream.buffer.records[0].terminated[0] = 7
+    players[1].stream.buffer.row[0].observation[1, 2] = np.nan
+    players[2].stream.buffer.row[0].terminated[0] = 7
     answers = engine.answer()
     assert [a.stream.index for a in answers] == [0]
     assert [index for index, _ in faults] == [1, 2]

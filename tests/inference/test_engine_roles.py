@@ -19,7 +19,7 @@ def _play(engine, arena, players, rounds, unrolls, seen=None):
         engine.answer()
         while unrolls:
             if seen is not None:
-                seen.extend(unrolls[0].steps.observation[:, :, 0].ravel().tolist())
+                seen.extend(unrolls[0].rows.observation[:, :, 0].ravel().tolist())
             arena.release(unrolls.pop(0))
         engine.unblock()
 
@@ -166,9 +166,9 @@ def test_exactly_the_unrolls_that_hold_a_reward_that_is_not_finite_are_dropped(
 
     def train() -> None:
         buffer = unrolls.pop(0)
-        if buffer.steps.observation[0, 0, 0] < 100:
+        if buffer.rows.observation[0, 0, 0] < 100:
             keep = np.ones(envs, np.bool_) if buffer.keep is None else buffer.keep.copy()
-            done.append((keep, buffer.steps.reward.copy()))
+            done.append((keep, buffer.rows.reward.copy()))
         else:
             assert buffer.keep is None
         arena.release(buffer)

@@ -110,7 +110,7 @@ def test_answers_and_versions_are_those_of_the_lane():
             sent = both[answer.stream.index].sent[-1]["observation"]
             np.testing.assert_array_equal(answer.actions, sent.sum(axis=1).astype(int) % 1000)
         engine.unblock()
-    versions = {int(u.steps.observation[0, 0, 0]) // 100: u.version.tolist() for u in unrolls}
+    versions = {int(u.rows.observation[0, 0, 0]) // 100: u.version.tolist() for u in unrolls}
     assert versions == {0: [1, 3, 5], 1: [2, 4, 6]}
 
 
@@ -130,7 +130,7 @@ def test_a_fault_in_one_lane_ends_what_is_due_of_its_owner_in_every_lane():
     everyone = [Player(engine, stream, i, np.full((2, 1), 50)) for i, stream in enumerate(streams)]
     for player in everyone:
         player.send()
-    streams[1].buffer.records[0].observation[1, 0] = np.inf
+    streams[1].buffer.row[0].observation[1, 0] = np.inf
     answers = engine.answer()
     assert answered(answers) == {2, 3} and faults == [1]
     for answer in answers:

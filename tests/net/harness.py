@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from seedcli.errors import ConnectionLost, ProtocolError, RefusedError
-from seedcli.net.base import ClientTransport, Payload, Peer, ServerTransport
+from seedcli.net.base import ClientTransport, Destination, Payload, Peer, ServerTransport
 from seedcli.net.connect import connect
 from seedcli.net.frames import Header, Kind, encode_control, pack_header
 from seedcli.net.handshake import ClientHandshake, NoAuthenticator, ServerHandshake
@@ -138,26 +138,25 @@ class Learner:
 
     full = False
 
-    def destination(self, peer: Peer, header: Header) -> memoryview | None:
+    def destination(self, peer: Peer, header: Header) -> Destination:
         buffers = self._buffers.get(peer)
         if buffers is None:
             raise ProtocolError("a step outside a session")
         if header.stream >= len(buffers) or header.sequence != self._expected[peer, header.stream]:
             raise ProtocolError("a step out of order")
-        if self.encoded:
-            return None
         buffers[header.stream][:] = b"\xa5" * len(buffers[header.stream])
-        return memoryview(buffers[header.stream])
+        return Destination(peer, memoryview(buffers[header.stream]), self.encoded)
+
+    def take_row(self, destination: Destination, header: Header, payload: Payload) -> None:
+        assert self.encoded or len(payload) == 0
+        peer, data = destination.owner, bytes(payload if self.encoded else destination.row)
+        self._expected[peer, header.stream] += 1
+        self.rows.append(Row(self._actors[peer], header.stream, header.sequence, data))
+        answer = zlib.crc32(data).to_bytes(4, "little")
+        self.send(peer, Kind.ACTION, answer, stream=header.stream, sequence=header.sequence)
 
     def frame(self, peer: Peer, header: Header, payload: Payload) -> None:
-        if header.kind == Kind.STEP:
-            assert self.encoded or len(payload) == 0
-            data = bytes(payload) if self.encoded else bytes(self._buffers[peer][header.stream])
-            self._expected[peer, header.stream] += 1
-            self.rows.append(Row(self._actors[peer], header.stream, header.sequence, data))
-            answer = zlib.crc32(data).to_bytes(4, "little")
-            self.send(peer, Kind.ACTION, answer, stream=header.stream, sequence=header.sequence)
-        elif peer in self._buffers:
+        if peer in self._buffers:
             self.frames.put((peer, header))
             if header.kind == Kind.HEARTBEAT:
                 self.send(peer, Kind.HEARTBEAT_ACK, b"", session=header.session)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from seedcli.telemetry.logs import import_tensorflow
 from tests.reliability.verdict import LEDGER
 
 if TYPE_CHECKING:
     from seedcli.inference.arena import Arena, UnrollBuffer
-    from seedcli.training.batches import Piece, PreparedBatch
+    from seedcli.training.batches import Piece, TrainingBatch
     from tests.reliability.ledger import Ledger
 
 
@@ -32,8 +32,8 @@ def install(ledger: Ledger) -> None:
         ledger.finish(buffer)
         put(queue, buffer)
 
-    def assemble_and_note(pieces: list[Piece], arena: Arena, observation: Any = None) -> PreparedBatch:
-        batch = assemble(pieces, arena, observation)
+    def assemble_and_note(pieces: list[Piece], arena: Arena) -> TrainingBatch:
+        batch = assemble(pieces, arena)
         ledger.train(batch.unrolls)
         return batch
 

@@ -19,7 +19,7 @@ from seedcli.net.frames import Kind, unpack_header
 from seedcli.roles.actor import session as actor_session
 from seedcli.roles.actor.codec_choice import Cost, best, choose_codecs, measure_codec
 from seedcli.roles.actor.session import ActorSession, Environments
-from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, RowLayout, StepBatch
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, RowLayout, Rows
 from seedcli.telemetry.metrics import Profile
 
 SPEC = EnvSpec(
@@ -42,7 +42,7 @@ class Pictures:
         self._rng = np.random.default_rng(0)
         self.shown: list[Any] = []
 
-    def _show(self, out: StepBatch) -> None:
+    def _show(self, out: Rows) -> None:
         for name, array in out.observation.items():
             array[...] = self._rng.integers(0, 256, array.shape) if name == "noise" else 0
             if name != "noise":
@@ -50,12 +50,12 @@ class Pictures:
         out.reward[...], out.terminated[...], out.truncated[...] = self.steps, 0, 0
         self.shown.append({name: array.copy() for name, array in out.observation.items()})
 
-    def reset(self, seed: int, out: StepBatch) -> None:
+    def reset(self, seed: int, out: Rows) -> None:
         self.resets += 1
         self.steps = 0
         self._show(out)
 
-    def step(self, actions: npt.NDArray[Any], out: StepBatch) -> None:
+    def step(self, actions: npt.NDArray[Any], out: Rows) -> None:
         time.sleep(self._pause)
         self.steps += 1
         self._show(out)

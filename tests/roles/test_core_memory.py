@@ -80,7 +80,7 @@ def test_a_checkpoint_that_finds_no_memory(tmp_path: Path, monkeypatch: pytest.M
     core.checkpointer.save(core.counters(), wait=True)
     checkpoint = find_checkpoint(tmp_path / "checkpoints")
     core.resume(checkpoint)
-    (variable, *_) = core.agent.variables()
+    (variable, *_) = core.agent.variables().values()
     monkeypatch.setattr(type(variable), "assign", exhausted)
     with pytest.raises(SeedError) as raised:
         core.resume(checkpoint)

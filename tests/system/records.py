@@ -83,13 +83,13 @@ class Column:
 
 def columns_of(buffer: UnrollBuffer) -> list[Column]:
     """A finished buffer's columns, copied."""
-    steps, state = buffer.steps, buffer.state
+    rows, state = buffer.rows, buffer.state
     return [
         Column(
-            observation=steps.observation[:, i].copy(),
-            reward=steps.reward[:, i].copy(),
-            terminated=steps.terminated[:, i].astype(np.bool_),
-            truncated=steps.truncated[:, i].astype(np.bool_),
+            observation=rows.observation[:, i].copy(),
+            reward=rows.reward[:, i].copy(),
+            terminated=rows.terminated[:, i].astype(np.bool_),
+            truncated=rows.truncated[:, i].astype(np.bool_),
             action=buffer.action[:, i].copy(),
             logits=buffer.recorded["logits"][:, i].copy(),
             frames=np.array(state["frames"][i]),

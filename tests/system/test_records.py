@@ -20,7 +20,7 @@ from seedcli.roles.run_folder import RunFolder
 from seedcli.serving.listeners import open_transports
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from seedcli.training import sources
-from seedcli.training.batches import Piece, PreparedBatch, UnrollQueue
+from seedcli.training.batches import Piece, TrainingBatch, UnrollQueue
 from tests.system.harness import COUNTER, LIMIT, TINY, Fleet, counting, wait_for
 from tests.system.records import STEP, Book, marked
 
@@ -76,8 +76,8 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fleet: Fleet) -> Iter
         book.finish(buffer)  # before somebody may train on it and give it back
         put(queue, buffer)
 
-    def assemble_and_note(pieces: list[Piece], arena: Arena, observation: Any = None) -> PreparedBatch:
-        batch = assemble(pieces, arena, observation)
+    def assemble_and_note(pieces: list[Piece], arena: Arena) -> TrainingBatch:
+        batch = assemble(pieces, arena)
         book.train(batch.unrolls)
         return batch
 

@@ -66,7 +66,7 @@ def _kill_at(event: int) -> None:
 
 
 def _write(run: Path, serial: int, env_steps: int, event: int, confirmed: int) -> None:
-    variables = [tf.Variable(np.zeros(size, np.float32)) for size in SIZES]
+    variables = {str(size): tf.Variable(np.zeros(size, np.float32)) for size in SIZES}
     kept = _Kept(run / "replay")
     writer = Checkpointer(
         run / "checkpoints", "[run]\n", SPEC, {"agent": variables}, keep=2, keep_every_hours=0.0, attachment=kept
@@ -76,7 +76,7 @@ def _write(run: Path, serial: int, env_steps: int, event: int, confirmed: int) -
     for i in range(2 if event else 10_000):
         number = serial + i
         kept.replay.insert(CODEC.pack({"x": np.full((2, 3, 50), number % 256, np.uint8)}), np.ones(3))
-        for variable in variables:
+        for variable in variables.values():
             variable.assign(tf.fill(variable.shape, float(number)))
         writer.save({"env_steps": env_steps + (i + 1) // 2, "serial": number}, wait=True)
         os.write(confirmed, f"{number}\n".encode())

@@ -19,7 +19,7 @@ from seedcli.agents.base import UnrollBatch
 from seedcli.agents.registry import create_agent
 from seedcli.config.sections import AgentConfig, TrainingConfig
 from seedcli.config.topology import Plan
-from seedcli.training.batches import PreparedBatch
+from seedcli.training.batches import TrainingBatch
 from seedcli.training.devices import Devices, find_inventory, prepare
 from seedcli.training.optimizer import clip_gradients
 from seedcli.training.trainer import Trainer, UpdateResult
@@ -49,7 +49,7 @@ def plan(devices: int, **values: Any) -> Plan:
     return Plan("cpu", 8, training, (7,), columns=B // devices, virtual=True, **values)
 
 
-def batches(agent: Any, count: int = UPDATES) -> list[PreparedBatch]:
+def batches(agent: Any, count: int = UPDATES) -> list[TrainingBatch]:
     """Random ones with ends of episodes, importance weights, columns of weight 0 and states that are not 0."""
     made = []
     for number in range(count):
@@ -78,8 +78,7 @@ def batches(agent: Any, count: int = UPDATES) -> list[PreparedBatch]:
             state=tf.nest.map_structure(some, agent.initial_state(1)),
             weights=weights,
         )
-        versions = np.zeros(shape, np.int64)
-        made.append(PreparedBatch(unrolls, versions, records["terminated"] | records["truncated"], weights))
+        made.append(TrainingBatch.of(unrolls, np.zeros(shape, np.int64)))
     return made
 
 
@@ -93,7 +92,7 @@ def make(algorithm: str, devices: Devices, training: TrainingConfig | None = Non
 
 def variables(agent: Any, trainer: Trainer) -> list[Any]:
     """Everything a checkpoint holds."""
-    return [v.numpy() for v in (*agent.variables(), *trainer.variables())]
+    return [v.numpy() for v in (*agent.variables().values(), *trainer.variables().values())]
 
 
 def told(result: UpdateResult) -> dict[str, Any]:
@@ -181,7 +180,7 @@ def one_host() -> dict[str, Any]:
     agent, trainer = make("r2d2", four)
     before = variables(agent, trainer)
     found["sum"] = trainer.sum_over_hosts([np.array([3, 5]), np.array([0.5])])
-    trainer.broadcast([*agent.variables(), *trainer.variables()])
+    trainer.broadcast([*agent.variables().values(), *trainer.variables().values()])
     found["broadcast"] = before, variables(agent, trainer)
     last = dataclasses.replace(plan(1), training=(5,))
     agent, trainer = make("vtrace", Devices(last))
@@ -194,16 +193,14 @@ def one_host() -> dict[str, Any]:
     return found
 
 
-def half(batch: PreparedBatch, index: int) -> PreparedBatch:
+def half(batch: TrainingBatch, index: int) -> TrainingBatch:
     """The columns of one of two hosts."""
     columns = slice(index * B // 2, (index + 1) * B // 2)
     parts = {
         name: tf.nest.map_structure(lambda x, n=name: x[columns] if n in ("state", "weights") else x[:, columns], value)
         for name, value in batch.unrolls._asdict().items()
     }
-    return PreparedBatch(
-        UnrollBatch(**parts), batch.versions[:, columns], batch.final[:, columns], batch.weights[columns]
-    )
+    return TrainingBatch.of(UnrollBatch(**parts), batch.versions[:, columns])
 
 
 def one_of_two(index: int, addresses: tuple[str, ...]) -> dict[str, Any]:
@@ -218,7 +215,7 @@ def one_of_two(index: int, addresses: tuple[str, ...]) -> dict[str, Any]:
     with devices.scope():
         agent = create_agent(AGENTS["r2d2"], TRAINING["r2d2"], VECTOR, 3 if index == 0 else 4)
     trainer = Trainer(agent, TRAINING["r2d2"], 1000, devices)
-    trainer.broadcast([*agent.variables(), *trainer.variables()])
+    trainer.broadcast([*agent.variables().values(), *trainer.variables().values()])
     everything = batches(agent)
     results = []
     for number, batch in enumerate(everything):

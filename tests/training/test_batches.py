@@ -25,10 +25,10 @@ def _filled(buffer: UnrollBuffer, first_column: int) -> UnrollBuffer:
     """Column c holds c in every array, so that a misplaced value shows."""
     columns = first_column + np.arange(buffer.num_envs)
     buffer.memory[:] = 255
-    buffer.steps.observation[:] = columns[None, :, None]
-    buffer.steps.reward[:] = columns
-    buffer.steps.terminated[:] = columns % 2
-    buffer.steps.truncated[:] = columns % 3 == 0
+    buffer.rows.observation[:] = columns[None, :, None]
+    buffer.rows.reward[:] = columns
+    buffer.rows.terminated[:] = columns % 2
+    buffer.rows.truncated[:] = columns % 3 == 0
     buffer.action[:] = columns
     buffer.recorded["logits"][:] = columns[None, :, None]
     buffer.version[:] = np.arange(RECORDS) + 10 * first_column
@@ -66,6 +66,7 @@ def test_each_column_is_trained_on_once_and_buffers_come_back(sizes, batch):
         np.testing.assert_array_equal(unrolls.state["core"][:, 0], expected)
         assert prepared.versions.shape == (RECORDS, batch)
         assert unrolls.weights.shape == (batch,)
+        np.testing.assert_array_equal(prepared.counted, np.tile((expected % 2 == 0) & (expected % 3 > 0), (RECORDS, 1)))
         taken += batch
     assert taken == column // batch * batch
     ends = np.cumsum(sizes)
@@ -129,6 +130,7 @@ def test_columns_that_must_not_be_trained_on_weigh_nothing():
         prepared = assemble(queue.take(4, wait=False), arena)
         assert prepared.serials is None and prepared.unrolls.weights.dtype == np.float32
         weights += prepared.unrolls.weights.tolist()
+        assert not prepared.counted[:, prepared.unrolls.weights == 0].any()
     assert weights == [1, 0, 1, 1, 1, 1, 0, 0]
     assert arena.acquire(3).keep is None, "a buffer that came back starts anew"
 

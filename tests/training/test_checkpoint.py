@@ -15,10 +15,13 @@ from seedcli.training.checkpoint import Checkpointer, find_checkpoint, list_chec
 SPEC = EnvSpec("test/env", ArraySpec((2,), "uint8"), ActionSpec((3,)))
 
 
-def _variables(offset: float) -> dict[str, list[tf.Variable]]:
+def _variables(offset: float) -> dict[str, dict[str, tf.Variable]]:
     return {
-        "agent": [tf.Variable(np.full((2, 3), offset, np.float32)), tf.Variable(np.arange(4) + offset)],
-        "optimizer": [tf.Variable(np.int64(7 + offset))],
+        "agent": {
+            "policy/kernel": tf.Variable(np.full((2, 3), offset, np.float32)),
+            "value/kernel": tf.Variable(np.arange(4) + offset),
+        },
+        "optimizer": {"iterations": tf.Variable(np.int64(7 + offset))},
     }
 
 
@@ -42,19 +45,33 @@ def test_what_is_saved_comes_back(tmp_path):
     loaded = _variables(0.0)
     restore(checkpoint, loaded)
     for group in saved:
-        for mine, theirs in zip(loaded[group], saved[group], strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+        for name, variable in saved[group].items():
+            np.testing.assert_array_equal(loaded[group][name], variable)
+
+
+def test_variables_of_one_shape_are_restored_by_name(tmp_path):
+    left, right = tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])
+    path = _writer(tmp_path, {"agent": {"left": left, "right": right}}).save(_counters(1), wait=True)
+    found = {"right": tf.Variable([0.0, 0.0]), "left": tf.Variable([0.0, 0.0])}
+    restore(open_checkpoint(path), {"agent": found})
+    assert found["left"].numpy().tolist() == [1.0, 2.0] and found["right"].numpy().tolist() == [3.0, 4.0]
+
+
+def test_two_variables_of_one_name_are_not_saved(tmp_path):
+    variable = tf.Variable(0.0)
+    with pytest.raises(AssertionError, match="two variables have the same name"):
+        _writer(tmp_path, {"agent": {"network/bias": variable}, "agent/network": {"bias": variable}})
 
 
 def test_variables_are_those_of_the_call_not_of_the_write(tmp_path):
     groups = _variables(1.0)
     writer = _writer(tmp_path, groups)
     writer.save(_counters(1))
-    groups["agent"][0].assign(tf.fill((2, 3), 9.0))
+    groups["agent"]["policy/kernel"].assign(tf.fill((2, 3), 9.0))
     writer.wait()
     loaded = _variables(0.0)
     restore(open_checkpoint(tmp_path / "1"), loaded)
-    np.testing.assert_array_equal(loaded["agent"][0], np.ones((2, 3)))
+    np.testing.assert_array_equal(loaded["agent"]["policy/kernel"], np.ones((2, 3)))
 
 
 def test_the_newest_are_kept(tmp_path):
@@ -109,25 +126,48 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
         find_checkpoint(tmp_path / "missing")
 
 
-def test_another_format_is_refused(tmp_path):
+@pytest.mark.parametrize("number", [1, 99])
+def test_another_format_is_refused(tmp_path, number):
     path = _writer(tmp_path, _variables(1.0)).save(_counters(1), wait=True)
-    state = json.loads((path / "state.json").read_text()) | {"format": 99}
+    state = json.loads((path / "state.json").read_text()) | {"format": number}
     (path / "state.json").write_text(json.dumps(state))
     import hashlib
 
     complete = json.loads((path / "COMPLETE").read_text())
     complete["blake2b"]["state.json"] = hashlib.blake2b((path / "state.json").read_bytes()).hexdigest()
     (path / "COMPLETE").write_text(json.dumps(complete))
-    with pytest.raises(CheckpointError, match="format 99"):
+    with pytest.raises(
+        CheckpointError, match=rf"^the checkpoint {path} has format {number}, this version reads 2: [^.]*$"
+    ):
         open_checkpoint(path)
 
 
-def test_another_agent_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"value/kernel": None}, "it has a variable agent/value/kernel, which this configuration does not have"),
+        ({"value/bias": np.zeros(4)}, "it has no variable agent/value/bias, which this configuration has"),
+        (
+            {"policy/kernel": np.zeros((3, 2), np.float32)},
+            "its variable agent/policy/kernel is float32 of shape (2, 3), "
+            "where this configuration has float32 of shape (3, 2)",
+        ),
+        (
+            {"value/kernel": np.zeros(4, np.float32)},
+            "its variable agent/value/kernel is float64 of shape (4,), "
+            "where this configuration has float32 of shape (4,)",
+        ),
+    ],
+)
+def test_another_agent_is_refused_and_nothing_of_it_restored(tmp_path, changed, sentence):
     checkpoint = open_checkpoint(_writer(tmp_path, _variables(1.0)).save(_counters(1), wait=True))
-    with pytest.raises(CheckpointError, match="another agent"):
-        restore(checkpoint, {"agent": _variables(0.0)["agent"][:1]})
-    with pytest.raises(CheckpointError, match=r"shape \(2, 3\)"):
-        restore(checkpoint, {"agent": [tf.Variable(tf.zeros((3, 2))), tf.Variable(np.zeros(4))]})
+    arrays = {name: variable.numpy() for name, variable in _variables(0.0)["agent"].items()} | changed
+    found = {name: tf.Variable(array) for name, array in arrays.items() if array is not None}
+    with pytest.raises(CheckpointError) as refused:
+        restore(checkpoint, {"agent": found})
+    assert str(refused.value) == f"the checkpoint {checkpoint.path} is of another agent: {sentence}"
+    for name, variable in found.items():
+        np.testing.assert_array_equal(variable, arrays[name])
 
 
 def test_a_disk_that_refuses_does_not_stop_training(tmp_path, monkeypatch):
@@ -137,7 +177,7 @@ def test_a_disk_that_refuses_does_not_stop_training(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writer._tensors, "write", full)
+    monkeypatch.setattr("seedcli.training.checkpoint._write_variables", full)
     writer.save(_counters(2))
     writer.wait()
     assert isinstance(writer.error, OSError)
@@ -205,7 +245,7 @@ def test_an_attachment_that_cannot_be_written_is_left_out(tmp_path, caplog):
     writer = _writer(tmp_path, _variables(1.0), attachment=attached)
     attached.error = OSError(28, "No space left on device")
     path = writer.save(_counters(2), wait=True)
-    assert writer.error is None and "goes without the replay" in caplog.text and "No space left" in caplog.text
+    assert writer.error is None and "is written without the replay" in caplog.text and "No space left" in caplog.text
     assert find_checkpoint(tmp_path).env_steps == 2
     assert not (path / "attached.txt").exists() and not (path / "torn.txt").exists(), "nothing half-written is left"
     attached.error = None

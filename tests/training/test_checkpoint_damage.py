@@ -80,7 +80,7 @@ def test_damage_is_found_and_said_and_the_one_before_it_used(
         find_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("content", ['{"format": 1}', "[]", "null", '{"format": 1, "counters": {"env_steps": "many"}}'])
+@pytest.mark.parametrize("content", ['{"format": 2}', "[]", "null", '{"format": 2, "counters": {"env_steps": "many"}}'])
 def test_garbage_in_state_is_refused_even_where_its_checksum_is_right(tmp_path: Path, content: str) -> None:
     writer, variable = make_writer(tmp_path)
     path = save(writer, variable, 1)
@@ -116,7 +116,7 @@ def test_a_run_that_goes_on_from_before_the_damage_keeps_what_it_makes(
     checkpoint = take_checkpoint(tmp_path)
     assert checkpoint is not None and checkpoint.env_steps == 200
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 2 and all(line.endswith(f"and {folder / '200'} is gone on from") for line in said)
+    assert len(said) == 2 and all(line.endswith(f"and the run resumes from {folder / '200'}") for line in said)
     assert "it is set aside as damaged-400" in said[0]
     writer, variable = make_writer(folder, keep=2)
     for env_steps in (210, 220, 300):

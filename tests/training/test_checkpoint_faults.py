@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -142,23 +143,23 @@ def test_older_checkpoints_that_cannot_be_removed_do_not_count_against_a_new_one
 class _Held:
     """A disk whose writes take until `release`."""
 
-    def __init__(self, writer: Checkpointer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.release = threading.Semaphore(0), threading.Semaphore(0)
-        write = writer._tensors.write
+        write = module._write_variables
 
-        def held(path: str) -> None:
+        def held(*args: Any) -> None:
             self.begun.release()
             assert self.release.acquire(timeout=LIMIT)
-            write(path)
+            write(*args)
 
-        monkeypatch.setattr(writer._tensors, "write", held)
+        monkeypatch.setattr(module, "_write_variables", held)
 
 
 def test_a_slow_write_postpones_the_next_one_and_is_told_of_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer, _ = make_writer(tmp_path)
-    disk = _Held(writer, monkeypatch)
+    disk = _Held(monkeypatch)
     now = time.monotonic()
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     assert not writer.due(60)
@@ -208,7 +209,7 @@ def test_training_goes_on_while_a_checkpoint_takes_its_time(
     learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer, variable = make_writer(tmp_path / "checkpoints")
-    disk = _Held(writer, monkeypatch)
+    disk = _Held(monkeypatch)
     core = _Core(writer, variable)
     learner.core = core  # type: ignore[assignment]
     learner._built.set()

@@ -50,9 +50,9 @@ class Killing:
             return
         serial = checkpoint.counters["serial"]
         assert serial >= confirmed and checkpoint.env_steps == int(checkpoint.path.name)
-        variables = [tf.Variable(tf.zeros(size)) for size in SIZES]
+        variables = {str(size): tf.Variable(tf.zeros(size)) for size in SIZES}
         restore(checkpoint, {"agent": variables})
-        for variable in variables:
+        for variable in variables.values():
             np.testing.assert_array_equal(variable, np.float32(serial))
         replay = new_replay()
         assert ReplayStore(self.run / "replay", CODEC.signature).restore(checkpoint.path, replay)

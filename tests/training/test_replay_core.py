@@ -84,14 +84,27 @@ def test_a_checkpoint_of_a_learner_brings_everything_back(tmp_path: Path) -> Non
     assert isinstance(core.source, ReplaySource) and isinstance(resumed.source, ReplaySource)
     assert resumed.counters() == core.counters() and counters["evaluation_steps"] > 0
     _assert_same_replay(core.source, resumed.source)
-    for mine, theirs in zip(core.agent.variables(), resumed.agent.variables(), strict=True):
+    for mine, theirs in zip(core.agent.variables().values(), resumed.agent.variables().values(), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     # And both go on alike, to the bit: draws, losses and new priorities.
     for each in (core, resumed):
         _play_and_train(each, 10, seed=2)
     _assert_same_replay(core.source, resumed.source)
-    for mine, theirs in zip(core.trainer.variables(), resumed.trainer.variables(), strict=True):
+    for mine, theirs in zip(core.trainer.variables().values(), resumed.trainer.variables().values(), strict=True):
         np.testing.assert_array_equal(mine, theirs)
+    for each in (core, resumed):
+        each.source.close()
+
+
+def test_a_checkpoint_keeps_the_loss_scale(tmp_path: Path) -> None:
+    core, resumed = _core(tmp_path, "replay.save=false"), _core(tmp_path, "replay.save=false")
+    core.trainer.loss_scale, core.trainer.good_updates = 2.0**13, 7
+    path = core.checkpointer.save(core.counters(), wait=True)
+    resumed.resume(open_checkpoint(path))
+    assert resumed.trainer.loss_scale is None, "of another precision"
+    resumed.trainer.loss_scale = 2.0**15
+    resumed.resume(open_checkpoint(path))
+    assert (resumed.trainer.loss_scale, resumed.trainer.good_updates) == (2.0**13, 7)
     for each in (core, resumed):
         each.source.close()
 
@@ -125,7 +138,7 @@ def test_a_replay_that_cannot_be_read_is_left_out(tmp_path: Path, caplog: pytest
     assert f"{segment} cannot be read (No such file or directory), and the replay is left out: it fills to" in line
     assert isinstance(resumed.source, ReplaySource)
     assert (resumed.source.replay.inserted, resumed.trainer.updates) == (0, 5)
-    for mine, theirs in zip(core.agent.variables(), resumed.agent.variables(), strict=True):
+    for mine, theirs in zip(core.agent.variables().values(), resumed.agent.variables().values(), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     _play_and_train(resumed, 3, seed=3)
     again = resumed.checkpointer.save(resumed.counters() | {"seeds_given": 0}, wait=True)
@@ -144,7 +157,7 @@ def test_rewards_that_are_not_finite_are_counted_once_and_never_trained_on(tmp_p
         pass  # whatever still waits goes in
     dropped = core.engine.stats.dropped_unrolls
     assert dropped > 10 and core.source.dropped == dropped and core.trainer.dropped == 0
-    assert all(np.isfinite(variable.numpy()).all() for variable in core.agent.variables())
+    assert all(np.isfinite(variable.numpy()).all() for variable in core.agent.variables().values())
     names = ("protocol_errors", "environment_failures", "sessions_lost", "row_bytes_received", "row_bytes_raw")
     reception = SimpleNamespace(handshakes=dict)
     service = SimpleNamespace(

@@ -66,10 +66,10 @@ class Rig:
             return None
         rng = self._rng
         buffer.memory[:] = 0xA5
-        buffer.steps.observation[:] = rng.normal(size=(R, E, 3))
-        buffer.steps.reward[:] = rng.normal(size=(R, E))
-        buffer.steps.terminated[:] = rng.random((R, E)) < 0.2
-        buffer.steps.truncated[:] = rng.random((R, E)) < 0.2
+        buffer.rows.observation[:] = rng.normal(size=(R, E, 3))
+        buffer.rows.reward[:] = rng.normal(size=(R, E))
+        buffer.rows.terminated[:] = rng.random((R, E)) < 0.2
+        buffer.rows.truncated[:] = rng.random((R, E)) < 0.2
         buffer.action[:] = rng.integers(0, 4, (R, E))
         for values in buffer.recorded.values():
             values[:] = rng.normal(size=(R, E)) if q is None else q
@@ -95,8 +95,8 @@ class Rig:
 
 
 def _column(buffer: UnrollBuffer, e: int) -> dict[str, Any]:
-    steps = buffer.steps
-    column = {name: getattr(steps, name)[:, e].copy() for name in ("observation", "reward", "terminated", "truncated")}
+    rows = buffer.rows
+    column = {name: getattr(rows, name)[:, e].copy() for name in ("observation", "reward", "terminated", "truncated")}
     column |= {"action": buffer.action[:, e].copy(), "version": buffer.version.copy()}
     column |= {f"recorded/{name}": values[:, e].copy() for name, values in buffer.recorded.items()}
     for i, leaf in enumerate(tf.nest.flatten(buffer.state)):
@@ -154,7 +154,7 @@ def test_every_sampled_column_is_what_was_played(rig: Callable[..., Rig]) -> Non
             for i, leaf in enumerate(state):
                 np.testing.assert_array_equal(leaf[b], column[f"state/{i}"], err_msg=f"state/{i}")
             np.testing.assert_array_equal(batch.versions[:, b], column["version"])
-            np.testing.assert_array_equal(batch.final[:, b], (column["terminated"] | column["truncated"]) != 0)
+            np.testing.assert_array_equal(batch.counted[:, b], (column["terminated"] | column["truncated"]) == 0)
             checked.add(serial)
         assert unrolls.terminated.dtype == unrolls.truncated.dtype == tf.bool
         assert unrolls.weights.shape == (B,) and float(tf.reduce_max(unrolls.weights)) == 1.0
@@ -375,6 +375,6 @@ def test_batches_stay_on_the_host_until_they_are_placed(tmp_path: Path, algorith
         source.put(buffer)
     batch = source.next_batch(wait=False)
     assert batch is not None and batch.unrolls == "batch 1"
-    np.testing.assert_array_equal(batch.weights, given[0].weights)
+    np.testing.assert_array_equal(batch.counted, np.broadcast_to(given[0].weights > 0, (spec.records, B)))
     assert source.profiles["prefetch thread"].seconds()["transfer"] > 0.0
     source.close()

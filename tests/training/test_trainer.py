@@ -15,7 +15,7 @@ from seedcli.config.sections import AgentConfig, TrainingConfig
 from seedcli.config.topology import Plan
 from seedcli.errors import SeedError
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
-from seedcli.training.batches import PreparedBatch
+from seedcli.training.batches import TrainingBatch
 from seedcli.training.devices import Devices
 from seedcli.training.trainer import Trainer
 
@@ -23,7 +23,7 @@ SPEC = EnvSpec("test/env", ArraySpec((3,), "float32"), ActionSpec((2,)))
 TRAINING = TrainingConfig(unroll_length=4, batch_size=2, learning_rate=0.01)
 
 
-def _batch(reward: float = 1.0, version: int = 0) -> PreparedBatch:
+def _batch(reward: float = 1.0, version: int = 0) -> TrainingBatch:
     rng = np.random.default_rng(1)
     shape = (5, 2)
     unrolls = UnrollBatch(
@@ -36,7 +36,7 @@ def _batch(reward: float = 1.0, version: int = 0) -> PreparedBatch:
         state={},
         weights=tf.ones(2),
     )
-    return PreparedBatch(unrolls, np.full(shape, version, np.int64), np.zeros(shape, np.bool_), np.ones(2, np.float32))
+    return TrainingBatch.of(unrolls, np.full(shape, version, np.int64))
 
 
 def _weights(trainer_agent) -> list[np.ndarray]:
@@ -72,13 +72,13 @@ def test_an_update_that_is_not_finite_is_dropped_counted_and_named(reward):
     agent = create_agent(AgentConfig(hidden=(8,)), TRAINING, SPEC, 1)
     trainer = Trainer(agent, TRAINING, total_steps=100)
     trainer.update(_batch(), env_steps=0)
-    before = _weights(agent), [v.numpy() for v in trainer.variables()]
+    before = _weights(agent), [v.numpy() for v in trainer.variables().values()]
     result = trainer.update(_batch(reward=reward), env_steps=0)
     assert not result.applied and result.fault in ("the loss", "a gradient")
     assert (trainer.updates, trainer.dropped) == (1, 1)
     for kept, now in zip(before[0], _weights(agent), strict=True):
         np.testing.assert_array_equal(kept, now)
-    rate_and_state = [v.numpy() for v in trainer.variables()]
+    rate_and_state = [v.numpy() for v in trainer.variables().values()]
     for kept, now in zip(before[1], rate_and_state, strict=True):
         np.testing.assert_array_equal(kept, now)
     assert trainer.update(_batch(), env_steps=0).applied, "training goes on"
@@ -124,7 +124,7 @@ def _q_trainer(**values):
     return agent, Trainer(agent, TRAINING, total_steps=100)
 
 
-def _q_batch(reward: float = 1.0) -> PreparedBatch:
+def _q_batch(reward: float = 1.0) -> TrainingBatch:
     batch = _batch(reward)
     recorded = {"q_taken": tf.zeros((5, 2)), "q_max": tf.zeros((5, 2))}
     return batch._replace(unrolls=batch.unrolls._replace(recorded=recorded), serials=np.array([3, 4]))
@@ -238,7 +238,7 @@ def test_without_memory_it_is_said_what_took_it_and_what_to_lower(monkeypatch):
 
     # 3 numbers, 8 units, 2 actions and the value.
     assert agent.network.count_params() == 3 * 8 + 8 + 8 * 2 + 2 + 8 + 1
-    weights = sum(v.numpy().nbytes for v in [*agent.variables(), *trainer.variables()])
+    weights = sum(v.numpy().nbytes for v in [*agent.variables().values(), *trainer.variables().values()])
     batch = 2 * 5 * (3 * 4 + 4 + 1 + 1 + 4 + 2 * 4) + 2 * 4
 
     def check():

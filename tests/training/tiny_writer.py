@@ -18,7 +18,7 @@ def make_writer(folder: Path, size: int = 6, **options: Any) -> tuple[Checkpoint
     """A writer of one variable of so many numbers."""
     variable = tf.Variable(np.zeros(size, np.float32))
     return Checkpointer(
-        folder, "[run]\n", SPEC, {"agent": [variable]}, **{"keep": 3, "keep_every_hours": 0.0} | options
+        folder, "[run]\n", SPEC, {"agent": {"tiny": variable}}, **{"keep": 3, "keep_every_hours": 0.0} | options
     ), variable
 
 
@@ -31,7 +31,7 @@ def save(writer: Checkpointer, variable: tf.Variable, env_steps: int) -> Path:
 def holds(path: Path, size: int, value: float) -> None:
     """Assert what a checkpoint holds."""
     variable = tf.Variable(np.zeros(size, np.float32))
-    restore(open_checkpoint(path), {"agent": [variable]})
+    restore(open_checkpoint(path), {"agent": {"tiny": variable}})
     np.testing.assert_array_equal(variable, np.float32(value))
 
 

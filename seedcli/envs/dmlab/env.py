@@ -30,7 +30,7 @@ from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.checks import check_actions, first_line
 from seedcli.envs.dmlab.levels import check_level, lab_settings, level_path
 from seedcli.errors import EnvironmentFailed, UsageError
-from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, StepBatch
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, Rows
 
 __all__ = ["ACTIONS", "INSTRUCTION_SIZE", "LabVectorEnv", "LevelCache", "check_level", "hash_instruction"]
 
@@ -263,7 +263,7 @@ class LabVectorEnv:
         self._seen: list[tuple[npt.NDArray[np.uint8], str] | None] = [None] * num_envs
         self._over = [False] * num_envs
 
-    def reset(self, seed: int, out: StepBatch) -> None:
+    def reset(self, seed: int, out: Rows) -> None:
         """Seed environment i with (seed + i) mod 2³¹, start new episodes, write their first records.
 
         Raises:
@@ -280,7 +280,7 @@ class LabVectorEnv:
                     self._begin(index)
                 self._write(index, out)
 
-    def step(self, actions: npt.NDArray[np.int32], out: StepBatch) -> None:
+    def step(self, actions: npt.NDArray[np.int32], out: Rows) -> None:
         """Take actions [E] in 0 to 8 and write the next records into `out`.
 
         Raises:
@@ -324,7 +324,7 @@ class LabVectorEnv:
             )
         self._seen[index] = frame, observations[_INSTRUCTION] if self._hashed else ""
 
-    def _write(self, index: int, out: StepBatch) -> None:
+    def _write(self, index: int, out: Rows) -> None:
         seen = self._seen[index]
         assert seen is not None
         frame, instruction = seen

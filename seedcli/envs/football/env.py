@@ -13,7 +13,7 @@ from seedcli.envs.football.engines import Engine, EnvpoolEngine, GfootballEngine
 from seedcli.envs.football.pitch import draw_pitch
 from seedcli.envs.football.rewards import MARKED, PLANES, FootballRewards
 from seedcli.errors import EnvironmentFailed, SimulatorMissing, UsageError
-from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, StepBatch
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, Rows
 
 SCENARIOS: tuple[str, ...] = tuple(
     """
@@ -100,7 +100,7 @@ class FootballVectorEnv:
         self._rendering = render
         self._shown: Snapshot | None = None
 
-    def reset(self, seed: int, out: StepBatch) -> None:
+    def reset(self, seed: int, out: Rows) -> None:
         """Seed match i with (seed + i) mod 2³¹, start new episodes, write their first records.
 
         Raises:
@@ -115,7 +115,7 @@ class FootballVectorEnv:
         self._final = np.ones(self.num_envs, np.bool_)
         self._write(snapshot, out)
 
-    def step(self, actions: npt.NDArray[np.int32], out: StepBatch) -> None:
+    def step(self, actions: npt.NDArray[np.int32], out: Rows) -> None:
         """Take actions [E] in 0 to 18 and write the next records into `out`.
 
         Raises:
@@ -133,7 +133,7 @@ class FootballVectorEnv:
             raise EnvironmentFailed(f"{self.spec.name} failed in step: {first_line(error)}") from error
         self._write(snapshot, out)
 
-    def _write(self, now: Snapshot, out: StepBatch) -> None:
+    def _write(self, now: Snapshot, out: Rows) -> None:
         assert self._final is not None
         self._check(now.planes)
         if self._final.any():

@@ -19,7 +19,7 @@ from seedcli.config.sources import format_value
 from seedcli.envs.checks import first_line, nearest, place_of
 from seedcli.envs.gymnasium.spaces import Actions, Observations
 from seedcli.errors import EnvironmentFailed, SimulatorMissing, UsageError
-from seedcli.specs import EnvSpec, StepBatch
+from seedcli.specs import EnvSpec, Rows
 
 _log = logging.getLogger(__name__)
 
@@ -237,7 +237,7 @@ class GymnasiumVectorEnv:
             raise UsageError(f"{self._name} gives no pictures (rgb_array is not among its render modes)")
         return env
 
-    def reset(self, seed: int, out: StepBatch) -> None:
+    def reset(self, seed: int, out: Rows) -> None:
         """Seed environment i with (seed + i) mod 2³¹, start new episodes, write their first records.
 
         Raises:
@@ -252,7 +252,7 @@ class GymnasiumVectorEnv:
         self._rewards[:] = 0
         self._write(out)
 
-    def step(self, actions: npt.NDArray[Any], out: StepBatch) -> None:
+    def step(self, actions: npt.NDArray[Any], out: Rows) -> None:
         """Take actions [E, *spec.action.array.shape] and write the next records into `out`.
 
         Raises:
@@ -276,7 +276,7 @@ class GymnasiumVectorEnv:
                 raise self._failure(index, "reset" if final[index] else "step", error) from error
         self._write(out)
 
-    def _write(self, out: StepBatch) -> None:
+    def _write(self, out: Rows) -> None:
         self._observations.write(self._newest, out.observation)
         with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, which the learner names
             out.reward[...] = self._rewards

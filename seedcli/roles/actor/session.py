@@ -28,7 +28,7 @@ from seedcli.net.messages import Ready
 from seedcli.net.messages import goodbye as pack_goodbye
 from seedcli.roles.actor.codec_choice import choose_codecs
 from seedcli.roles.watchdog import Watchdog
-from seedcli.specs import EnvSpec, RowLayout, StepBatch, aligned_empty, split_envs
+from seedcli.specs import EnvSpec, RowLayout, Rows, aligned_empty, split_envs
 from seedcli.telemetry.logs import log_notice
 from seedcli.telemetry.metrics import Profile
 
@@ -116,13 +116,13 @@ class Environments:
 
         self._watchdog = Watchdog(name, limit, hung, signalled=self._signalled)
 
-    def reset(self, stream: int, seed: int, out: StepBatch) -> None:
+    def reset(self, stream: int, seed: int, out: Rows) -> None:
         """Reset the environments of a stream; see `VectorEnv.reset`."""
         self._played = True
         with self._watchdog:
             self._envs[stream].reset(seed, out)
 
-    def step(self, stream: int, actions: npt.NDArray[Any], out: StepBatch) -> None:
+    def step(self, stream: int, actions: npt.NDArray[Any], out: Rows) -> None:
         """Step the environments of a stream; see `VectorEnv.step`."""
         with self._watchdog:
             self._envs[stream].step(actions, out)
@@ -214,7 +214,7 @@ class ActorSession:
         self._actor_id = actor_id
         self._envs = envs
         self._streams = streams
-        self._views: list[StepBatch] = []
+        self._views: list[Rows] = []
         self._encoders: list[RowEncoder] = []
         self._rows: list[npt.NDArray[np.uint8]] = []
         self._buffers: list[memoryview] = []

@@ -25,7 +25,7 @@ from seedcli.inference.streams import Stream
 from seedcli.roles.greedy_hint import training_returns
 from seedcli.roles.run_folder import REPLAY
 from seedcli.specs import EnvSpec
-from seedcli.training.batches import PreparedBatch
+from seedcli.training.batches import TrainingBatch
 from seedcli.training.checkpoint import Checkpoint, Checkpointer, restore
 from seedcli.training.devices import Devices
 from seedcli.training.sources import create_source
@@ -163,8 +163,10 @@ class LearnerCore:
         if "agent" in vars(self):
             network = self.agent.network
             held = {
-                f"{network.count_params():,} parameters": bytes_of(self.agent.variables()),
-                "the optimizer's state": bytes_of(self.trainer.variables()) if "trainer" in vars(self) else None,
+                f"{network.count_params():,} parameters": bytes_of(self.agent.variables().values()),
+                "the optimizer's state": bytes_of(self.trainer.variables().values())
+                if "trainer" in vars(self)
+                else None,
                 "inference's copy of the weights": bytes_of(network.variables),
                 f"the agent states of inference.max_envs = {max_envs} environments": self._state_bytes(),
             }
@@ -219,13 +221,15 @@ class LearnerCore:
         if self.team is None:  # else what is counted here is this host's part of what all have counted since
             self.engine.stats.env_steps = int(counters["env_steps"])
             self.engine.stats.episodes = int(counters["episodes"])
-            # Checkpoints made before there was evaluation in training do not count it.
-            self.engine.stats.evaluation_steps = int(counters.get("evaluation_steps", 0))
-            self.engine.stats.evaluation_episodes = int(counters.get("evaluation_episodes", 0))
+            self.engine.stats.evaluation_steps = int(counters["evaluation_steps"])
+            self.engine.stats.evaluation_episodes = int(counters["evaluation_episodes"])
             self.trainer.trained_steps = int(counters["trained_steps"])
-            self.engine.stats.recent_returns.extend(counters.get("recent_returns", []))  # likewise
+            self.engine.stats.recent_returns.extend(counters.get("recent_returns", []))
         self.trainer.updates = int(counters["learner_updates"])
         self.trainer.dropped = int(counters["dropped_updates"])
+        if self.trainer.loss_scale is not None and "loss_scale" in counters:
+            self.trainer.loss_scale = float(counters["loss_scale"])
+            self.trainer.good_updates = int(counters["good_updates"])
         self.policy.batches = int(counters["inference_batches"])
         self.policy.publish(self.trainer.updates)
 
@@ -239,7 +243,7 @@ class LearnerCore:
         if self.team.began:
             self._count_on(self.team.began)
         with self._memory("to take the chief's weights"):
-            self.trainer.broadcast([*self.agent.variables(), *self.trainer.variables()])
+            self.trainer.broadcast([*self.agent.variables().values(), *self.trainer.variables().values()])
         self.policy.publish(self.trainer.updates)
 
     def counted(self) -> dict[str, int]:
@@ -260,17 +264,19 @@ class LearnerCore:
 
     def counters(self) -> dict[str, Any]:
         """What a checkpoint keeps besides variables."""
-        totals = self.totals
+        totals, scale = self.totals, self.trainer.loss_scale
+        scaling = {} if scale is None else {"loss_scale": int(scale), "good_updates": self.trainer.good_updates}
         return {
             **totals,
             "env_frames": totals["env_steps"] * self.spec.frames_per_step,
             "learner_updates": self.trainer.updates,
             "dropped_updates": self.trainer.dropped,
             "inference_batches": self.policy.batches,
+            **scaling,
             **training_returns(tuple(self.engine.stats.recent_returns)),
         }
 
-    def train(self, batch: PreparedBatch | None, control: npt.NDArray[np.float64] | None = None) -> UpdateResult:
+    def train(self, batch: TrainingBatch | None, control: npt.NDArray[np.float64] | None = None) -> UpdateResult:
         """One update, published to inference.
 
         Args:

@@ -17,7 +17,7 @@ from seedcli.cluster.team import Agreement, Team
 from seedcli.errors import SeedError
 from seedcli.roles.learner.core import LearnerCore
 from seedcli.telemetry.metrics import Profile
-from seedcli.training.batches import PreparedBatch
+from seedcli.training.batches import TrainingBatch
 from seedcli.training.trainer import UpdateResult
 
 _LOOK_SECONDS = 0.5  # between looks at whether training is over, while it waits for a batch
@@ -45,7 +45,7 @@ class TrainingState:
 
     checkpoint_seconds: float
     counters: Callable[[], dict[str, Any]]
-    batches: queue.Queue[PreparedBatch | None] = field(default_factory=lambda: queue.Queue(maxsize=1))
+    batches: queue.Queue[TrainingBatch | None] = field(default_factory=lambda: queue.Queue(maxsize=1))
     stopping: threading.Event = field(default_factory=threading.Event)
     results: deque[UpdateResult] = field(default_factory=lambda: deque(maxlen=100_000))
     profile: Profile = field(default_factory=Profile)
@@ -53,7 +53,7 @@ class TrainingState:
     stopped_by: int | None = None
 
 
-def _next_batch(state: TrainingState, seconds: float) -> PreparedBatch | None:
+def _next_batch(state: TrainingState, seconds: float) -> TrainingBatch | None:
     """The next batch; None where none comes in time. Raises Ended."""
     begun = time.perf_counter()
     try:
@@ -99,7 +99,7 @@ def train_together(state: TrainingState, core: LearnerCore, team: Team) -> None:
     Raises:
         SeedError: another host is gone, has stopped with a failure, or has been without a batch for too long.
     """
-    batch: PreparedBatch | None = None
+    batch: TrainingBatch | None = None
     while True:
         if batch is None and not state.leaving:
             try:
@@ -118,11 +118,11 @@ def train_together(state: TrainingState, core: LearnerCore, team: Team) -> None:
             _save_if_due(state, core)
 
 
-def _step(state: TrainingState, core: LearnerCore, team: Team, batch: PreparedBatch | None) -> Agreement:
+def _step(state: TrainingState, core: LearnerCore, team: Team, batch: TrainingBatch | None) -> Agreement:
     begun, waited = time.perf_counter(), core.trainer.waited
     counted = core.counted()
     if batch is not None:
-        counted["trained_steps"] += core.trainer.worth(batch)
+        counted["trained_steps"] += core.trainer.num_transitions(batch)
     control = team.control(counted, ready=batch is not None, status=state.leaving)
     with failures_of(team):
         result = core.train(batch, control)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from seedcli.agents.base import Agent, UnrollBatch
 from seedcli.inference.arena import UnrollBuffer
 from seedcli.specs import EnvSpec, map_arrays
-from seedcli.training.batches import PreparedBatch
+from seedcli.training.batches import TrainingBatch
 from seedcli.training.replay.blocks import BlockField
 from seedcli.training.replay.buffer import Sample
 
@@ -28,23 +28,22 @@ def _observation_fields(spec: EnvSpec) -> Any:
     return "observation"
 
 
-def to_unrolls(sample: Sample, agent: Agent, spec: EnvSpec) -> PreparedBatch:
+def to_unrolls(sample: Sample, agent: Agent, spec: EnvSpec) -> TrainingBatch:
     """A sample of a replay as the agent's training batch, in arrays of the host."""
     arrays = sample.arrays
-    terminated, truncated = arrays["terminated"].view(np.bool_), arrays["truncated"].view(np.bool_)
     structure = agent.initial_state(1)
     state = [arrays[f"state/{i}"] for i in range(len(tf.nest.flatten(structure)))]
     unrolls = UnrollBatch(
         observation=map_arrays(arrays.__getitem__, _observation_fields(spec)),
         reward=arrays["reward"],
-        terminated=terminated,
-        truncated=truncated,
+        terminated=arrays["terminated"].view(np.bool_),
+        truncated=arrays["truncated"].view(np.bool_),
         action=arrays["action"],
         recorded={name: arrays[f"recorded/{name}"] for name in agent.algorithm.recorded},
         state=tf.nest.pack_sequence_as(structure, state),
         weights=sample.weights,
     )
-    return PreparedBatch(unrolls, arrays["version"], terminated | truncated, sample.weights, sample.serials)
+    return TrainingBatch.of(unrolls, arrays["version"], sample.serials)
 
 
 def unroll_fields(agent: Agent, spec: EnvSpec) -> list[BlockField]:
@@ -80,18 +79,18 @@ def expected_bytes(fields: list[BlockField]) -> int:
 
 def stored_arrays(buffer: UnrollBuffer, spec: EnvSpec) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a finished buffer by the names of `unroll_fields`, all of its unrolls side by side."""
-    steps = buffer.steps
+    rows = buffer.rows
     observation: dict[str, npt.NDArray[Any]] = {}
-    map_arrays(observation.__setitem__, _observation_fields(spec), steps.observation)
+    map_arrays(observation.__setitem__, _observation_fields(spec), rows.observation)
     version = np.broadcast_to(buffer.version[:, None], (len(buffer.version), buffer.num_envs))
     state = {f"state/{i}": np.asarray(leaf) for i, leaf in enumerate(tf.nest.flatten(buffer.state))}
     recorded = {f"recorded/{name}": values for name, values in buffer.recorded.items()}
     return {
         **state,
         **observation,
-        "reward": steps.reward,
-        "terminated": steps.terminated,
-        "truncated": steps.truncated,
+        "reward": rows.reward,
+        "terminated": rows.terminated,
+        "truncated": rows.truncated,
         "action": buffer.action,
         **recorded,
         "version": version,

@@ -13,6 +13,7 @@ import tensorflow as tf
 from seedcli.agents.networks.frame_stack import ObservationStack, one_hot
 from seedcli.agents.networks.models import PolicyValueNetwork
 from seedcli.agents.registry import create_agent
+from seedcli.agents.variables import named_variables
 from seedcli.config.sections import AgentConfig
 from seedcli.errors import UsageError
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, ObservationSpec
@@ -154,45 +155,61 @@ def test_previous_actions_as_inputs() -> None:
     assert inputs_of(CONTINUOUS, None) == [0.0, 0.0, 0.25]
 
 
-# Names without the numbers that Keras counts, and shapes, of variables that checkpoints hold in this order.
-SHALLOW = ["conv2d/kernel (8, 8, 4, 16)", "conv2d/bias (16,)", "conv2d/kernel (4, 4, 16, 32)", "conv2d/bias (32,)"]
-POLICY = "policy/kernel ({0}, 4)|policy/bias (4,)|value/kernel ({0}, 1)|value/bias (1,)"
-DUELING = (
-    "value_hidden/kernel ({0}, {1})|value_hidden/bias ({1},)|value/kernel ({1}, 1)|value/bias (1,)|"
-    "advantage_hidden/kernel ({0}, {1})|advantage_hidden/bias ({1},)|advantage/kernel ({1}, 4)|advantage/bias (4,)"
-)
-LSTM = "lstm/kernel ({0}, {2})|lstm/recurrent_kernel ({1}, {2})|lstm/bias ({2},)"
-NATURE = (
-    "conv2d/kernel (8, 8, 4, 32)|conv2d/bias (32,)|conv2d/kernel (4, 4, 32, 64)|conv2d/bias (64,)|"
-    "conv2d/kernel (3, 3, 64, 64)|conv2d/bias (64,)|dense/kernel (3136, 512)|dense/bias (512,)"
-)
-SHALLOW_TORSO = "|".join([*SHALLOW, "dense/kernel (2592, 256)", "dense/bias (256,)"])
+def linear(path: str, *shape: int) -> dict[str, tuple[int, ...]]:
+    """A dense or convolutional layer."""
+    return {f"network/{path}/kernel": shape, f"network/{path}/bias": shape[-1:]}
+
+
+def torso(*shapes: tuple[int, ...], dense: bool = False) -> dict[str, tuple[int, ...]]:
+    """The layers of a torso, in order; `dense`: the last is no stage."""
+    names = [f"stages/{i}" for i in range(len(shapes))]
+    if dense:
+        names[-1] = "dense"
+    layers = [linear(f"encoder/torsos/0/{name}", *shape) for name, shape in zip(names, shapes, strict=True)]
+    return {name: shape for layer in layers for name, shape in layer.items()}
+
+
+def lstm(inputs: int, units: int) -> dict[str, tuple[int, ...]]:
+    path = "network/encoder/lstms/0"
+    gates = 4 * units
+    return {f"{path}/kernel": (inputs, gates), f"{path}/recurrent_kernel": (units, gates), f"{path}/bias": (gates,)}
+
+
+def policy_value(features: int) -> dict[str, tuple[int, ...]]:
+    return linear("policy", features, 4) | linear("value", features, 1)
+
+
+def dueling(features: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    value = linear("value_head/0", features, hidden) | linear("value_head/1", hidden, 1)
+    return value | linear("advantage_head/0", features, hidden) | linear("advantage_head/1", hidden, 4)
+
+
+NATURE = torso((8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64), (3136, 512), dense=True)
+NORMALIZER = {f"network/encoder/normalizers/0/{name}": (84, 84, 1) for name in ("mean", "squares")}
+PONG = {
+    **NORMALIZER,
+    "network/encoder/normalizers/0/count": (),
+    **{f"network/value_scale/{name}": () for name in ("weight", "first", "second", "advantage_second")},
+}
+# What checkpoints hold of the networks of presets.
 LAYOUTS = {
-    "atari_vtrace": f"{NATURE}|{POLICY.format(512)}",
-    "atari_r2d2": f"{NATURE}|{LSTM.format(517, 512, 2048)}|{DUELING.format(512, 512)}",
-    "pong_vtrace": f"{SHALLOW_TORSO}|{POLICY.format(256)}",
-    "cartpole_vtrace": (
-        f"dense/kernel (5, 64)|dense/bias (64,)|dense/kernel (64, 64)|dense/bias (64,)|{POLICY.format(64)}"
-    ),
-    "cartpole_memory_r2d2": (
-        f"dense/kernel (5, 64)|dense/bias (64,)|{LSTM.format(64, 64, 256)}|{DUELING.format(64, 64)}"
-    ),
+    "atari_vtrace": NATURE | policy_value(512),
+    "atari_r2d2": NATURE | lstm(517, 512) | dueling(512, 512),
+    "pong_vtrace": torso((8, 8, 4, 16), (4, 4, 16, 32), (2592, 256), dense=True) | policy_value(256) | PONG,
+    "cartpole_vtrace": torso((5, 64), (64, 64)) | policy_value(64),
+    "cartpole_memory_r2d2": torso((5, 64)) | lstm(64, 64) | dueling(64, 64),
 }
 
 
 @pytest.mark.parametrize("preset", LAYOUTS)
-def test_variables_of_presets_keep_their_order(preset: str) -> None:
+def test_variables_of_presets_keep_their_names(preset: str) -> None:
     path = Path(__file__).parents[3] / "presets" / f"{preset}.toml"
     config = AgentConfig.model_validate(tomllib.loads(path.read_text())["agent"])
     observation = VECTOR.observation if config.network == "mlp" else ArraySpec((84, 84, 1), "uint8")
     spec = EnvSpec("test/preset", observation, IMAGE.action)
     network = create_agent(config, training_config(), spec, 0).network
-    found = []
-    for variable in network.variables:
-        layer, name = variable.path.split("/")[-2:]
-        kind = layer.rstrip("0123456789").rstrip("_") if layer.startswith(("conv2d_", "dense_")) else layer
-        found.append(f"{kind}/{name} {tuple(variable.shape)}")
-    assert found == LAYOUTS[preset].split("|")
+    found = {name: tuple(variable.shape) for name, variable in named_variables(network=network).items()}
+    assert found == LAYOUTS[preset]
 
 
 def test_binary_planes_reach_a_network_as_zeros_and_ones() -> None:

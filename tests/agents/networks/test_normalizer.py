@@ -181,7 +181,7 @@ def test_statistics_are_published_kept_and_not_trained() -> None:
     agent = make()
     normalizer = agent.network.encoder.normalizers[0]
     own = [v.value for v in normalizer.variables]
-    assert {id(v) for v in own} <= {id(v) for v in agent.variables()}
+    assert {id(v) for v in own} <= {id(v) for v in agent.variables().values()}
     assert not {id(v) for v in normalizer.variables} & {id(v) for v in agent.network.trainable_variables}
     assert [v.dtype for v in normalizer.variables] == ["float64"] * 3
     optimizer = make_optimizer(training_config())

@@ -14,7 +14,7 @@ from seedcli.envs.football.env import SCENARIOS, FootballVectorEnv, check_scenar
 from seedcli.envs.football.pitch import draw_pitch
 from seedcli.envs.registry import check_environment_name, create_env
 from seedcli.errors import EnvironmentFailed, UsageError
-from seedcli.specs import RowLayout, StepBatch, aligned_empty
+from seedcli.specs import RowLayout, Rows, aligned_empty
 from tests.envs.football.double import STEPS, DoubleEnv, install
 from tests.envs.helpers import Played, assert_same
 
@@ -54,7 +54,7 @@ def snapshot(score: list[list[int]], left: list[int], final: list[bool], planes:
 
 def scripted(
     built: list[DoubleEnv], scenario: str, num_envs: int, *snapshots: Snapshot
-) -> tuple[FootballVectorEnv, StepBatch]:
+) -> tuple[FootballVectorEnv, Rows]:
     env = FootballVectorEnv(football_config(scenario, engine="gfootball"), num_envs)
     env._engine = Scripted(*snapshots)
     layout = RowLayout(env.spec, num_envs)

@@ -13,7 +13,7 @@ import pytest
 from seedcli.envs.football.engines import EnvpoolEngine
 from seedcli.envs.football.env import SCENARIOS
 from seedcli.errors import EnvironmentFailed
-from seedcli.specs import StepBatch
+from seedcli.specs import Rows
 from tests.envs.football.test_double import EMPTY_GOAL, RIGHT, football_config
 from tests.envs.helpers import Played, assert_same, play, stack
 
@@ -37,7 +37,7 @@ def run_and_shoot(observation: np.ndarray) -> np.ndarray:
     return np.where(column(observation) < 90, RIGHT, SHOT).astype(np.int32)
 
 
-def score_goals(played: Played, seed: int, steps: int) -> StepBatch:
+def score_goals(played: Played, seed: int, steps: int) -> Rows:
     records = [played.reset(seed)]
     for _ in range(steps):
         records.append(played.step(run_and_shoot(records[-1].observation)))

@@ -17,7 +17,7 @@ from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.gymnasium.env import _prepare_mujoco, frames_per_second
 from seedcli.envs.registry import check_environment, check_environment_name, create_env
 from seedcli.errors import EnvironmentFailed, UsageError
-from seedcli.specs import ActionSpec, ArraySpec, StepBatch
+from seedcli.specs import ActionSpec, ArraySpec, Rows
 from tests.envs.helpers import COUNTER, FIELDS, Played, atari_config, gymnasium_config, play
 
 
@@ -250,13 +250,13 @@ def test_time_limit_truncates_and_falling_terminates() -> None:
     assert falling.terminated.sum() == 1 and not falling.truncated.any()
 
 
-def play_left(**fields: Any) -> StepBatch:
+def play_left(**fields: Any) -> Rows:
     """Records of CartPole until the first episode has ended."""
     with Played(gymnasium_config("CartPole-v1", **fields), 1) as played:
         records = [played.reset(1)]
         while len(records) < 50 and not (records[-1].terminated[0] or records[-1].truncated[0]):
             records.append(played.step(0))
-    return StepBatch(*(np.stack([getattr(r, name) for r in records]) for name in FIELDS))
+    return Rows(*(np.stack([getattr(r, name) for r in records]) for name in FIELDS))
 
 
 def test_registered_limit_holds_by_default() -> None:

@@ -16,7 +16,7 @@ from seedcli.envs.gymnasium.spaces import Actions, Observations
 from seedcli.envs.playing import every_action
 from seedcli.errors import EnvironmentFailed, UsageError
 from seedcli.net.messages import parse_spec
-from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, RowLayout, StepBatch
+from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, RowLayout, Rows
 
 E = 3
 SHAPES = st.lists(st.integers(1, 3), max_size=3).map(tuple)
@@ -52,7 +52,7 @@ NAMES = st.text("abcß ", min_size=1, max_size=3)
 ANY = st.recursive(LEAVES, lambda parts: st.dictionaries(NAMES, parts, min_size=1, max_size=3).map(spaces.Dict))
 
 
-def row(observations: Observations, envs: int = E) -> StepBatch:
+def row(observations: Observations, envs: int = E) -> Rows:
     layout = RowLayout(EnvSpec("test", observations.spec, ActionSpec((2,))), envs)
     return layout.views(np.full(layout.nbytes, 0xA5, np.uint8))
 
