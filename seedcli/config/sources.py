@@ -20,33 +20,11 @@ from typing import Any, NamedTuple, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from seedcli.config.flags import FLAG_KEYS
 from seedcli.config.presets import base_of, preset_layers, read_toml
 from seedcli.config.schema import Config
 from seedcli.config.sections import Devices, PositiveInt
 from seedcli.errors import UsageError
-
-# Flags that stand for one key each.
-FLAG_KEYS = {
-    "--steps": "run.steps",
-    "--seed": "run.seed",
-    "--deterministic": "run.deterministic",
-    "--env": "environment.id",
-    "--envs": "actors.envs",
-    "--actors": "actors.count",
-    "--transport": "net.transport",
-    "--host": "net.host",
-    "--grpc-port": "net.grpc_port",
-    "--zmq-port": "net.zmq_port",
-    "--insecure": "net.insecure",
-    "--token-file": "net.token_file",
-    "--tls-cert": "net.tls_cert",
-    "--tls-key": "net.tls_key",
-    "--tls-ca": "net.tls_ca",
-    "--metrics-port": "net.metrics_port",
-    "--hosts": "topology.hosts",
-    "--host-index": "topology.host_index",
-    "--trust-network": "topology.trust_network",
-}
 
 DEFAULT = "default"
 
@@ -292,7 +270,7 @@ def _resolve(entries: Iterable[_Entry]) -> Resolved:
     for key, value, source in entries:
         field = keys.get(key)
         if field is None:
-            raise UsageError(f"{key} (from {source}) is no known key: {_nearest(key)}")
+            raise UsageError(f"unknown key {key} (from {source}): {_nearest(key)}")
         if field.annotation is int and isinstance(value, float) and value.is_integer():
             value = int(value)  # 1e6 is how people write a million
         section, name = key.split(".")

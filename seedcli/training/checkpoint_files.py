@@ -173,8 +173,8 @@ def take_checkpoint(run: Path) -> Checkpoint | None:
     checkpoint, faults = _newest(_numbered(folder))
     if checkpoint is None and faults:
         raise CheckpointError(
-            f"{run} cannot be gone on with: none of its {len(faults)} checkpoints can be read "
-            f"({next(iter(faults.values()))}); mend one of them, or start anew with --overwrite"
+            f"{run} cannot be resumed: none of its {len(faults)} checkpoints can be read "
+            f"({next(iter(faults.values()))}); repair one of them, or start over with --overwrite"
         )
     for path, fault in faults.items():
         aside = path.with_name(f"damaged-{path.name}")

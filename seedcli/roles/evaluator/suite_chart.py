@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from seedcli.envs.scores import Estimate, Suite
-from seedcli.errors import SeedError, UsageError
+from seedcli.errors import SeedError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,17 +23,6 @@ _LINEAR = 10.0
 _ROOM = 0.11  # of the width, beyond the longest bar
 _ABOVE, _BELOW, _INK = "#2a78b5", "#9dbfd9", "#333333"
 _TITLES = {"median": "median", "mean": "mean", "iqm": "IQM", "capped_mean": "capped mean"}
-
-
-def check_chart(path: Path) -> None:
-    """Refuse, before anything is played, a file that cannot be written; raises UsageError."""
-    if path.suffix.lower() != ".png":
-        raise UsageError(f"--chart {path} must name a .png file")
-    folder = path.resolve().parent
-    if not folder.is_dir():
-        raise UsageError(f"--chart {path}: the folder {folder} does not exist; create it first")
-    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise UsageError(f"--chart {path} cannot be written: name a file in a folder you may write to")
 
 
 def write_chart(path: Path, suite: Suite, scores: Mapping[str, float], estimates: Mapping[str, Estimate]) -> None:
