@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -152,12 +152,19 @@ def describe(resolved: Resolved) -> list[Value]:
 
 def without_effect(resolved: Resolved) -> list[Value]:
     """Values that somebody set and that mean nothing to the algorithm or the family of environments chosen."""
-    algorithm, family = resolved.config.agent.algorithm, resolved.config.environment.family
-    return [
-        value
-        for value in describe(resolved)
-        if _just_set(value) and (_algorithm_of(value) not in (None, algorithm) or family not in families_of(value.key))
-    ]
+    return [value for value in describe(resolved) if _just_set(value) and not has_effect(value, resolved.config)]
+
+
+def has_effect(value: Value, config: Config) -> bool:
+    """Whether a value means something to the algorithm and the family of environments of a configuration."""
+    fits = _algorithm_of(value) in (None, config.agent.algorithm)
+    return fits and config.environment.family in families_of(value.key)
+
+
+def allowed_values(key: str) -> list[str]:
+    """The values a key may have, where they are few and named; else empty."""
+    annotation = known_keys()[key].annotation
+    return [str(value) for value in get_args(annotation)] if get_origin(annotation) is Literal else []
 
 
 # What listeners of `seed learner` are told; those of `seed train` are this machine's alone.

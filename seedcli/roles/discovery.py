@@ -44,9 +44,7 @@ def default_connect(environ: Mapping[str, str]) -> str:
         return environ[VARIABLE]
     if environ.get("SLURM_JOB_NODELIST"):
         return f"{_first_node(environ['SLURM_JOB_NODELIST'])}:{_DEFAULT_PORT}"
-    raise UsageError(
-        f"no learner address given: give --connect HOST:PORT or --connect RUN_FOLDER, or set {VARIABLE}"
-    )
+    raise UsageError(f"no learner address given: give --connect HOST:PORT or --connect RUN_FOLDER, or set {VARIABLE}")
 
 
 def _first_node(nodes: str) -> str:
