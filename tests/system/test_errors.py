@@ -102,7 +102,7 @@ def test_a_port_in_use(tmp_path: Path, capsys: pytest.CaptureFixture[str], key: 
         values = sets(f"net.{key}={port}", f"net.{other}=0")
         assert main(["learner", "--preset", "cartpole_vtrace", "--logdir", str(run), *values]) == 2
     message = capsys.readouterr().err
-    assert message.count("\n") == 1 and f"port {port}" in message and f"net.{key}" in message
+    assert message.count("\n") == 1 and f"port {port}" in message and f"--{key.replace('_', '-')} …" in message
     # Nothing was made that stands in the way of the next try.
     RunFolder.create(run, "cartpole_vtrace").close()
 

@@ -275,7 +275,7 @@ def test_the_largest_parts_of_the_time_stand_in_one_line() -> None:
     }
     print_largest_parts(Console(file=file, width=40), profiles, wall=10.0)
     assert file.getvalue() == (
-        "most time went to environment 80% (actor 0), training 60% (training thread), inference 20% (inference thread);"
+        "most time went to environment 80% (actor 0), training 59% (training thread), inference 20% (inference thread);"
         " --profile shows all\n"
     )
     print_largest_parts(Console(file=file, width=40), {}, wall=0.0)
