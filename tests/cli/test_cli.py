@@ -506,7 +506,9 @@ def test_modules_of_the_working_folder_are_found_by_every_command(tmp_path: Path
     )
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
-    (bin_folder / "seed").write_text("import sys; from seedcli.cli.main import main; sys.exit(main())\n")
+    (bin_folder / "seed").write_text(
+        "import sys\nfrom seedcli.cli.main import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+    )
     environ = {**os.environ, "PYTHONPATH": str(Path(seedcli.__file__).parent.parent)}
     done = subprocess.run(
         [sys.executable, str(bin_folder / "seed"), "doctor", "--env", "mine:My-v0", "--json"],
