@@ -126,6 +126,7 @@ def learner(
         servers, index = resolve_hosts(found.config, os.environ)
         if servers and standby:
             raise UsageError(_NO_STANDBY)
+    if found is not None and not standby:  # whose ports the learner it waits for may still hold
         check_listeners(found.config)
         check_metrics_port(found.config.net)
     live = wants_live_view(no_live)
@@ -141,10 +142,9 @@ def learner(
     resolved, folder = open_folder(found, logdir, sets, flags, kept, wait)
     with folder:
         check_threaded(resolved, logdir)
+        # What the run is, stands in its folder, which was another learner's until now.
         if found is None and resolve_hosts(resolved.config, os.environ)[0]:
-            raise UsageError(
-                _NO_STANDBY
-            )  # what the run is, stands in its folder, which was another learner's until now
+            raise UsageError(_NO_STANDBY)
         done = finished(resolved, folder)
         if done and not servers:
             print(f"seed: {done}", file=sys.stderr)

@@ -506,8 +506,8 @@ def test_modules_of_the_working_folder_are_found_by_every_command(tmp_path: Path
     )
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
-    (bin_folder / "seed").write_text(
-        "import sys\nfrom seedcli.cli.main import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+    script = "import sys\nfrom seedcli.cli.main import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+    (bin_folder / "seed").write_text(script)
     )
     environ = {**os.environ, "PYTHONPATH": str(Path(seedcli.__file__).parent.parent)}
     done = subprocess.run(
