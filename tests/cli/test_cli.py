@@ -508,7 +508,6 @@ def test_modules_of_the_working_folder_are_found_by_every_command(tmp_path: Path
     bin_folder.mkdir()
     script = "import sys\nfrom seedcli.cli.main import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
     (bin_folder / "seed").write_text(script)
-    )
     environ = {**os.environ, "PYTHONPATH": str(Path(seedcli.__file__).parent.parent)}
     done = subprocess.run(
         [sys.executable, str(bin_folder / "seed"), "doctor", "--env", "mine:My-v0", "--json"],
