@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from seedcli.cli.options import Debug, Json, Sets, Transport, examples, quiet_tensorflow
+from seedcli.cli.options import Debug, Json, Sets, Transport, examples, loading_tensorflow
 from seedcli.config.presets import complete_preset
 from seedcli.errors import UsageError
 
@@ -36,8 +36,8 @@ def bench_inference(
     for count in counts:
         if count % envs_per_message:
             raise UsageError(f"--envs {count} must be a multiple of --envs-per-message {envs_per_message}")
-    quiet_tensorflow()
-    from seedcli.bench.figures import run_bench_inference
+    with loading_tensorflow():
+        from seedcli.bench.figures import run_bench_inference
 
     return run_bench_inference(
         envs=counts, envs_per_message=envs_per_message, transport=transport, seconds=seconds, json_output=json_output
@@ -76,10 +76,11 @@ def bench_training(
     """Training against the limit composed of bare environment, inference and training rates."""
     from seedcli.config.sources import load_config
 
-    quiet_tensorflow()
-    from seedcli.bench.figures import run_bench_training
+    resolved = load_config(preset, sets=sets or ())
+    with loading_tensorflow():
+        from seedcli.bench.figures import run_bench_training
 
-    return run_bench_training(load_config(preset, sets=sets or ()), seconds=seconds, json_output=json_output)
+    return run_bench_training(resolved, seconds=seconds, json_output=json_output)
 
 
 @bench_app.command(
@@ -104,8 +105,8 @@ def bench_topology(
 
     split = ["topology.platform=cpu", f"topology.virtual_devices={virtual}"] if virtual else []
     config = load_config(preset, sets=[*(sets or ()), *split]).config
-    quiet_tensorflow()
-    from seedcli.bench.topology import run_bench_topology
+    with loading_tensorflow():
+        from seedcli.bench.topology import run_bench_topology
 
     return run_bench_topology(config, seconds=seconds, json_output=json_output)
 
@@ -125,8 +126,11 @@ def bench_replay(
     debug: Debug = False,
 ) -> int:
     """Replay of real frames: memory against raw frames, packing, sampling against training, the sum tree."""
-    quiet_tensorflow()
-    from seedcli.bench.figures import run_bench_replay
+    from seedcli.config.sources import load_config
+
+    load_config(preset)  # refused now, if at all
+    with loading_tensorflow():
+        from seedcli.bench.figures import run_bench_replay
 
     chosen = games or ["pong", "breakout", "seaquest", "ms_pacman"]
     return run_bench_replay(games=chosen, unrolls=unrolls, preset=preset, json_output=json_output)

@@ -1,8 +1,10 @@
-"""What several command modules share: options that mean the same everywhere, and TensorFlow loaded quietly."""
+"""What several commands share: options that mean the same everywhere, and TensorFlow loaded quietly."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, fields
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -25,6 +27,18 @@ TokenFile = Annotated[
 ]
 # `seedcli.cli.main.main` reads this flag itself, so that it works in front of the command and behind it.
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and TensorFlow's own log.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="TOML file laid over the preset.")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="No token and no encryption; both sides need it, or neither.")
+]
+TlsCert = Annotated[
+    str | None, typer.Option("--tls-cert", metavar="FILE", help="gRPC: PEM certificate of your own to show.")
+]
+TlsKey = Annotated[str | None, typer.Option("--tls-key", metavar="FILE", help="gRPC: its private key, PEM.")]
+TlsCa = Annotated[
+    str | None,
+    typer.Option("--tls-ca", metavar="FILE", help="gRPC: PEM certificates that the other side's must come from."),
+]
 
 
 Preset = Annotated[
@@ -64,8 +78,20 @@ def examples(*lines: str) -> str:
     return "\b\n" + "\n".join(("Examples:", *(f"  {line}" for line in lines)))
 
 
-def quiet_tensorflow() -> None:
-    """Import TensorFlow here, where what it says while loading can be kept from the user."""
+@contextlib.contextmanager
+def loading_tensorflow(undo: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Load TensorFlow, and then in the block what needs it; a signal meanwhile ends the process at once and quietly.
+
+    What is half imported cannot be unwound: it would end in lines of TensorFlow's own, or in a traceback.
+
+    Args:
+        undo: called before the process ends by a signal.
+    """
+    from seedcli.roles.stopping import exiting_at_once
     from seedcli.telemetry.logs import import_tensorflow
 
-    import_tensorflow()
+    if "tensorflow" not in sys.modules and sys.stderr.isatty():
+        typer.echo("loading TensorFlow, which takes some seconds", err=True)
+    with exiting_at_once(undo):
+        import_tensorflow()
+        yield

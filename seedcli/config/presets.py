@@ -98,7 +98,7 @@ def _path(name: str, above: str) -> Path:
     names = preset_names()
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}" if near else f"there are {', '.join(names)}"
-        where = f" (the base of {above})" if above else ""
-        raise UsageError(f"{name!r}{where} is no preset: {hint} (seed presets list shows them all)")
+        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(names)}."
+        where = f", the base of {above}" if above else ""
+        raise UsageError(f"Unknown preset {name!r}{where}. {hint} seed presets list shows them all")
     return _folder() / f"{name}.toml"

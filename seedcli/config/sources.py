@@ -15,39 +15,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from seedcli.config.faults import broken_rule
+from seedcli.config.flags import FLAG_KEYS
 from seedcli.config.presets import base_of, preset_layers, read_toml
 from seedcli.config.schema import Config
 from seedcli.config.sections import Devices, PositiveInt
 from seedcli.errors import UsageError
-
-# Flags that stand for one key each.
-FLAG_KEYS = {
-    "--steps": "run.steps",
-    "--seed": "run.seed",
-    "--deterministic": "run.deterministic",
-    "--env": "environment.id",
-    "--envs": "actors.envs",
-    "--actors": "actors.count",
-    "--transport": "net.transport",
-    "--host": "net.host",
-    "--grpc-port": "net.grpc_port",
-    "--zmq-port": "net.zmq_port",
-    "--insecure": "net.insecure",
-    "--token-file": "net.token_file",
-    "--tls-cert": "net.tls_cert",
-    "--tls-key": "net.tls_key",
-    "--tls-ca": "net.tls_ca",
-    "--metrics-port": "net.metrics_port",
-    "--hosts": "topology.hosts",
-    "--host-index": "topology.host_index",
-    "--trust-network": "topology.trust_network",
-}
 
 DEFAULT = "default"
 
@@ -175,12 +153,19 @@ def describe(resolved: Resolved) -> list[Value]:
 
 def without_effect(resolved: Resolved) -> list[Value]:
     """Values that somebody set and that mean nothing to the algorithm or the family of environments chosen."""
-    algorithm, family = resolved.config.agent.algorithm, resolved.config.environment.family
-    return [
-        value
-        for value in describe(resolved)
-        if _just_set(value) and (_algorithm_of(value) not in (None, algorithm) or family not in families_of(value.key))
-    ]
+    return [value for value in describe(resolved) if _just_set(value) and not has_effect(value, resolved.config)]
+
+
+def has_effect(value: Value, config: Config) -> bool:
+    """Whether a value means something to the algorithm and the family of environments of a configuration."""
+    fits = _algorithm_of(value) in (None, config.agent.algorithm)
+    return fits and config.environment.family in families_of(value.key)
+
+
+def allowed_values(key: str) -> list[str]:
+    """The values a key may have, where they are few and named; else empty."""
+    annotation = known_keys()[key].annotation
+    return [str(value) for value in get_args(annotation)] if get_origin(annotation) is Literal else []
 
 
 # What listeners of `seed learner` are told; those of `seed train` are this machine's alone.
@@ -293,7 +278,7 @@ def _resolve(entries: Iterable[_Entry]) -> Resolved:
     for key, value, source in entries:
         field = keys.get(key)
         if field is None:
-            raise UsageError(f"{key} (from {source}) is no known key: {_nearest(key)}")
+            raise UsageError(f"unknown key {key} (from {source}): {_nearest(key)}")
         if field.annotation is int and isinstance(value, float) and value.is_integer():
             value = int(value)  # 1e6 is how people write a million
         section, name = key.split(".")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.base import VectorEnv
 from seedcli.errors import SimulatorMissing
@@ -51,6 +53,22 @@ def create_env(config: EnvironmentConfig, num_envs: int, *, render: bool = False
         raise SimulatorMissing(
             f"environment.family {config.family} cannot be used on this machine ({error}); {_INSTALL[config.family]}"
         ) from error
+
+
+def check_simulator(config: EnvironmentConfig) -> None:
+    """Refuse an environment whose library is not installed here, without building it.
+
+    Raises:
+        SimulatorMissing, UsageError, EnvironmentFailed: what is missing, and how it is had.
+    """
+    if config.family == "gymnasium":
+        from seedcli.envs.gymnasium import env
+
+        env.check_simulator(config)
+        return
+    package = {"atari": "ale_py", "football": config.engine, "dmlab": "deepmind_lab"}[config.family]
+    if importlib.util.find_spec(package) is None:
+        create_env(config, 1).close()  # which knows the sentence for it
 
 
 def check_environment(config: EnvironmentConfig, kwargs_source: str) -> None:

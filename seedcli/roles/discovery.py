@@ -44,9 +44,7 @@ def default_connect(environ: Mapping[str, str]) -> str:
         return environ[VARIABLE]
     if environ.get("SLURM_JOB_NODELIST"):
         return f"{_first_node(environ['SLURM_JOB_NODELIST'])}:{_DEFAULT_PORT}"
-    raise UsageError(
-        f"nothing says where the learner is: give --connect HOST:PORT or --connect RUN_FOLDER, or set {VARIABLE}"
-    )
+    raise UsageError(f"no learner address given: give --connect HOST:PORT or --connect RUN_FOLDER, or set {VARIABLE}")
 
 
 def _first_node(nodes: str) -> str:
@@ -85,7 +83,7 @@ class Discovery:
     ) -> None:
         self._places = [place.strip() for place in connect.split(",") if place.strip()]
         if not self._places:
-            raise UsageError(f'--connect "{connect}" names no learner: give HOST:PORT or a run\'s folder')
+            raise UsageError(f'no learner address given (--connect "{connect}"): give HOST:PORT or a run\'s folder')
         self._transport = transport or "grpc"
         if transport is not None and not any(map(_is_folder, self._places)):
             raise UsageError(

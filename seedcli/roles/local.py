@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -23,12 +24,14 @@ from seedcli.net.base import ServerTransport
 from seedcli.net.security.keys import Security
 from seedcli.net.security.token import VARIABLE, Token, new_token
 from seedcli.roles.learner.supervise import supervise, use_devices
+from seedcli.roles.learner.threads import Learner
 from seedcli.roles.restarts import PEACE_SECONDS
-from seedcli.roles.resuming import finished, mode_note
+from seedcli.roles.resuming import mode_note
 from seedcli.roles.run_folder import RunFolder
 from seedcli.telemetry.exporter import open_exporter
 from seedcli.telemetry.live import View, make_view
 from seedcli.telemetry.logs import setup_logging
+from seedcli.telemetry.numbers import counted
 
 _log = logging.getLogger(__name__)
 
@@ -67,9 +70,15 @@ class ActorProcesses:
         # Not on the command line, which everybody on the machine can read.
         self._environ = os.environ | ({VARIABLE: token} if token else {})
         self._children: list[_Child] = []
+        self._has_stepped: Callable[[], bool] = lambda: False
 
-    def start(self) -> None:
-        """Start all of them."""
+    def start(self, has_stepped: Callable[[], bool]) -> None:
+        """Start all of them.
+
+        Args:
+            has_stepped: whether the run has taken a step; as long as it has not, its folder may be removed.
+        """
+        self._has_stepped = has_stepped
         self._logs.mkdir(parents=True, exist_ok=True)
         for index in range(self._config.actors.count):
             log = self._logs / f"actor-{index}.log"
@@ -95,10 +104,10 @@ class ActorProcesses:
             )
 
     def tick(self) -> None:
-        """Start again what died.
+        """Restart what died.
 
         Raises:
-            SeedError: an actor cannot run (its own sentence), or dies again and again.
+            SeedError: an actor cannot run (its own sentence), or keeps failing.
         """
         now = time.monotonic()
         for child in self._children:
@@ -121,15 +130,16 @@ class ActorProcesses:
             # It has tried to help itself, `environment.restarts` times.
             child.failures = child.failures + 1 if now - child.started < PEACE_SECONDS else 1
         if child.failures > _FAILURES or child.restarts > _RESTARTS:
-            raise SeedError(f"actor {child.index} ends again and again (status {status}); see {child.log}: {sentence}")
+            see = f"; see {child.log}" if self._has_stepped() else ""
+            raise SeedError(f"actor {child.index} keeps failing (exit status {status}){see}: {sentence}")
         pause = min(10.0, 0.2 * 2**child.restarts)
         child.restart_at = now + pause
-        _log.warning("actor %d ended with status %d; starting it again in %.1f s", child.index, status, pause)
+        _log.warning("actor %d ended with exit status %d; restarting it in %.1f s", child.index, status, pause)
 
     @staticmethod
     def _last_line(log: Path) -> str:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        return lines[-1].removeprefix("seed: ") if lines else "it said nothing"
+        return lines[-1].removeprefix("seed: ") if lines else "it left no message"
 
     def _left_by(self, deadline: float) -> bool:
         """Whether all actors have ended by then (monotonic seconds)."""
@@ -185,19 +195,22 @@ def _local_transport(config: Config, folder: Path, token: str) -> ServerTranspor
     return GrpcServer("127.0.0.1", 0, security=security)
 
 
-def run_train(resolved: Resolved, folder: RunFolder, *, live: bool) -> int:
+def run_train(resolved: Resolved, folder: RunFolder, *, live: bool, profile: bool = False) -> int:
     """`seed train`: train on this machine until run.steps are taken, deterministically where run.deterministic says so.
+
+    Args:
+        resolved: the configuration with its sources.
+        folder: the run's, locked; the run is not finished.
+        live: show a live view.
+        profile: print in the end where all the time went.
 
     Returns:
         0 when they are, 143 or 130 after a signal, with a checkpoint in either case.
     """
-    if done := finished(resolved, folder):
-        print(f"seed: {done}", file=sys.stderr)
-        return EXIT_DONE
     deterministic = resolved.config.run.deterministic
     # First of all: where its port is in use, the folder is left as it was.
     exporter = None if deterministic else open_exporter(resolved.config.net)
-    view = make_view(live and not deterministic)
+    view = make_view(live and not deterministic, profile=profile)
     setup_logging(folder.log_path, view, debug=False)
     if note := mode_note(resolved, folder):
         _log.info("%s", note)
@@ -216,10 +229,11 @@ def run_train(resolved: Resolved, folder: RunFolder, *, live: bool) -> int:
         transport = _local_transport(config, sockets, token)
         actors = ActorProcesses(config, transport.address, folder.path / "logs", token)
 
-        def announce(learner: object, view: View) -> None:
-            view.log(f"starting {config.actors.count} actor(s) of {config.actors.envs} environments each")
+        def announce(learner: Learner, view: View) -> None:
+            envs = counted(config.actors.envs, "environment")
+            view.log(f"starting {counted(config.actors.count, 'actor')} with {envs} each")
             assert actors is not None
-            actors.start()
+            actors.start(lambda: learner.has_stepped)
 
         status = supervise(
             resolved,
@@ -231,6 +245,7 @@ def run_train(resolved: Resolved, folder: RunFolder, *, live: bool) -> int:
             closing=actors.end,
             exporter=exporter,
             devices=use_devices(config),
+            resumed_with="seed train",
         )
         return EXIT_DONE if status == EXIT_DONE else status
     finally:

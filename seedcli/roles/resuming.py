@@ -106,9 +106,9 @@ def finished(resolved: Resolved, folder: RunFolder) -> str:
     try:
         checkpoint = open_checkpoint(found[-1])
     except CheckpointError:
-        return ""  # which is told, and mended, as the run is gone on with
+        return ""  # which is logged, and fixed, as the run is resumed
     check_steps(resolved, checkpoint)
     steps = resolved.config.run.steps
     if checkpoint.env_steps < steps:
         return ""
-    return f"{folder.path} is finished ({checkpoint.env_steps:,} of {steps:,} steps): a larger --steps goes on with it"
+    return f"{folder.path} is finished ({checkpoint.env_steps:,} of {steps:,} steps): give a larger --steps to go on"

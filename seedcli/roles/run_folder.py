@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +32,7 @@ HOSTS = "hosts"  # of the other learner hosts, a folder each
 # All a run writes; the lock stays, because removing a lock file lets two holders lock two different files.
 REPLAY = "replay"
 _WRITTEN = (CONFIG, CHECKPOINTS, METRICS, LOG, TENSORBOARD, ACTOR_LOGS, REPLAY, ADDRESS, HOSTS)
+_REPLACED = ".replaced"  # the run that --overwrite replaces, until the new one has taken its first step
 
 _LOCK_SECONDS = 0.5
 _POLL_SECONDS = 0.2  # between looks at a lock that is waited for
@@ -43,7 +44,7 @@ class RunFolder:
 
     Attributes:
         path: the folder.
-        resume: whether the run in it is to be gone on with.
+        resume: whether the run in it is resumed.
         config_path: config.toml, every value with its source.
         checkpoints: folder of the checkpoints, each in a folder named by its environment steps.
         metrics_path: metrics.jsonl.
@@ -52,13 +53,16 @@ class RunFolder:
         actor_logs: folder of the logs of the actors that `seed train` starts.
     """
 
-    def __init__(self, path: Path, *, resume: bool, lock: int, made_up: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, resume: bool, lock: int, made_up: bool = False, made: Sequence[Path] = ()
+    ) -> None:
         """Wrap a prepared folder; use `create`.
 
         Args:
             path, resume: see the attributes.
             lock: the descriptor that holds the lock.
-            made_up: nobody has asked for a folder of this name, so none is left where no run has begun.
+            made_up: the user has not asked for a folder of this name, so none is left where no run has begun.
+            made: what this start has made: folders, the outermost first, and the file of the lock.
         """
         self.path = path
         self.resume = resume
@@ -69,6 +73,8 @@ class RunFolder:
         self.tensorboard = path / TENSORBOARD
         self.actor_logs = path / ACTOR_LOGS
         self._made_up = made_up
+        self._made = made
+        self._begun = resume
         self._lock: int | None = lock
 
     @classmethod
@@ -86,9 +92,9 @@ class RunFolder:
         Args:
             path: the folder; None: runs/<preset>/<YYYYmmdd-HHMMSS> in the working directory.
             preset: name of the preset; "" stands for "custom".
-            resume: the folder must hold a run, which is left as it is; None: go on with the run where there is one,
+            resume: the folder must hold a run, which is left as it is; None: resume the run where there is one,
                 else start one, removing what a start left that died before it wrote its configuration.
-            overwrite: a run the folder holds is removed, and nothing else in it.
+            overwrite: a run the folder holds is removed, and nothing else in it, once the new one has begun.
             wait: where a learner holds the folder, this is called once with a sentence that names it, and then the
                 folder is waited for without limit; None: it is refused.
 
@@ -103,15 +109,19 @@ class RunFolder:
                     f"{flag} and --overwrite cannot both be given: one keeps the run, the other removes it"
                 )
             if path is None:
-                raise UsageError(f"{flag} needs --logdir FOLDER, the run to go on with")
+                raise UsageError(f"{flag} needs --logdir FOLDER, the run to resume")
         shown, made_up = path, path is None
         try:
             if path is None:
                 shown = Path("runs") / (preset or "custom")
+                made = _missing(shown)
                 path = _new_folder(shown)
+                made = [*made, path, path / LOCK]
             elif resume:
                 _check_resumable(path)
+                made = []
             else:
+                made = _missing(path / LOCK)
                 path.mkdir(parents=True, exist_ok=True)
             lock = _take_lock(path, wait)
             try:
@@ -124,7 +134,7 @@ class RunFolder:
             raise UsageError(
                 f"{shown} cannot be used as a run's folder ({name}{error.strerror}): give another --logdir"
             ) from error
-        return cls(path, resume=resume, lock=lock, made_up=made_up)
+        return cls(path, resume=resume, lock=lock, made_up=made_up, made=made)
 
     def write_config(self, resolved: Resolved) -> None:
         """Write config.toml, all or nothing, even where the power fails.
@@ -166,11 +176,11 @@ class RunFolder:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise UsageError(
-                f"{self.path / ADDRESS} cannot be written ({error.strerror}): make room or mend that, actors look there"
+                f"{self.path / ADDRESS} cannot be written ({error.strerror}): make room or fix that, actors look there"
             ) from error
 
     def remove_address(self) -> None:
-        """Nobody serves here any more; safe to call twice. One that cannot be removed leads nowhere, and may stay."""
+        """No learner serves here now; safe to call twice. One that cannot be removed leads nowhere, and may stay."""
         with contextlib.suppress(OSError):
             (self.path / ADDRESS).unlink(missing_ok=True)
 
@@ -187,8 +197,24 @@ class RunFolder:
             return None
         return address if isinstance(address, dict) else None
 
+    def begin(self) -> None:
+        """Note that the run has taken its first step: from now on it stays, and the one it replaces is removed."""
+        if not self._begun:
+            self._begun = True
+            shutil.rmtree(self.path / _REPLACED, ignore_errors=True)
+
+    def undo(self) -> None:
+        """Remove all that a start has made whose run has not begun; an earlier run stands as before it."""
+        if self._begun or self._lock is None:
+            return
+        with contextlib.suppress(OSError):
+            _remove_run(self.path)
+            _put_back_replaced(self.path)
+            for path in reversed(self._made):
+                path.rmdir() if path.is_dir() else path.unlink()
+
     def close(self) -> None:
-        """Give the lock back; safe to call twice. What a refused start has left of a folder nobody asked for, goes."""
+        """Give the lock back; safe to call twice. An empty folder that the user has not asked for is removed."""
         if self._lock is not None:
             if self._made_up:
                 with contextlib.suppress(OSError):
@@ -202,6 +228,8 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if error is not None:
+            self.undo()
         self.close()
 
 
@@ -225,29 +253,39 @@ def _new_folder(parent: Path) -> Path:
             return parent / name
 
 
+def _missing(path: Path) -> list[Path]:
+    """`path` and the folders above it, as far as they do not exist, the outermost first."""
+    return [each for each in reversed((path, *path.parents)) if not each.exists()]
+
+
 def _check_resumable(path: Path) -> None:
     if not (path / CONFIG).is_file():
         raise UsageError(f"{path} holds no run to resume: leave --resume out to start one there")
 
 
 def _prepare(path: Path, resume: bool | None, overwrite: bool) -> bool:
-    """Make a locked folder ready for a run; returns whether the run in it is gone on with."""
+    """Make a locked folder ready for a run; returns whether the run in it is resumed."""
+    if not (path / CONFIG).is_file():
+        _put_back_replaced(path)  # after a start that was killed
+    elif resume is not False:
+        shutil.rmtree(path / _REPLACED, ignore_errors=True)
     if resume:
-        _check_resumable(path)  # again: while the lock was waited for, another learner may have begun anew
+        _check_resumable(path)  # again: while the lock was waited for, another learner may have replaced the run
     elif resume is None and (path / CONFIG).is_file():
         resume = True
     elif _holds_run(path):
         if resume is None and _holds_checkpoints(path):
             raise UsageError(
-                f"{path} holds checkpoints and no {CONFIG}: copy the {CONFIG} of one of them there to go on, or "
+                f"{path} holds checkpoints and no {CONFIG}: copy the {CONFIG} of one of them there to resume it, or "
                 "replace the run with --overwrite"
             )
         if resume is False and not overwrite:
             raise UsageError(
-                f"{path} already holds a run: go on with --resume, replace it with --overwrite, "
+                f"{path} already holds a run: resume it with --resume, replace it with --overwrite, "
                 "or give another --logdir"
             )
-        _remove_run(path)
+        shutil.rmtree(path / _REPLACED, ignore_errors=True)
+        _set_aside(path) if overwrite else _remove_run(path)
     (path / CHECKPOINTS).mkdir(exist_ok=True)
     return bool(resume)
 
@@ -287,13 +325,17 @@ def _take_lock(path: Path, wait: Callable[[str], None] | None) -> int:
 
 def _try_lock(path: Path) -> int | None:
     """The descriptor that holds the lock, or None while another holds it."""
-    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except FileNotFoundError:  # the folder is gone: the start that made it has failed
+        path.mkdir(parents=True, exist_ok=True)
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Where somebody has removed the folder meanwhile, this would be the lock of what is gone.
+        # Where the folder has been removed meanwhile, this would be the lock of what is gone.
         if os.path.samestat(os.fstat(descriptor), os.stat(path / LOCK)):
             return descriptor
-    except BlockingIOError:
+    except (BlockingIOError, FileNotFoundError):
         pass
     except OSError as error:
         os.close(descriptor)
@@ -331,8 +373,25 @@ def _holds_run(path: Path) -> bool:
     return any((path / name).exists() for name in _WRITTEN if name != CHECKPOINTS) or _holds_checkpoints(path)
 
 
-def _remove_run(path: Path) -> None:
+def _set_aside(path: Path) -> None:
+    """Keep a run in a folder of its own, until the one that replaces it has begun."""
+    (path / _REPLACED).mkdir()
     for name in _WRITTEN:
+        if os.path.lexists(path / name):
+            (path / name).rename(path / _REPLACED / name)
+
+
+def _put_back_replaced(path: Path) -> None:
+    if (path / _REPLACED).is_dir():
+        kept = sorted((path / _REPLACED).iterdir(), key=lambda entry: entry.name == CONFIG)  # last: then all is there
+        _remove_run(path, [entry.name for entry in kept])
+        for entry in kept:
+            entry.rename(path / entry.name)
+        (path / _REPLACED).rmdir()
+
+
+def _remove_run(path: Path, names: Sequence[str] = _WRITTEN) -> None:
+    for name in names:
         entry = path / name
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)

@@ -14,6 +14,7 @@ from seedcli.roles.actor.session import ActorSession, Environments
 from seedcli.roles.learner.reporting import Reporter
 from seedcli.roles.learner.supervise import use_devices
 from seedcli.roles.learner.threads import Learner
+from seedcli.roles.learner.training_loop import save_if_due
 from seedcli.roles.resuming import check_steps, resume_point
 from seedcli.roles.run_folder import RunFolder
 from seedcli.roles.stopping import Signals
@@ -64,7 +65,12 @@ def run_serial(resolved: Resolved, folder: RunFolder, view: View) -> int:
     learner = Learner(resolved, folder, [server], checkpoint, deadline=0.0, timeout=_NEVER, devices=devices)
     folder.write_config(resolved)
     reporter = Reporter(
-        learner, folder, view, resumed_at=checkpoint.env_steps if checkpoint else None, wall_clock=False
+        learner,
+        folder,
+        view,
+        resumed_at=checkpoint.env_steps if checkpoint else None,
+        wall_clock=False,
+        resumed_with="seed train",
     )
     environment_profile = Profile()
     sessions: list[ActorSession] = []
@@ -76,6 +82,8 @@ def run_serial(resolved: Resolved, folder: RunFolder, view: View) -> int:
         learner.stop(training_done=signals.status is None)
         reporter.finish({"actors": environment_profile.seconds()})
     finally:
+        if learner.has_stepped:
+            folder.begin()
         for session in sessions:
             session.close(goodbye=False)
         reporter.close()
@@ -86,7 +94,6 @@ def run_serial(resolved: Resolved, folder: RunFolder, view: View) -> int:
 def _loop(learner: Learner, sessions: list[ActorSession], signals: Signals, reporter: Reporter) -> None:
     core = learner.core
     assert core is not None
-    saved = time.monotonic()
     while not core.finished and not signals.raised.is_set():
         moved = learner.service.turn(block=False)
         for session in sessions:
@@ -99,9 +106,7 @@ def _loop(learner: Learner, sessions: list[ActorSession], signals: Signals, repo
             learner.training.profile.add("training", time.perf_counter() - begun)
             if core.trainer.updates % UPDATES_PER_LINE == 0:
                 reporter.report()
-            if time.monotonic() - saved >= learner.config.training.checkpoint_seconds:
-                saved = time.monotonic()
-                core.checkpointer.save(learner.counters())
+            save_if_due(learner.training, core)
         elif not moved:
             raise RuntimeError("serial mode stands still: no step, no answer and no batch are left to do")
     reporter.report()

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 _ONE_STOP_SECONDS = 1.0  # SIGTERMs so close together are one: SLURM sends two when it preempts a job
@@ -34,19 +34,37 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 @contextlib.contextmanager
 def raising_stopped() -> Iterator[None]:
     """Within it a signal that asks to stop raises `Stopped` in the main thread; a second one ends the process."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # where no handler can be set, and none is run
-        return
     asked = stop_signals()
-    previous = {number: signal.getsignal(number) for number in asked}
 
     def handle(number: int, frame: FrameType | None) -> None:
         for each in asked:
             signal.signal(each, signal.SIG_DFL)
         raise Stopped(128 + number)
 
-    for number in asked:
-        signal.signal(number, handle)
+    with _handling(asked, handle):
+        yield
+
+
+@contextlib.contextmanager
+def exiting_at_once(undo: Callable[[], None]) -> Iterator[None]:
+    """Within it a signal that asks to stop ends the process at once, without a word, once `undo` has been called."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        try:
+            undo()
+        finally:
+            os._exit(128 + number)
+
+    with _handling(stop_signals(), handle):
+        yield
+
+
+@contextlib.contextmanager
+def _handling(asked: Sequence[signal.Signals], handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # where no handler can be set, and none is run
+        return
+    previous = {number: signal.signal(number, handle) for number in asked}
     try:
         yield
     finally:

@@ -7,9 +7,10 @@ import resource
 import shlex
 from collections.abc import Sequence
 
+from seedcli.config.flags import name_flags
 from seedcli.config.schema import Config
 from seedcli.errors import SeedError, UsageError
-from seedcli.net.addresses import split_host_port
+from seedcli.net.addresses import bindable_ip, split_host_port
 from seedcli.net.base import ServerTransport
 from seedcli.net.security.keys import Security, TlsFiles
 from seedcli.net.security.token import find_token
@@ -35,6 +36,23 @@ def learner_security(config: Config) -> Security | None:
     net = config.net
     tls = TlsFiles(net.tls_cert, net.tls_key, net.tls_ca)
     return Security(find_token(net.token_file, create=True), tls if tls.given else None)
+
+
+def check_listeners(config: Config) -> None:
+    """Refuse ports that cannot be had and a token that may not be used, before anything is started.
+
+    Raises:
+        UsageError: a port is in use or not allowed, or the host is not this machine's.
+        RefusedError: see `learner_security`.
+    """
+    host = bound_host(config)
+    for key, port in (("net.grpc_port", config.net.grpc_port), ("net.zmq_port", config.net.zmq_port)):
+        if port > 0:
+            try:
+                bindable_ip(host, port, setting=key)
+            except UsageError as error:
+                raise name_flags(error) from error
+    learner_security(config)
 
 
 def open_transports(config: Config, security: Security | None) -> list[ServerTransport]:

@@ -62,19 +62,31 @@ def percent(snapshot: Snapshot | None, total_steps: int) -> int:
 
 
 def chart(values: Sequence[float], width: int, height: int, ascii_only: bool = False) -> list[str]:
-    """A filled curve of `height` lines, at most `width` wide; a long series is averaged into columns."""
+    """A filled curve of `height` lines, `width` wide: columns average a long series, and a short one is stretched."""
     data = np.array([value for value in values if np.isfinite(value)], np.float64)
     if not len(data) or width < 1 or height < 1:
         return [""] * max(height, 0)
     if len(data) > width:
         edges = np.linspace(0, len(data), width + 1).astype(int)
         data = np.add.reduceat(data, edges[:-1]) / np.diff(edges)
+    else:
+        data = data[np.arange(width) * len(data) // width]
     low, high = data.min(), data.max()
     # The lowest value still shows one eighth of a line, so that the curve is seen to be there.
     share = (data - low) / (high - low) if high > low else np.zeros(len(data))
     eighths = np.rint(1 + share * (8 * height - 1)).astype(int)
     blocks = _ASCII_BLOCKS if ascii_only else _BLOCKS
     return ["".join(blocks[min(8, max(0, level - 8 * line))] for level in eighths) for line in reversed(range(height))]
+
+
+def axis_marks(low: float, high: float, height: int) -> list[str]:
+    """The label of each line of a chart from `high` down to `low`: of the ends and some between; "" for the others."""
+    marks = [""] * height
+    steps = 1 if height < 5 else 2 if height < 9 else 4
+    for step in range(steps + 1):
+        line = round(step * (height - 1) / steps)
+        marks[line] = tenth(high - (high - low) * line / max(1, height - 1))
+    return marks
 
 
 def _line(left: Text, right: Text) -> Table:
@@ -110,7 +122,7 @@ def _rows(rows: Rows, height: int) -> Table:
 
 
 class _Curve:
-    """The curve of returns with its range on the left, filling what room there is."""
+    """The curve of returns with an axis on its left, filling what room there is."""
 
     def __init__(self, returns: Sequence[float], height: int) -> None:
         self._returns, self._height = returns, height
@@ -119,12 +131,13 @@ class _Curve:
         if not self._returns:
             yield Text("no episode has ended yet", style="dim")
             return
-        high, low = tenth(max(self._returns)), tenth(min(self._returns))
-        margin = max(len(high), len(low))
-        lines = chart(self._returns, options.max_width - margin - 1, self._height, options.ascii_only)
-        marks = [high, *[""] * (self._height - 2), low] if self._height > 1 else [high]
+        marks = axis_marks(min(self._returns), max(self._returns), self._height)
+        margin = max(map(len, marks))
+        tick, axis = ("+", "|") if options.ascii_only else ("┤", "│")
+        lines = chart(self._returns, options.max_width - margin - 2, self._height, options.ascii_only)
         for mark, line in zip(marks, lines, strict=True):
-            yield Text.assemble((f"{mark:>{margin}} ", "none"), (line, "green"), no_wrap=True, overflow="crop")
+            left = f"{mark:>{margin}} {tick if mark else axis}"
+            yield Text.assemble((left, "none"), (line, "green"), no_wrap=True, overflow="crop")
 
 
 def _devices(devices: Sequence[DeviceFigures], lines: int) -> Table:

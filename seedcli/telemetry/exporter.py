@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Literal, Protocol
 
+from seedcli.config.flags import name_flags
 from seedcli.config.sections import NetConfig
 from seedcli.errors import UsageError
 from seedcli.net.addresses import join_host_port, listen_error, shown_host
@@ -67,6 +68,12 @@ class Source(Protocol):
 def open_exporter(net: NetConfig) -> Exporter | None:
     """The server a configuration asks for, bound; None where it is off. Raises as `Exporter` does."""
     return Exporter(net.metrics_host, net.metrics_port) if net.metrics_port >= 0 else None
+
+
+def check_metrics_port(net: NetConfig) -> None:
+    """Refuse a port that cannot be had, before anything is started; raises as `Exporter` does."""
+    if (exporter := open_exporter(net)) is not None:
+        exporter.close()
 
 
 class Exporter:
@@ -118,10 +125,10 @@ class Exporter:
 def _bind_error(host: str, port: int, error: OSError) -> UsageError:
     number = error.errno or 0
     if number in (errno.EADDRINUSE, errno.EACCES):
-        return listen_error(host, port, number, setting="net.metrics_port")
+        return name_flags(listen_error(host, port, number, setting="net.metrics_port"))
     return UsageError(
         f"cannot listen on port {port} of {host} ({errno.errorcode.get(number, number)}): "
-        "check --set net.metrics_host=… and --set net.metrics_port=…"
+        "check --set net.metrics_host=… and --metrics-port …"
     )
 
 

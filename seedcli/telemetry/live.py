@@ -1,31 +1,26 @@
-"""What a person sees of a run: a live view in a terminal, plain lines elsewhere, and two tables at the end."""
+"""What a person sees of a run: a live view in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import sys
+import textwrap
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from seedcli.telemetry.drawing import Picture, ViewState, percent
 from seedcli.telemetry.fleet import ActorRow, say_states
-from seedcli.telemetry.metrics import PARTS, Snapshot
+from seedcli.telemetry.metrics import Snapshot
 from seedcli.telemetry.numbers import count, duration, tenth
 from seedcli.telemetry.panels import latency
-
-__all__ = ["ActorRow", "LiveView", "PlainView", "View", "make_view", "print_profile", "print_summary", "Summary"]
 
 _REDRAW_SECONDS = 0.25
 _IDLE_SECONDS = 60.0
@@ -33,7 +28,13 @@ _MAX_RETURNS = 4096  # points of the return curve kept; beyond it neighbours are
 
 
 class View(Protocol):
-    """Where a run is shown. `log` may be called from any thread and at any time, the rest from one thread."""
+    """Where a run is shown. `log` may be called from any thread and at any time, the rest from one thread.
+
+    Attributes:
+        profile: in the end the whole table of where the time went is wanted.
+    """
+
+    profile: bool
 
     def start(self, header: Mapping[str, str]) -> None:
         """Begin; `header` says what the run is: "preset", "folder", "environment" and whatever else."""
@@ -73,13 +74,23 @@ def _stamped(message: str) -> Text:
     return Text(f"{time.strftime('%H:%M:%S')} {message}")
 
 
+def _fold(message: Text, width: int) -> Text:
+    """The message in lines that are broken between words, those after the first standing below its text."""
+    indent = " " * len("00:00:00 ")
+    lines = textwrap.wrap(
+        message.plain, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return Text("\n".join(lines))
+
+
 class LiveView:
     """A picture of the run at the bottom of a terminal, redrawn at most four times a second.
 
     It is drawn only by the thread that calls `update`; messages of other threads wait for the next call.
     """
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic, *, profile: bool = False) -> None:
+        self.profile = profile
         self._console = console
         self._clock = clock
         self._state = ViewState()
@@ -156,15 +167,22 @@ class LiveView:
     def _flush(self) -> None:
         with contextlib.suppress(IndexError):  # another thread may take the last one
             while self._messages:
-                self._console.print(self._messages.popleft(), soft_wrap=True)
+                # Soft: a word longer than a line, such as a path, is left whole to be copied.
+                self._console.print(_fold(self._messages.popleft(), self._console.width), soft_wrap=True)
 
 
 class PlainView:
     """One plain line of figures every so often, for logs and pipes."""
 
     def __init__(
-        self, console: Console, interval_seconds: float = 10.0, clock: Callable[[], float] = time.monotonic
+        self,
+        console: Console,
+        interval_seconds: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        profile: bool = False,
     ) -> None:
+        self.profile = profile
         self._console = console
         self._interval = interval_seconds
         self._clock = clock
@@ -222,108 +240,18 @@ class PlainView:
         self.log(" ".join(parts))
 
 
-def make_view(live: bool, console: Console | None = None) -> View:
+def make_view(live: bool, console: Console | None = None, *, profile: bool = False) -> View:
     """The view that fits: live where it is wanted and a terminal with colour is there, else plain.
 
     Args:
         live: whether a live view is wanted.
         console: where to; None: stderr.
+        profile: the whole table of where the time went is wanted in the end.
     """
     if console is None:
         console = Console(file=sys.stderr)
     capable = console.is_terminal and not console.is_dumb_terminal and not console.no_color
     if live and capable and not os.environ.get("NO_COLOR"):
-        return LiveView(console)
+        return LiveView(console, profile=profile)
     # No colour, no markup and no width to fold lines at: one figure line is one line of the log.
-    return PlainView(Console(file=console.file, no_color=True, color_system=None, highlight=False))
-
-
-def _parts(names: Iterable[str]) -> list[str]:
-    return sorted(names, key=lambda name: (PARTS.index(name) if name in PARTS else len(PARTS), name))
-
-
-def print_profile(console: Console, profiles: Mapping[str, Mapping[str, float]], wall: float) -> None:
-    """Print where the time went.
-
-    A share is of the wall-clock time; where a profile is summed over several processes and so holds more
-    than that, of its own sum. What a thread did not account for is shown as "other" from half a percent on.
-
-    Args:
-        console: where to.
-        profiles: thread or role → name of a part (see `metrics.PARTS`) → seconds.
-        wall: seconds the run took.
-    """
-    table = Table(title=f"where the time went, of {duration(wall)}", title_justify="left", title_style="bold", box=None)
-    for heading in ("thread", "part"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("seconds", "share"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    block = "#" if console.options.ascii_only else "█"
-    for thread, profile in profiles.items():
-        spent = sum(profile.values())
-        whole = max(wall, spent, 1e-9)
-        rows = [(name, profile[name]) for name in _parts(profile)]
-        if whole - spent > 0.005 * whole:
-            rows.append(("other", whole - spent))
-        for index, (name, seconds) in enumerate(rows):
-            share = seconds / whole
-            bar = Text(block * round(24 * share), style="dim" if name in ("waiting", "other") else "cyan")
-            label = Text(thread if index == 0 else "", style="bold")
-            table.add_row(label, name, f"{seconds:,.1f}", f"{100 * share:.1f}%", bar)
-    console.print(table)
-
-
-@dataclass(frozen=True)
-class Summary:
-    """How a run ended.
-
-    Attributes:
-        env_steps: environment steps the run now stands at.
-        total: those it is to take.
-        seconds: since it was last started.
-        resumed_at: environment steps at which it was, 0 for a new run.
-        episode_return_100: mean raw return of the last 100 episodes, None where none has ended.
-        dropped_unrolls: unrolls that were not trained on, for rewards or priorities that are not finite.
-        folder: the run folder.
-        playable: it holds a checkpoint.
-        goes_on: how a run is gone on with that stopped early; "": with --resume.
-        warning: what went wrong in training and still does at its end; "": nothing.
-    """
-
-    env_steps: int
-    total: int
-    seconds: float
-    episode_return_100: float | None
-    dropped_unrolls: int
-    folder: Path
-    playable: bool
-    resumed_at: int = 0
-    goes_on: str = ""
-    warning: str = ""
-
-
-def print_summary(console: Console, summary: Summary) -> None:
-    """Print how a run ended, and the command that plays its agent."""
-    folder = shlex.quote(str(summary.folder))
-    steps = f"{count(summary.env_steps - summary.resumed_at)} environment steps"
-    resumed = f", {count(summary.env_steps)} in all" if summary.resumed_at else ""
-    mean = summary.episode_return_100
-    ended = tenth(mean) if mean is not None else "no episode has ended" + (" since it was resumed" if resumed else "")
-    lines = [
-        Text.assemble("trained for ", (steps, "bold"), f" in {duration(summary.seconds)}{resumed}"),
-        Text.assemble("mean return of the last 100 episodes: ", (ended, "bold")),
-    ]
-    if summary.env_steps < summary.total:
-        how = summary.goes_on or f"--resume --logdir {folder} continues it"
-        lines.insert(0, Text(f"stopped before its {count(summary.total)} steps: {how}"))
-    if summary.dropped_unrolls:
-        dropped = f"{count(summary.dropped_unrolls)} unrolls were not trained on"
-        lines.append(Text(f"{dropped}: their rewards or priorities were not finite, see the log", style="bold red"))
-    if summary.warning:
-        lines.append(Text(f"warning: {summary.warning}", style="bold yellow"))
-    lines.append(Text(f"run folder: {summary.folder}"))
-    if summary.playable:
-        lines.append(Text.assemble("play it: ", (f"seed eval {folder}", "bold cyan")))
-    for line in lines:
-        console.print(line, soft_wrap=True)
+    return PlainView(Console(file=console.file, no_color=True, color_system=None, highlight=False), profile=profile)

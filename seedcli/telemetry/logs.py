@@ -91,6 +91,21 @@ def setup_logging(log_path: Path | None, view: LogSink | None, debug: bool = Fal
     logging.getLogger("seedcli").setLevel(logging.DEBUG if debug else logging.INFO)
 
 
+def log_to_file(level: int, message: str, error: BaseException | None = None) -> None:
+    """Write a line into the log file, where `setup_logging` has opened one: what people are shown in another way.
+
+    Args:
+        level: e.g. logging.ERROR.
+        message: the line.
+        error: its traceback follows, where given.
+    """
+    trace = (type(error), error, error.__traceback__) if error is not None else None
+    record = logging.LogRecord("seedcli", level, "", 0, message, None, trace)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _FileHandler):
+            handler.handle(record)
+
+
 _MAX_KEYS = 1024  # a bound on what misbehaving peers can make the limiter remember
 _limiter_lock = threading.Lock()
 _limiter: dict[str, tuple[float, int]] = {}  # key → (time of the last line, lines held back since)
@@ -152,10 +167,12 @@ def quiet_stderr() -> Iterator[None]:
     try:
         with tempfile.TemporaryFile() as held:
             os.dup2(held.fileno(), 2)
-            failed = True
+            failed = False
             try:
                 yield
-                failed = False
+            except Exception:  # a signal that asks to stop is none
+                failed = True
+                raise
             finally:
                 sys.stderr.flush()
                 os.dup2(saved, 2)

@@ -25,6 +25,11 @@ def count(value: float | None) -> str:
     return f"{value:,.1f}" if isinstance(value, float) and abs(value) < 100 else f"{value:,.0f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A count and what is counted: `1 actor`, `2,000 actors`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def number(value: float | None) -> str:
     """A figure of unknown magnitude in at most nine characters."""
     if value is None or not np.isfinite(value):

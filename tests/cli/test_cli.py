@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 import time
@@ -32,12 +34,12 @@ class Role:
 
 
 ROLES = {
-    "roles.local": ["run_train"],
-    "roles.learner.run": ["run_learner"],
-    "roles.actor.run": ["run_actor"],
-    "roles.evaluator.run": ["run_eval"],
-    "doctor.report": ["run_doctor"],
-    "bench.figures": ["run_bench_inference", "run_bench_transport", "run_bench_training"],
+    "seedcli.roles.local": ["run_train"],
+    "seedcli.roles.learner.run": ["run_learner"],
+    "seedcli.roles.actor.run": ["run_actor"],
+    "seedcli.roles.evaluator.run": ["run_eval"],
+    "seedcli.doctor.report": ["run_doctor"],
+    "seedcli.bench.figures": ["run_bench_inference", "run_bench_transport", "run_bench_training"],
 }
 
 
@@ -48,10 +50,15 @@ def role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Role:
         monkeypatch.delenv(name)
     role = Role()
     for module_name, functions in ROLES.items():
-        module = types.ModuleType(f"seedcli.{module_name}")
+        module = types.ModuleType(module_name)
         for function in functions:
             setattr(module, function, role)
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setitem(sys.modules, module_name, module)
+    # What is checked before a role is called has tests of its own.
+    for name in ("seedcli.envs.registry.check_simulator", "seedcli.roles.evaluator.request.check_request"):
+        monkeypatch.setattr(name, lambda *_, **__: None)
+    monkeypatch.setattr("seedcli.serving.listeners.check_listeners", lambda config: None)
+    monkeypatch.setattr("seedcli.telemetry.logs.import_tensorflow", lambda: None)
     return role
 
 
@@ -87,7 +94,7 @@ def test_train_passes_everything_on(role: Role, tmp_path: Path) -> None:
     assert resolved.sources["actors.envs"] == "--envs"
     assert folder.path == Path("D") and not folder.resume
     assert config.run.deterministic and resolved.sources["run.deterministic"] == "--deterministic"
-    assert options == {"live": False}
+    assert options == {"live": False, "profile": False}
 
 
 def test_env_is_short_for_the_environments_id(role: Role) -> None:
@@ -108,7 +115,7 @@ def test_resume_needs_no_preset(role: Role, tmp_path: Path, capsys: pytest.Captu
     assert main("learner --preset pong_vtrace --logdir D --set training.batch_size=4".split()) == 0
     (resolved, folder), options = role.calls[0]
     folder.write_config(resolved)
-    assert options == {"live": False, "hosts": ()}
+    assert options == {"live": False, "hosts": (), "done": "", "profile": False}
     assert main("learner --resume --logdir D --steps 99 --zmq-port 0 --grpc-port -1".split()) == 0
     (resumed, folder), _ = role.calls[1]
     assert folder.resume
@@ -238,7 +245,7 @@ def test_doctor_and_bench_pass_everything_on(role: Role, capsys: pytest.CaptureF
         ("train --nonsense", "--nonsense"),
         ("train", "--preset NAME"),
         ("train --resume", "--logdir"),
-        ("train --preset cartpole", "did you mean cartpole_vtrace"),
+        ("train --preset cartpole", "Unknown preset 'cartpole'. Did you mean cartpole_vtrace?"),
         ("train --preset cartpole_vtrace --resume", "--resume needs --logdir"),
         ("train --preset cartpole_vtrace --steps 0", "run.steps = 0 (from --steps) must be at least 1"),
         ("train --preset cartpole_vtrace --steps many", "(from --steps) must be a whole number"),
@@ -259,8 +266,8 @@ def test_doctor_and_bench_pass_everything_on(role: Role, capsys: pytest.CaptureF
         ("learner --preset pong_vtrace --insecure --tls-cert C --tls-key K", "net.insecure = true turns token"),
         ("learner --preset pong_vtrace --resume --continue --logdir D", "--resume and --continue cannot both"),
         ("learner --preset pong_vtrace --continue", "need --logdir"),
-        ("actor", "give --connect HOST:PORT or --connect RUN_FOLDER, or set SEED_CONNECT"),
-        ("actor --connect ,", '--connect "," names no learner'),
+        ("actor", "no learner address given: give --connect HOST:PORT or --connect RUN_FOLDER, or set SEED_CONNECT"),
+        ("actor --connect ,", 'no learner address given (--connect ",")'),
         ("actor --connect h:1,nonsense", '"nonsense" is no learner\'s address'),
         ("actor --connect h:1 --insecure --token-file T", "--insecure turns token and encryption off"),
         ("actor --connect h:1 --insecure --tls-ca T", "--insecure turns token and encryption off"),
@@ -269,7 +276,8 @@ def test_doctor_and_bench_pass_everything_on(role: Role, capsys: pytest.CaptureF
         ("actor --connect h:1 --envs 0", "'--envs': 0 should be greater than or equal to 1"),
         ("eval", "PATH"),
         ("eval D --episodes some", "'--episodes': some should be a valid integer"),
-        ("presets show nonsense", "is no preset"),
+        ("presets show nonsense", "Unknown preset 'nonsense'. There are atari_r2d2, "),
+        ("presets show", "give the NAME of a preset, the folder of a run, or --config FILE"),
     ],
 )
 def test_wrong_usage_is_one_sentence(role: Role, capsys: pytest.CaptureFixture[str], arguments: str, part: str) -> None:
@@ -317,20 +325,47 @@ def test_presets_list(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_presets_show(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("presets show pong_vtrace --set agent.hidden=[8] --json".split()) == 0
+    assert main("presets show pong_vtrace --set agent.hidden=[8] --json --all".split()) == 0
     shown = json.loads(capsys.readouterr().out)
     assert list(shown["values"]) == list(known_keys())
     assert shown["values"]["agent.hidden"] == {
         "value": [8],
         "source": "--set",
         "description": "widths of the hidden layers of mlp, and of vectors beside images",
+        "allowed": [],
     }
+    assert shown["values"]["agent.network"]["allowed"] == ["mlp", "impala_shallow", "nature", "impala_deep"]
     assert main(["presets", "show", "pong_vtrace"]) == 0
     output = capsys.readouterr().out
     assert "\x1b" not in output
     row = next(line for line in output.splitlines() if "training.learning_rate " in line)
     assert row.split()[:4] == ["training.learning_rate", "0.0005", "preset", "pong_vtrace"]
     assert "[64, 64]" in output
+    assert "(mlp, impala_shallow, nature, impala_deep)" in output
+    for key in ("replay.capacity", "agent.dueling_hidden", "environment.level_cache", "environment.engine"):
+        assert key not in output, "has no effect here"
+
+
+def test_presets_show_takes_a_run_and_a_file(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("train --preset recall_r2d2 --seed 5 --logdir D".split()) == 0
+    (resolved, folder), _ = role.calls[0]
+    folder.write_config(resolved)
+    shown = {"D": (5, "run D"), "--config D/config.toml": (5, "file D/config.toml"), "recall_r2d2": (1, "default")}
+    for arguments, (seed, source) in shown.items():
+        assert main(["presets", "show", *arguments.split(), "--json"]) == 0
+        values = json.loads(capsys.readouterr().out)["values"]
+        assert (values["run.seed"]["value"], values["run.seed"]["source"]) == (seed, source)
+        assert "replay.capacity" in values and "agent.rho_clip" not in values
+
+
+def test_a_narrow_terminal_breaks_no_key(
+    role: Role, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["presets", "show", "pong_vtrace", "--all"]) == 0
+    words = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().out).split()
+    assert set(known_keys()) <= set(words)
 
 
 def test_help_and_version(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
@@ -371,7 +406,7 @@ def test_the_real_command(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     done = run_seed("train", "--preset", "nonsense", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith("seed: 'nonsense' is no preset")
+    assert done.stderr.startswith("seed: Unknown preset 'nonsense'. There are ")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -419,3 +454,64 @@ def test_none_stands_by_for_several_hosts_whose_run_says_so_itself(
     assert len(role.calls) == 1
     status, sentence = failure(capsys, "learner", "--continue", "--logdir", "D/hosts/1")
     assert status == 2 and "is the folder of one learner host" in sentence and sentence.rstrip().endswith("/D")
+
+
+MISTAKES = {
+    "eval nowhere": "it does not exist",
+    "eval . --video film.avi": "must name an .mp4 file",
+    "eval . --watch --video film.mp4": "give one of the two",
+    "eval --suite atari57 nowhere": "is not a folder",
+    "eval --suite atari57 . --chart scores.pdf": "must name a .png file",
+    "train --preset cartpole_vtrace --env nofile:MyEnv-v0": "start seed in the folder that holds it",
+    "learner --preset cartpole_vtrace --logdir D --grpc-port PORT": "choose another with --grpc-port …",
+    "learner --preset cartpole_vtrace --logdir D --zmq-port PORT": "choose another with --zmq-port …",
+    "train --preset cartpole_vtrace --logdir D --metrics-port PORT": "choose another with --metrics-port …",
+    "learner --preset cartpole_vtrace --logdir D --token-file absent": "no token file absent",
+    "bench replay --preset nonsense": "Unknown preset",
+}
+
+
+@pytest.mark.parametrize("arguments", MISTAKES)
+def test_mistakes_are_found_before_tensorflow_is_loaded(tmp_path: Path, arguments: str) -> None:
+    script = (
+        "import sys; from seedcli.cli.main import main; status = main(sys.argv[1:]); "
+        "assert 'tensorflow' not in sys.modules; sys.exit(status)"
+    )
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SEED_")}
+    environ |= {"PYTHONPATH": str(Path(seedcli.__file__).parent.parent), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        words = arguments.replace("PORT", str(taken.getsockname()[1])).split()
+        done = subprocess.run(
+            [sys.executable, "-c", script, *words],
+            capture_output=True, text=True, timeout=60, env=environ, cwd=tmp_path,
+        )  # fmt: skip
+    assert done.returncode in (2, 4), done.stderr
+    assert done.stderr.count("\n") == 1 and MISTAKES[arguments] in done.stderr
+    assert not {"D", "runs"} & {entry.name for entry in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_closed_output_is_no_error(stream: str) -> None:
+    redirection = {"stdout": ">&-", "stderr": "2>&-"}[stream]
+    command = f"{sys.executable} -m seedcli presets list {redirection}"
+    environ = {**os.environ, "PYTHONPATH": str(Path(seedcli.__file__).parent.parent)}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, env=environ)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_modules_of_the_working_folder_are_found_by_every_command(tmp_path: Path) -> None:
+    """As the installed `seed`, whose own folder Python would look in instead."""
+    (tmp_path / "mine.py").write_text(
+        "import gymnasium\ngymnasium.register('My-v0', entry_point='gymnasium.envs.classic_control:CartPoleEnv')\n"
+    )
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    script = "import sys\nfrom seedcli.cli.main import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+    (bin_folder / "seed").write_text(script)
+    environ = {**os.environ, "PYTHONPATH": str(Path(seedcli.__file__).parent.parent)}
+    done = subprocess.run(
+        [sys.executable, str(bin_folder / "seed"), "doctor", "--env", "mine:My-v0", "--json"],
+        capture_output=True, text=True, timeout=100, env=environ, cwd=tmp_path,
+    )  # fmt: skip
+    findings = {finding["name"]: finding["status"] for finding in json.loads(done.stdout)["findings"]}
+    assert findings and "cannot be imported" not in done.stdout, done.stderr

@@ -59,7 +59,9 @@ def test_a_file_may_be_a_variant_too(tmp_path: Path) -> None:
         f'{file} has base = "pong_vtrace" and is laid over --preset cartpole_vtrace: leave out one of the two'
     )
     file.write_text('[preset]\nbase = "pong"\n', encoding="utf-8")
-    assert refusal(None, config_file=file).startswith(f"'pong' (the base of file {file}) is no preset: did you mean po")
+    assert refusal(None, config_file=file).startswith(
+        f"Unknown preset 'pong', the base of file {file}. Did you mean po"
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,7 @@ def test_a_file_may_be_a_variant_too(tmp_path: Path) -> None:
             {"a": '[preset]\nbase = "b"\n', "b": '[preset]\nbase = "c"\n', "c": '[preset]\nbase = "b"\n'},
             'preset c has base = "b", which is laid over it',
         ),
-        ({"a": '[preset]\nbase = "aa"\n', "ab": PLAIN}, "'aa' (the base of preset a) is no preset: did you mean a"),
+        ({"a": '[preset]\nbase = "aa"\n', "ab": PLAIN}, "Unknown preset 'aa', the base of preset a. Did you mean a"),
     ],
 )
 def test_bases_that_lead_nowhere(

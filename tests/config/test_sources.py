@@ -1,5 +1,6 @@
 """Layers, their order and their sources; every fault is one sentence."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -235,7 +236,7 @@ def test_other_variables_are_left_alone() -> None:
 )
 def test_an_unknown_key_is_refused_with_the_nearest(key: str, near: str) -> None:
     message = refusal(sets=[f"{key}=1"])
-    assert message.startswith(f"{key} (from --set) is no known key")
+    assert message.startswith(f"unknown key {key} (from --set)")
     assert near in message
 
 
@@ -244,7 +245,7 @@ def test_unknown_keys_are_named_with_their_layer(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     for text in ("[trainings]\n", "training = 5\n", "[training]\nnope = 1\n"):
         file.write_text(text)
-        assert f"(from file {file}) is no known key" in refusal(config_file=file)
+        assert re.match(rf"unknown key \S+ \(from file {re.escape(str(file))}\)", refusal(config_file=file))
 
 
 @pytest.mark.parametrize(
@@ -397,9 +398,9 @@ def test_values_that_only_look_like_a_conflict() -> None:
 
 
 def test_an_unknown_preset_names_the_nearest() -> None:
-    assert "did you mean cartpole_vtrace" in refusal("cartpole")
+    assert refusal("cartpole").startswith("Unknown preset 'cartpole'. Did you mean cartpole_vtrace?")
     assert "cartpole_vtrace" in refusal("zzzzz")
-    assert "is no preset" in refusal("../presets/cartpole_vtrace")
+    assert "Unknown preset" in refusal("../presets/cartpole_vtrace")
 
 
 def test_set_needs_an_equals_sign() -> None:

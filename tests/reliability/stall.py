@@ -48,7 +48,8 @@ def _train(fleet: Fleet, name: str, every: float) -> dict[str, Any]:
     preset, steps, values = RUNS[name]
     logdir = re.sub(r"\W+", "-", name)
     written = sets(*values, f"training.checkpoint_seconds={every}", "training.keep_checkpoints=100000")
-    process = fleet.start("train", "--preset", preset, "--steps", str(steps), "--logdir", logdir, "--no-live", *written)
+    options = ["--preset", preset, "--steps", str(steps), "--logdir", logdir, "--no-live", "--profile"]
+    process = fleet.start("train", *options, *written)
     process.ends_with(0, limit=1800)
     row, wall = _ROW.search(process.stderr), _WALL.search(process.stderr)
     assert row is not None and wall is not None, process.stderr

@@ -93,8 +93,56 @@ def test_overwrite_removes_only_what_a_run_wrote(tmp_path: Path) -> None:
     (path / "replay").mkdir()
     (path / "replay" / "000000000000-0123456789ab.seg").write_bytes(b"x")
     with RunFolder.create(path, "cartpole_vtrace", overwrite=True) as folder:
+        folder.begin()
         assert sorted(entry.name for entry in path.iterdir()) == ["checkpoints", LOCK, "notes.txt"]
         assert list(folder.checkpoints.iterdir()) == []
+
+
+def test_a_start_that_fails_before_its_first_step_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (None, Path("a/b"), tmp_path / "c"):
+        with pytest.raises(KeyError), RunFolder.create(path, "cartpole_vtrace") as folder:
+            fill(folder)
+            raise KeyError
+        assert list(tmp_path.iterdir()) == [], "the folders above it too"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(KeyError), RunFolder.create(Path("mine"), "cartpole_vtrace") as folder:
+        fill(folder)
+        raise KeyError
+    assert [entry.name for entry in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_a_failed_start_leaves_an_earlier_run_as_it_was(tmp_path: Path) -> None:
+    path = finished(tmp_path / "run")
+    before = {entry: entry.read_bytes() for entry in path.rglob("*") if entry.is_file() and entry.name != LOCK}
+
+    def now() -> dict[Path, bytes]:
+        return {entry: entry.read_bytes() for entry in path.rglob("*") if entry.is_file() and entry.name != LOCK}
+
+    for options in ({"overwrite": True}, {"resume": True}, {"resume": None}):
+        with pytest.raises(KeyError), RunFolder.create(path, "cartpole_vtrace", **options) as folder:
+            if "overwrite" in options:
+                fill(folder)
+                folder.log_path.write_text("of the new one")
+            raise KeyError
+        assert now() == before
+    # One that is killed meanwhile cannot put it back; the next start does.
+    lost = RunFolder.create(path, "cartpole_vtrace", overwrite=True)
+    lost.log_path.write_text("of the new one")
+    lost.close()
+    with RunFolder.create(path, "cartpole_vtrace", resume=None) as folder:
+        assert folder.resume and now() == before
+
+
+def test_a_run_that_has_begun_stays(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), RunFolder.create(tmp_path / "run", "cartpole_vtrace") as folder:
+        fill(folder)
+        folder.begin()
+        raise KeyError
+    assert folder.config_path.exists()
 
 
 def test_overwrite_does_not_follow_a_link(tmp_path: Path) -> None:

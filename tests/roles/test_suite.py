@@ -25,8 +25,9 @@ from seedcli.envs.atari import ATARI_57
 from seedcli.envs.dmlab.levels import DMLAB_30, DMLAB_30_TEST
 from seedcli.envs.scores import Suite, Task, aggregate, capped_mean, interquartile_mean, load_suite
 from seedcli.errors import CheckpointError, UsageError
-from seedcli.roles.evaluator import suite as suite_role
-from seedcli.roles.evaluator.suite_chart import check_chart, write_chart
+from seedcli.roles.evaluator import suite_runs
+from seedcli.roles.evaluator.suite_chart import write_chart
+from seedcli.roles.evaluator.suite_runs import check_chart
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from seedcli.training.checkpoint import Checkpointer, list_checkpoints
 from tests.envs.dmlab.lab_double import install as install_lab
@@ -265,31 +266,31 @@ def test_runs_are_found_down_to_three_levels(tmp_path: Path) -> None:
         (folder / "checkpoints").mkdir(parents=True)
         (folder / "config.toml").touch()
     (tmp_path / "x" / "link").symlink_to(tmp_path / "x" / "run")
-    found = suite_role.find_runs(tmp_path / "x")
+    found = suite_runs.find_runs(tmp_path / "x")
     assert [str(path.relative_to(tmp_path / "x")) for path in found] == ["a/b/run", "a/run", "run"]
-    assert suite_role.find_runs(tmp_path / "x" / "run") == [tmp_path / "x" / "run"]
+    assert suite_runs.find_runs(tmp_path / "x" / "run") == [tmp_path / "x" / "run"]
 
 
 def test_of_two_runs_of_a_game_the_longer_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short, long = make_run(tmp_path / "a", "pong", 500), make_run(tmp_path / "b", "pong", 100, 900)
-    (run,) = suite_role.choose_runs(tmp_path, load_suite("atari57"))
+    (run,) = suite_runs.choose_runs(tmp_path, load_suite("atari57"))
     assert (run.path, run.env_steps, run.task.name) == (long, 900, "pong")
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and str(short) in err and "left out" in err and str(long) in err
     short.rename(tmp_path / "c")
-    assert suite_role.choose_runs(tmp_path, load_suite("atari57"))[0].path == long
+    assert suite_runs.choose_runs(tmp_path, load_suite("atari57"))[0].path == long
 
 
 def test_a_game_that_is_none_of_the_suite_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "a", "pong", 1)
     make_run(tmp_path / "b", "adventure", 1)
-    (run,) = suite_role.choose_runs(tmp_path, load_suite("atari57"))
+    (run,) = suite_runs.choose_runs(tmp_path, load_suite("atari57"))
     assert run.task.name == "pong"
     assert "atari/adventure is no game of atari57" in capsys.readouterr().err
     other = Suite("other", "gymnasium", (Task("pong", 0, 1),))
     assert main(["eval", "--suite", "atari57", str(tmp_path / "b")]) == 2
     with pytest.raises(CheckpointError, match="none of the 2 runs"):
-        suite_role.choose_runs(tmp_path, other)
+        suite_runs.choose_runs(tmp_path, other)
 
 
 # The command

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import signal
 import socket
 import subprocess
 import sys
@@ -17,10 +18,10 @@ import pytest
 from seedcli.cli.main import main
 from seedcli.net.security.token import write_token
 from seedcli.roles.run_folder import RunFolder
-from tests.system.harness import LIMIT, TINY, Fleet, Learner, Process, fleet_in, last, sets, wait_for
+from tests.system.harness import LIMIT, TINY, Fleet, Learner, Process, checkpoints, fleet_in, last, sets, wait_for
 
 REFUSALS = {
-    "train --preset cartpole_vtrac": "did you mean cartpole_vtrace",
+    "train --preset cartpole_vtrac": "Did you mean cartpole_vtrace?",
     "train --preset cartpole_vtrace --set training.batchsize=3": "did you mean training.batch_size",
     "train --preset cartpole_vtrace --set training.batch_size=many": 'batch_size = "many" (from --set) must be',
     "train --preset cartpole_vtrace --set agent.discount=1.5": "agent.discount = 1.5 (from --set) must be at most 1",
@@ -102,7 +103,7 @@ def test_a_port_in_use(tmp_path: Path, capsys: pytest.CaptureFixture[str], key: 
         values = sets(f"net.{key}={port}", f"net.{other}=0")
         assert main(["learner", "--preset", "cartpole_vtrace", "--logdir", str(run), *values]) == 2
     message = capsys.readouterr().err
-    assert message.count("\n") == 1 and f"port {port}" in message and f"net.{key}" in message
+    assert message.count("\n") == 1 and f"port {port}" in message and f"--{key.replace('_', '-')} …" in message
     # Nothing was made that stands in the way of the next try.
     RunFolder.create(run, "cartpole_vtrace").close()
 
@@ -180,3 +181,46 @@ def test_help_is_quick_and_light(fleet: Fleet) -> None:
         best = min(best, time.monotonic() - begun)
         assert done.returncode == 0 and b"tensorflow" not in done.stderr and b"seedcli.cli.main" in done.stderr
     assert best < 2.0
+
+
+BROKEN = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Broken(CartPoleEnv):
+    def reset(self, **options):
+        raise ValueError("no luck")
+
+gymnasium.register("Broken-v0", entry_point=Broken)
+"""
+
+
+def test_a_run_that_fails_before_its_first_step_leaves_nothing_in_the_way(fleet: Fleet) -> None:
+    (fleet.folder / "broken.py").write_text(BROKEN)
+    common = ("train", "--preset", "cartpole_vtrace", "--logdir", "run", "--steps", "300", "--envs", "4", *sets(*TINY))
+    failed = fleet.start(*common, "--env", "broken:Broken-v0", *sets("environment.restarts=0"))
+    failed.ends_with(1)
+    assert "keeps failing (exit status 1)" in failed.sentence and "no luck" in failed.sentence
+    assert not (fleet.folder / "run").exists()
+    failed.killed = True
+    fleet.start(*common).ends_with(0)
+
+
+def test_a_signal_while_tensorflow_is_loaded_ends_quietly_and_leaves_nothing(fleet: Fleet) -> None:
+    learner = fleet.learner("--preset", "cartpole_vtrace", "--logdir", "run")
+    wait_for(lambda: (fleet.folder / "run").exists(), "its folder")
+    time.sleep(0.5)
+    learner.send(signal.SIGINT)
+    learner.ends_with(130)
+    assert learner.stderr == "" and not (fleet.folder / "run").exists()
+
+
+def test_a_learner_that_is_killed_early_has_a_checkpoint(fleet: Fleet) -> None:
+    run = fleet.folder / "run"
+    trained = fleet.start(
+        *("train", "--preset", "cartpole_vtrace", "--logdir", "run", "--steps", "1e9", "--envs", "4"),
+        *sets(*TINY, "training.checkpoint_seconds=1000"),
+    )
+    wait_for(lambda: last(run, "learner_updates") > 0, "an update")
+    wait_for(lambda: checkpoints(run), "the first checkpoint", limit=10.0)
+    trained.kill()

@@ -92,7 +92,7 @@ def test_what_an_environment_prints_does_not_hold_up_its_actor(fleet: Fleet) -> 
     values = ["environment.family=gymnasium", "environment.id=seedcli.envs.testing:Counter-v0", "run.steps=1e9"]
     values.append("environment.kwargs={ chatter = 2000 }")
     trained = fleet.start(
-        "train", "--preset", "cartpole_vtrace", "--logdir", "run", "--envs", "4", *sets(*TINY, *values)
+        "train", "--preset", "cartpole_vtrace", "--logdir", "run", "--envs", "4", "--profile", *sets(*TINY, *values)
     )
     wait_for(lambda: last(fleet.folder / "run", "env_steps") > 2000, "steps")
     trained.send(signal.SIGTERM)

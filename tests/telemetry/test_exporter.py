@@ -332,7 +332,7 @@ def test_a_port_that_cannot_be_had_is_one_sentence() -> None:
     assert open_exporter(NetConfig()) is None
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=rf"port {number} on 127.0.0.1 is in use: .* --set net.metrics_port=") as e:
+        with pytest.raises(UsageError, match=rf"port {number} on 127.0.0.1 is in use: .* --metrics-port …") as e:
             open_exporter(NetConfig(metrics_port=number))
         assert e.value.exit_status == 2
     with pytest.raises(UsageError, match=r'net.metrics_host = "no host" is no address'):

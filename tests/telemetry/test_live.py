@@ -8,16 +8,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from seedcli.telemetry.drawing import chart
+from seedcli.telemetry.drawing import axis_marks, chart
+from seedcli.telemetry.ending import Summary, print_largest_parts, print_profile, print_summary
 from seedcli.telemetry.live import (
     ActorRow,
     LiveView,
     PlainView,
-    Summary,
     View,
     make_view,
-    print_profile,
-    print_summary,
 )
 from seedcli.telemetry.metrics import Snapshot
 from seedcli.telemetry.numbers import duration, number
@@ -259,10 +257,39 @@ def test_summary_gives_the_command_to_copy() -> None:
     assert "500,123 environment steps in 1:35" in text
     assert f"seed eval '{folder}'\n" in text
     assert "no episode has ended" in text and "stopped" not in text and "not finite" not in text
-    print_summary(console, Summary(1_000, 500_000, 95.0, 1.0, 7, folder, playable=False))
+    how = f"resume it with: seed train --resume --logdir '{folder}'"
+    print_summary(console, Summary(1_000, 500_000, 95.0, 1.0, 7, folder, playable=False, how_to_resume=how))
     text = file.getvalue().removeprefix(text)
-    assert f"stopped before its 500,000 steps: --resume --logdir '{folder}' continues it" in text
-    assert "7 unrolls were not trained on" in text and "seed eval" not in text
+    assert f"stopped before its 500,000 steps; {how}\n" in text
+    assert "not trained on: 7 unrolls" in text and "seed eval" not in text
+    print_summary(console, Summary(1, 1, 95.0, 1.0, 1, folder, playable=False))
+    assert "1 environment step in" in file.getvalue() and "not trained on: 1 unroll," in file.getvalue()
+
+
+def test_the_largest_parts_of_the_time_stand_in_one_line() -> None:
+    file = io.StringIO()
+    profiles = {
+        "training thread": {"training": 6.0, "waiting": 4.0, "checkpoint": 0.1},
+        "inference thread": {"inference": 2.0, "wire": 1.0},
+        "actor 0": {"environment": 8.0},
+    }
+    print_largest_parts(Console(file=file, width=40), profiles, wall=10.0)
+    assert file.getvalue() == (
+        "most time went to environment 80% (actor 0), training 59% (training thread), inference 20% (inference thread);"
+        " --profile shows all\n"
+    )
+    print_largest_parts(Console(file=file, width=40), {}, wall=0.0)
+    assert file.getvalue().count("\n") == 1
+
+
+def test_messages_above_the_picture_are_broken_between_words() -> None:
+    console, file = terminal(40, 24)
+    view = LiveView(console, Clock())
+    message = "an unusually wordy message that does not fit /into/" + "one" * 20
+    view.log(message)
+    lines = ESCAPE.sub("", file.getvalue()).splitlines()
+    assert " ".join(line.strip() for line in lines)[9:] == message
+    assert len(lines) == 3 and lines[1].startswith(" " * 9) and len(lines[0]) <= 40
 
 
 WARNING = (
@@ -303,13 +330,30 @@ def test_summary_says_what_still_goes_wrong() -> None:
 
 
 def test_chart_by_hand() -> None:
-    assert chart([0, 1], 10, 1) == ["▁█"]
-    assert chart([0, 1], 10, 2) == [" █", "▁█"]
-    assert chart([3, 3, 3], 10, 1) == ["▁▁▁"]
+    assert chart([0, 1], 2, 1) == ["▁█"]
+    assert chart([0, 1], 10, 1) == ["▁▁▁▁▁█████"], "a short series fills the width"
+    assert chart([0, 1], 2, 2) == [" █", "▁█"]
+    assert chart([3, 3, 3], 3, 1) == ["▁▁▁"]
     assert chart([0, 0, 7, 7], 2, 1) == ["▁█"]
     assert chart([], 10, 2) == ["", ""]
-    assert chart([float("nan"), 1], 10, 1) == ["▁"]
-    assert chart([0, 1], 10, 1, ascii_only=True) == [".@"]
+    assert chart([float("nan"), 1], 1, 1) == ["▁"]
+    assert chart([0, 1], 2, 1, ascii_only=True) == [".@"]
+
+
+def test_the_axis_names_both_ends_and_what_lies_between() -> None:
+    assert axis_marks(0, 500, 1) == ["500.0"]
+    assert axis_marks(0, 500, 3) == ["500.0", "", "0.0"]
+    assert axis_marks(-20, 20, 5) == ["20.0", "", "0.0", "", "-20.0"]
+    assert axis_marks(0, 9, 10) == ["9.0", "", "7.0", "", "5.0", "", "", "2.0", "", "0.0"]
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50)])
+def test_the_curve_has_an_axis_and_fills_its_panel(width: int, height: int) -> None:
+    text = picture(width, height, *(snapshot(30_000 * (step + 1), episode_return=50.0 * step) for step in range(4)))
+    lines = [line for line in text.splitlines() if "┤" in line]
+    assert any("150.0 ┤" in line for line in lines) and any(" 0.0 ┤" in line for line in lines)
+    lowest = next(line for line in lines if " 0.0 ┤" in line)
+    assert re.search(r"┤[▁-█]+ │$", lowest), lowest
 
 
 def test_numbers_for_people() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from seedcli.telemetry.logs import log_once_per, quiet_stderr, setup_logging
+from seedcli.telemetry.logs import log_once_per, log_to_file, quiet_stderr, setup_logging
 
 
 class Sink:
@@ -65,6 +65,20 @@ def test_without_a_view_lines_go_to_stderr(capsys: pytest.CaptureFixture[str]) -
     logging.getLogger("seedcli").info("hello")
     captured = capsys.readouterr()
     assert re.fullmatch(r"\d\d:\d\d:\d\d hello\n", captured.err) and captured.out == ""
+
+
+def test_what_people_are_shown_in_another_way_reaches_the_file_alone(tmp_path: Path) -> None:
+    sink = Sink()
+    path = tmp_path / "learner.log"
+    setup_logging(path, sink)
+    try:
+        raise ValueError("a bug")
+    except ValueError as error:
+        log_to_file(logging.ERROR, "it has failed", error)
+    log_to_file(logging.INFO, "the result")
+    text = path.read_text()
+    assert "Z ERROR seedcli: it has failed\nTraceback" in text and text.endswith("Z INFO seedcli: the result\n")
+    assert sink.messages == []
 
 
 def test_rate_limit_counts_what_it_holds_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,30 @@ def check_id(env_id: str) -> None:
         raise UsageError(f"environment.id {env_id!r} is not a registered Gymnasium environment; {hint}")
 
 
+def _require_id(env_id: str) -> None:
+    """The same, where a module that cannot be imported is refused too."""
+    try:
+        check_id(env_id)
+    except ImportError as error:
+        raise UsageError(
+            f"the module of environment.id {env_id!r} cannot be imported ({first_line(error)}); "
+            "install it, start seed in the folder that holds it, or put that folder on PYTHONPATH"
+        ) from error
+
+
+def check_simulator(config: EnvironmentConfig) -> None:
+    """Refuse an environment whose module, or a library of it, is not installed here.
+
+    Raises:
+        UsageError, SimulatorMissing, EnvironmentFailed: as for building it.
+    """
+    _require_id(config.id)
+    try:
+        _creator(config.id)
+    except (*_FAILURES, ImportError):
+        GymnasiumVectorEnv(config, 1).close()  # which knows the sentence for it
+
+
 def _registered(env_id: str) -> Any:
     """What is registered under an id that `check_id` has passed."""
     return gymnasium.spec(env_id.rpartition(":")[2])
@@ -178,13 +202,7 @@ class GymnasiumVectorEnv:
         self.num_envs = num_envs
         self._name = f"gymnasium/{config.id}"
         self._rendering = render
-        try:
-            check_id(config.id)
-        except ImportError as error:
-            raise UsageError(
-                f"the module of environment.id {config.id!r} cannot be imported ({first_line(error)}); "
-                "install it, or put its folder on PYTHONPATH"
-            ) from error
+        _require_id(config.id)
         for key in _RESERVED:
             if key in config.kwargs:
                 raise UsageError(f"environment.kwargs must not hold {key!r}, which has a place of its own")

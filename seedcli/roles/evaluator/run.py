@@ -25,7 +25,7 @@ from seedcli.envs.base import VectorEnv
 from seedcli.envs.checks import check_finite
 from seedcli.envs.isolated import IsolatedEnv
 from seedcli.envs.registry import create_env
-from seedcli.errors import EXIT_DONE, CheckpointError, UsageError
+from seedcli.errors import EXIT_DONE, CheckpointError
 from seedcli.inference.device_memory import building
 from seedcli.inference.policy import AgentPolicy
 from seedcli.roles.evaluator.video import VideoWriter
@@ -254,7 +254,7 @@ def run_eval(
     watch: bool,
     envs: int,
 ) -> int:
-    """Play a checkpoint, or with `watch` each new checkpoint of a running training.
+    """Play a checkpoint, or with `watch` each new checkpoint of a running training, once `check_request` has passed.
 
     Args:
         path: a run folder (its newest good checkpoint) or a checkpoint folder.
@@ -269,12 +269,6 @@ def run_eval(
     Returns:
         The exit status.
     """
-    if episodes < 1 or envs < 1:
-        raise UsageError(f"--episodes {episodes} and --envs {envs} must be at least 1")
-    if video is not None:
-        if watch:
-            raise UsageError("--watch plays many checkpoints and --video films one: give one of the two")
-        VideoWriter.check(video)
     envs = min(envs, episodes)
     if watch:
         _watch(path, episodes=episodes, sample=sample, seed=seed, json_output=json_output, envs=envs)
@@ -306,8 +300,6 @@ def _running(run: Path) -> bool:
 
 
 def _watch(run: Path, *, episodes: int, sample: bool, seed: int, json_output: bool, envs: int) -> None:
-    if not run.is_dir() or (run / "COMPLETE").exists():
-        raise UsageError(f"--watch follows a run, and {run} is not a run folder: give the folder of a running training")
     player: Player | None = None
     seen, told, hinted = -1, False, False
     while True:

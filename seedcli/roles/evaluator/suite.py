@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,30 +16,14 @@ from rich.console import Console
 from rich.table import Table
 
 from seedcli.config.sources import from_toml_file
-from seedcli.envs.scores import Estimate, Suite, Task, aggregate
-from seedcli.errors import EXIT_DONE, CheckpointError, SeedError, UsageError
+from seedcli.envs.scores import Estimate, Suite, aggregate
+from seedcli.errors import EXIT_DONE, CheckpointError, SeedError
 from seedcli.roles.evaluator.run import Evaluation, Player
-from seedcli.roles.evaluator.suite_chart import check_chart, write_chart
-from seedcli.roles.run_folder import CHECKPOINTS, CONFIG
+from seedcli.roles.evaluator.suite_chart import write_chart
+from seedcli.roles.evaluator.suite_runs import Run, say, warn
 from seedcli.training.checkpoint import find_checkpoint
 
-_DEPTH = 3  # folders below the given one in which runs are looked for: runs/<preset>/<time> and one more
 _TITLES = {"median": "median", "mean": "mean", "iqm": "interquartile mean", "capped_mean": "mean, each capped at 100 %"}
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that can be played.
-
-    Attributes:
-        path: its folder.
-        task: what it was trained on.
-        env_steps: of its newest good checkpoint.
-    """
-
-    path: Path
-    task: Task
-    env_steps: int
 
 
 @dataclass(frozen=True)
@@ -75,69 +58,6 @@ class Result:
         }
 
 
-def find_runs(folder: Path) -> list[Path]:
-    """Folders that hold a run (config.toml and checkpoints/), `folder` itself or up to three levels below, sorted."""
-
-    def search(path: Path, depth: int) -> Iterator[Path]:
-        if (path / CONFIG).is_file() and (path / CHECKPOINTS).is_dir():
-            yield path
-        elif depth:
-            try:
-                below = sorted(entry for entry in path.iterdir() if entry.is_dir())
-            except OSError as error:
-                _warn(f"{path} cannot be searched for runs ({error.strerror})")
-                return
-            for entry in below:
-                yield from search(entry, depth - 1)
-
-    # A link may lead to a run twice.
-    return list({path.resolve(): path for path in search(folder, _DEPTH)}.values())
-
-
-def choose_runs(folder: Path, suite: Suite) -> list[Run]:
-    """One run a task, in the suite's order: of several the one with the most environment steps.
-
-    Every run that is left out is named on stderr: it cannot be read, is of no task of the suite, or has fewer steps.
-
-    Raises:
-        UsageError: the folder does not exist or holds no run at all.
-        CheckpointError: none of its runs can be used.
-    """
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder: --suite takes the folder that holds the runs, one a {suite.unit}")
-    found = find_runs(folder)
-    if not found:
-        raise UsageError(
-            f"{folder} holds no run, neither itself nor {_DEPTH} levels down: --suite takes a folder of runs, "
-            f"each with {CONFIG} and {CHECKPOINTS}/"
-        )
-    tasks = {task.name: task for task in suite.tasks}
-    chosen: dict[str, Run] = {}
-    for path in found:
-        try:
-            checkpoint = find_checkpoint(path)
-            environment = from_toml_file(checkpoint.config_path).environment
-        except SeedError as error:
-            _warn(f"a run is left out: {error}")
-            continue
-        if environment.family != suite.family or environment.id not in tasks:
-            _warn(f"{path} is left out: {environment.family}/{environment.id} is no {suite.unit} of {suite.name}")
-            continue
-        run = Run(path, tasks[environment.id], checkpoint.env_steps)
-        other = chosen.get(environment.id)
-        if other is not None:
-            # Of equal ones the later name, because folders are named by their time.
-            run, other = (run, other) if run.env_steps >= other.env_steps else (other, run)
-            _warn(
-                f"{environment.id} has several runs: {other.path} with {other.env_steps:,} environment steps is left "
-                f"out for {run.path} with {run.env_steps:,}"
-            )
-        chosen[environment.id] = run
-    if not chosen:
-        raise CheckpointError(f"none of the {len(found)} runs in {folder} can be played: give runs of {suite.name}")
-    return [chosen[name] for name in tasks if name in chosen]
-
-
 def play_run(run: Run, suite: Suite, *, episodes: int, sample: bool, seed: int, envs: int) -> Result:
     """Play the newest good checkpoint of a run, which may have come since it was chosen, on what its task tests with.
 
@@ -159,7 +79,7 @@ def play_run(run: Run, suite: Suite, *, episodes: int, sample: bool, seed: int, 
 
 
 def run_suite(
-    folder: Path,
+    runs: Sequence[Run],
     suite: Suite,
     *,
     episodes: int,
@@ -172,7 +92,7 @@ def run_suite(
     """Play one run a task and print each score and the statistics over the tasks present.
 
     Args:
-        folder: holds the runs; see `find_runs`.
+        runs: of `choose_runs`.
         suite: the benchmark.
         episodes: episodes played of each task.
         sample: sample actions instead of taking the greedy one.
@@ -185,30 +105,26 @@ def run_suite(
         The exit status; 0 also where tasks are missing, which are named.
 
     Raises:
-        UsageError: the chart cannot be written there, or the folder holds no run.
         CheckpointError: not one of its runs can be played.
     """
-    if chart is not None:
-        check_chart(chart)
-    runs = choose_runs(folder, suite)
     results = []
     for number, run in enumerate(runs, 1):
         start = time.monotonic()
         try:
             result = play_run(run, suite, episodes=episodes, sample=sample, seed=seed, envs=min(envs, episodes))
         except SeedError as error:
-            _warn(f"{run.task.name} counts as missing: {error}")
+            warn(f"{run.task.name} counts as missing: {error}")
             continue
         finally:
             # A network stands in reference cycles: left alone, dozens of games' would be in memory at once.
             gc.collect()
         results.append(result)
         score = f"return {np.mean(result.evaluation.returns):,.2f}, {result.human_normalised.mean():.1%} of human"
-        _say(f"[{number}/{len(runs)}] {run.task.name}: {score}, {time.monotonic() - start:.0f} s")
+        say(f"[{number}/{len(runs)}] {run.task.name}: {score}, {time.monotonic() - start:.0f} s")
         if result.evaluation.hint:
-            _say(f"{run.task.name}: {result.evaluation.hint}")
+            say(f"{run.task.name}: {result.evaluation.hint}")
     if not results:
-        raise CheckpointError(f"none of the runs in {folder} could be played: the lines above say why")
+        raise CheckpointError("none of the runs could be played: the lines above say why")
     estimates = aggregate(np.stack([result.human_normalised for result in results]), seed, suite.statistics)
     present = {result.run.task.name for result in results}
     missing = [task.name for task in suite.tasks if task.name not in present]
@@ -226,7 +142,7 @@ def run_suite(
     if chart is not None:
         scores = {result.run.task.name: float(result.human_normalised.mean()) for result in results}
         write_chart(chart, suite, scores, estimates)
-        _say(f"{chart}: bar chart of {suite.count(len(results))}")
+        say(f"{chart}: bar chart of {suite.count(len(results))}")
     return EXIT_DONE
 
 
@@ -255,11 +171,3 @@ def _print(results: Sequence[Result], estimates: dict[str, Estimate], missing: S
     console.print(table)
     if missing:
         console.print(f"missing, {len(missing)} of {len(suite.tasks)}: {', '.join(missing)}", soft_wrap=True)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _warn(sentence: str) -> None:
-    _say(f"seed: {sentence}")

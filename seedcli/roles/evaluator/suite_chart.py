@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from seedcli.envs.scores import Estimate, Suite
-from seedcli.errors import SeedError, UsageError
+from seedcli.errors import SeedError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.text import Annotation
 
 _WIDTH = 9.0  # inches
 _ROW = 0.26  # inches of height a bar takes
@@ -21,20 +22,10 @@ _MARGINS = 1.75  # inches of title and axis
 _DPI = 150
 _WIDE = 500.0  # percent; beyond it the axis is logarithmic, but for the part within _LINEAR percent of random play
 _LINEAR = 10.0
+_PADDING = 4.0  # points beside a label
 _ROOM = 0.11  # of the width, beyond the longest bar
 _ABOVE, _BELOW, _INK = "#2a78b5", "#9dbfd9", "#333333"
 _TITLES = {"median": "median", "mean": "mean", "iqm": "IQM", "capped_mean": "capped mean"}
-
-
-def check_chart(path: Path) -> None:
-    """Refuse, before anything is played, a file that cannot be written; raises UsageError."""
-    if path.suffix.lower() != ".png":
-        raise UsageError(f"--chart {path} must name a .png file")
-    folder = path.resolve().parent
-    if not folder.is_dir():
-        raise UsageError(f"--chart {path}: the folder {folder} does not exist; create it first")
-    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise UsageError(f"--chart {path} cannot be written: name a file in a folder you may write to")
 
 
 def write_chart(path: Path, suite: Suite, scores: Mapping[str, float], estimates: Mapping[str, Estimate]) -> None:
@@ -63,7 +54,7 @@ def write_chart(path: Path, suite: Suite, scores: Mapping[str, float], estimates
     bars = axes.barh([name.replace("_", " ") for name, _ in ordered], percents, height=0.72, color=colors, zorder=2)
     blank = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # no line runs through a figure
     labels = [_percent(percent) for percent in percents]
-    axes.bar_label(bars, labels, padding=4, fontsize=8, color=_INK, bbox=blank, zorder=4)
+    figures = axes.bar_label(bars, labels, padding=_PADDING, fontsize=8, color=_INK, bbox=blank, zorder=4)
     axes.axvline(0, color=_INK, linewidth=0.8, zorder=3)
     axes.axvline(100, color=_INK, linewidth=1, linestyle="--", zorder=3)
     axes.text(100, 1, "human", transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=9, color=_INK)
@@ -88,12 +79,25 @@ def write_chart(path: Path, suite: Suite, scores: Mapping[str, float], estimates
     shown = [f"{title} {_percent(100 * estimates[name].value)}" for name, title in _TITLES.items() if name in estimates]
     _above(axes, f"{suite.name}: {len(ordered)} of {suite.count(len(suite.tasks))}", 38, fontsize=13, fontweight="bold")
     _above(axes, "    ".join(shown), 20, fontsize=10)
+    _clear_line(figure, axes, figures)
     try:
         figure.savefig(path, format="png")
     except OSError as error:
         raise SeedError(
             f"--chart {path} could not be written ({error.strerror}): make room or name another file"
         ) from error
+
+
+def _clear_line(figure: Figure, axes: Axes, labels: Sequence[Annotation]) -> None:
+    """Move labels that would cross the line of human play to its right."""
+    figure.draw_without_rendering()  # now it is known where everything lies
+    line = float(axes.transData.transform((100, 0))[0])
+    points = 72 / figure.dpi
+    for label in labels:
+        box = label.get_window_extent()
+        if box.x0 - _PADDING / points < line < box.x1 + _PADDING / points:
+            left, up = label.xyann
+            label.xyann = (left + (line - box.x0) * points + _PADDING, up)
 
 
 def _percent(percent: float) -> str:

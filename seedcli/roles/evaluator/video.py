@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from seedcli.config.sections import EnvironmentConfig
-from seedcli.errors import UsageError
 
 _MIN_HEIGHT = 240  # pixels; smaller pictures are enlarged by a whole factor
 _SIMULATOR_FRAMES_PER_SECOND = 60  # of Atari and DeepMind Lab, of which a step shows every `frame_skip`-th
@@ -40,14 +39,6 @@ class VideoWriter:
         self._path = path
         self._rate = _frames_per_second(config)
         self._writer: Any = None
-
-    @staticmethod
-    def check(path: Path) -> None:
-        """Refuse, before anything is played, a file that cannot be written; raises UsageError."""
-        if path.suffix.lower() != ".mp4":
-            raise UsageError(f"--video {path} must name an .mp4 file")
-        if not path.resolve().parent.is_dir():
-            raise UsageError(f"--video {path}: the folder {path.resolve().parent} does not exist; create it first")
 
     def __enter__(self) -> Self:
         # Pictures are drawn in memory: without this, SDL looks for a screen and complains on a machine without one.

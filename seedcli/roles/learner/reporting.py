@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import shlex
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -18,10 +19,11 @@ from seedcli.roles.learner.device_report import DeviceReport
 from seedcli.roles.run_folder import RunFolder, run_of_host
 from seedcli.serving.fleet_report import FleetWatch
 from seedcli.telemetry.diagnosis import Diagnosis
+from seedcli.telemetry.ending import Summary, print_largest_parts, print_profile, print_summary, summary_lines
 from seedcli.telemetry.exporter import Health, Phase
 from seedcli.telemetry.fleet import CONNECTED, ActorRow, count_states
-from seedcli.telemetry.live import Summary, View, print_profile, print_summary
-from seedcli.telemetry.logs import log_once_per
+from seedcli.telemetry.live import View
+from seedcli.telemetry.logs import log_once_per, log_to_file
 from seedcli.telemetry.metrics import COUNTERS, MetricsWriter, Snapshot
 from seedcli.telemetry.prometheus import Status
 from seedcli.training.checkpoint import list_checkpoints
@@ -48,13 +50,21 @@ class Reporter:
         view: what a person sees.
         resumed_at: environment steps of the checkpoint a resumed run continues from; None for a new run.
         wall_clock: False in deterministic mode: figures that depend on the clock are left out of the metrics.
+        resumed_with: the command that resumes the run of one host.
 
     Attributes:
         status: what was last reported; replaced as a whole, never changed.
     """
 
     def __init__(
-        self, learner: Learner, folder: RunFolder, view: View, *, resumed_at: int | None, wall_clock: bool = True
+        self,
+        learner: Learner,
+        folder: RunFolder,
+        view: View,
+        *,
+        resumed_at: int | None,
+        wall_clock: bool = True,
+        resumed_with: str = "seed learner",
     ) -> None:
         config = learner.config
         self._learner = learner
@@ -63,6 +73,7 @@ class Reporter:
         self._wall_clock = wall_clock
         self._total = config.run.steps
         self._resumed_at = resumed_at or 0
+        self._resumed_with = resumed_with
         self._writer = MetricsWriter(
             folder.metrics_path, folder.tensorboard if config.telemetry.tensorboard else None, folder.resume
         )
@@ -265,7 +276,10 @@ class Reporter:
             shown["training thread"] = learner.training.profile.seconds()
         shown |= profiles
         console = Console(stderr=True)
-        print_profile(console, shown, wall)
+        if self._view.profile:
+            print_profile(console, shown, wall)
+        else:
+            print_largest_parts(console, shown, wall)
         core = learner.core
         summary = Summary(
             env_steps=self._counters()["env_steps"],
@@ -274,18 +288,19 @@ class Reporter:
             episode_return_100=_mean(list(self._last_100)),
             dropped_unrolls=max(core.engine.stats.dropped_unrolls, core.source.dropped) if core is not None else 0,
             folder=self._folder.path,
-            goes_on=self._goes_on(),
+            how_to_resume=self._how_to_resume(),
             resumed_at=self._resumed_at,
             playable=bool(list_checkpoints(self._folder.checkpoints)),
             warning=self._warning(),
         )
         print_summary(console, summary)
+        for line in summary_lines(summary):
+            log_to_file(logging.INFO, line.plain)
 
-    def _goes_on(self) -> str:
-        """How several hosts go on; "" for one, whose run the summary names."""
+    def _how_to_resume(self) -> str:
         team = self._learner.team
         if team is None:
-            return ""
+            return f"resume it with: {self._resumed_with} --resume --logdir {shlex.quote(str(self._folder.path))}"
         run = self._folder.path if team.chief else run_of_host(self._folder.path)
         return f"start all learner hosts again with --continue --logdir {run}"
 

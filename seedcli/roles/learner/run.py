@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
 
 from seedcli.config.sources import Resolved
-from seedcli.errors import EXIT_DONE
 from seedcli.roles.discovery import announcement
 from seedcli.roles.learner.host import run_host
 from seedcli.roles.learner.supervise import supervise, use_devices
 from seedcli.roles.learner.threads import Learner
-from seedcli.roles.resuming import finished
 from seedcli.roles.run_folder import RunFolder
 from seedcli.serving.listeners import bound_host, how_to_join, learner_security, open_transports, ports
 from seedcli.telemetry.exporter import open_exporter
@@ -22,7 +19,15 @@ from seedcli.telemetry.logs import setup_logging
 _log = logging.getLogger(__name__)
 
 
-def run_learner(resolved: Resolved, folder: RunFolder, *, live: bool, hosts: Sequence[str] = ()) -> int:
+def run_learner(
+    resolved: Resolved,
+    folder: RunFolder,
+    *,
+    live: bool,
+    hosts: Sequence[str] = (),
+    done: str = "",
+    profile: bool = False,
+) -> int:
     """`seed learner`: serve actors that connect, train, end when run.steps are taken.
 
     Args:
@@ -30,18 +35,16 @@ def run_learner(resolved: Resolved, folder: RunFolder, *, live: bool, hosts: Seq
         folder: the run's, locked.
         live: show a live view.
         hosts: "host:port" of all learner hosts, of which this one is the chief; empty: it is alone.
+        done: several hosts: why there is nothing left to do, "" where there is.
+        profile: print in the end where all the time went.
     """
     config = resolved.config
     folder.remove_address()  # of a learner that was killed
-    done = finished(resolved, folder)
-    if done and not hosts:
-        print(f"seed: {done}", file=sys.stderr)
-        return EXIT_DONE
     security = learner_security(config)
     # First of all: where a port is in use, the folder is left as it was.
     exporter = open_exporter(config.net)
     transports = open_transports(config, security)
-    view = make_view(live)
+    view = make_view(live, profile=profile)
     setup_logging(folder.log_path, view, debug=False)
 
     def announce(learner: Learner, view: View) -> None:

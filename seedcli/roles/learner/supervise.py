@@ -38,7 +38,9 @@ def use_devices(config: Config) -> Devices:
     return Devices(plan)
 
 
-def run_until_done(learner: Learner, reporter: Reporter, signals: Signals, tick: Callable[[], None]) -> None:
+def run_until_done(
+    learner: Learner, reporter: Reporter, signals: Signals, tick: Callable[[], None], folder: RunFolder
+) -> None:
     """The main thread of a run: report, look after what `tick` looks after, return when the run is over.
 
     Raises:
@@ -48,6 +50,8 @@ def run_until_done(learner: Learner, reporter: Reporter, signals: Signals, tick:
     next_report = time.monotonic() + interval
     while not learner.done.is_set() and not signals.raised.is_set():
         learner.done.wait(0.1)
+        if learner.has_stepped:
+            folder.begin()
         tick()
         reporter.refresh()
         if time.monotonic() >= next_report:
@@ -71,6 +75,7 @@ def supervise(
     team: Team | None = None,
     signals: Signals | None = None,
     checkpoint: Checkpoint | None = None,
+    resumed_with: str = "seed learner",
 ) -> int:
     """Run a learner to its end, whatever the end is: report, stop, checkpoint, summarise.
 
@@ -82,7 +87,8 @@ def supervise(
         closing: called after actors were told to leave; gives their profiles for the table at the end.
         exporter: where metrics and health are asked for; started and closed here.
         signals: those that ask to stop, if they are caught already; restored here.
-        checkpoint: with a team: where the chief goes on from; a learner that is alone looks for it in its folder.
+        checkpoint: with a team: what the chief resumes from; a learner that is alone looks for it in its folder.
+        resumed_with: the command that resumes this run.
 
     Returns:
         The exit status.
@@ -102,7 +108,7 @@ def supervise(
     learner = Learner(resolved, folder, transports, checkpoint, devices=devices, team=team)
     # Not earlier: a configuration that does not fit the checkpoint must not take the place of the one that does.
     folder.write_config(resolved)
-    reporter = Reporter(learner, folder, view, resumed_at=learner.began_at)
+    reporter = Reporter(learner, folder, view, resumed_at=learner.began_at, resumed_with=resumed_with)
     try:
         reporter.start()
         if exporter is not None:
@@ -115,7 +121,7 @@ def supervise(
             reporter.enter("serving")
             if checkpoint is not None:
                 view.log(f"continuing from {checkpoint.path} at {checkpoint.env_steps:,} environment steps")
-            run_until_done(learner, reporter, signals, tick)
+            run_until_done(learner, reporter, signals, tick, folder)
             training_done = signals.status is None and learner.training.stopped_by is None
         finally:
             reporter.enter("stopping")
@@ -123,7 +129,7 @@ def supervise(
                 learner.training.leaving = signals.status or EXIT_FAILED
             if signals.status is not None:
                 writes = "stopping: writing a checkpoint" if team is None or team.chief else "stopping with all hosts"
-                view.log(f"{writes} (once more to stop at once)")
+                view.log(f"{writes} (press Ctrl-C again to stop immediately)")
             # Whatever fails on the way, the rest is still done: no progress is lost, no actor left behind.
             try:
                 learner.stop(training_done=training_done)
@@ -134,6 +140,8 @@ def supervise(
                     profiles = closing()
         reporter.finish(profiles)
     finally:
+        if learner.has_stepped:
+            folder.begin()
         if exporter is not None:
             exporter.close()
         reporter.close()

@@ -98,7 +98,9 @@ class Learner:
             self.service.reception.seeds_given = int(team.began.get("seeds_given", 0))
         elif checkpoint is not None:
             self.service.reception.seeds_given = int(checkpoint.counters["seeds_given"])
-        self.training = TrainingState(self.config.training.checkpoint_seconds, self.counters)
+        self.training = TrainingState(
+            self.config.training.checkpoint_seconds, self.counters, saved=checkpoint is not None
+        )
         self.done = threading.Event()
         self.failure: BaseException | None = None
         self._checkpoint = checkpoint
@@ -139,8 +141,13 @@ class Learner:
                 return
 
     @property
+    def has_stepped(self) -> bool:
+        """Whether the run has taken a step, ever."""
+        return self.core is not None and self.core.totals["env_steps"] > 0
+
+    @property
     def began_at(self) -> int | None:
-        """Environment steps of the checkpoint that the run is gone on with from; None for a new run."""
+        """Environment steps of the checkpoint that the run is resumed from; None for a new run."""
         if self.team is not None:
             return self.team.began.get("env_steps")
         return None if self._checkpoint is None else self._checkpoint.env_steps

@@ -33,7 +33,7 @@ class TrainingState:
     """What the training thread shares with the other threads of a learner.
 
     Attributes:
-        checkpoint_seconds: between checkpoints.
+        checkpoint_seconds: between checkpoints, of which the first is written at the first update.
         counters: gives what a checkpoint keeps besides variables.
         batches: one batch ahead; None: there are no more.
         stopping: the learner is being stopped.
@@ -41,6 +41,7 @@ class TrainingState:
         profile: where the thread's time goes.
         leaving: exit status with which this host asks all hosts to stop; 0: it does not.
         stopped_by: exit status with which another host has asked it; None: none has.
+        saved: the run has a checkpoint.
     """
 
     checkpoint_seconds: float
@@ -51,6 +52,7 @@ class TrainingState:
     profile: Profile = field(default_factory=Profile)
     leaving: int = 0
     stopped_by: int | None = None
+    saved: bool = False
 
 
 def _next_batch(state: TrainingState, seconds: float) -> TrainingBatch | None:
@@ -67,8 +69,10 @@ def _next_batch(state: TrainingState, seconds: float) -> TrainingBatch | None:
     return batch
 
 
-def _save_if_due(state: TrainingState, core: LearnerCore) -> None:
-    if core.checkpointer.due(state.checkpoint_seconds):
+def save_if_due(state: TrainingState, core: LearnerCore) -> None:
+    """Write a checkpoint every so often, and the first at once: a learner that dies early is resumed from it."""
+    if core.checkpointer.due(state.checkpoint_seconds if state.saved else 0.0):
+        state.saved = True
         begun = time.perf_counter()
         core.checkpointer.save(state.counters())
         state.profile.add("checkpoint", time.perf_counter() - begun)
@@ -87,7 +91,7 @@ def train_alone(state: TrainingState, core: LearnerCore) -> None:
         taken = time.perf_counter()
         state.results.append(core.train(batch))
         state.profile.add("training", time.perf_counter() - taken)
-        _save_if_due(state, core)
+        save_if_due(state, core)
 
 
 def train_together(state: TrainingState, core: LearnerCore, team: Team) -> None:
@@ -115,7 +119,7 @@ def train_together(state: TrainingState, core: LearnerCore, team: Team) -> None:
         if team.parted:
             return
         if team.chief:
-            _save_if_due(state, core)
+            save_if_due(state, core)
 
 
 def _step(state: TrainingState, core: LearnerCore, team: Team, batch: TrainingBatch | None) -> Agreement:

@@ -1,0 +1,54 @@
+"""The command `seed doctor`. Nothing heavy is imported at the top; see `seedcli.cli.main`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from seedcli.cli.options import Debug, Json, Preset, Sets, examples
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `seed`."""
+    app.command(
+        epilog=examples(
+            "seed doctor",
+            "seed doctor --json",
+            "seed doctor --preset football_vtrace_8gpu",
+            "seed doctor --env my_package:MyEnv-v0",
+            "seed doctor --env pong --preset pong_vtrace --set environment.max_frames=2000",
+        )
+    )(doctor)
+
+
+def doctor(
+    env: Annotated[
+        str | None, typer.Option("--env", metavar="ID", help="Check one environment instead, by playing it.")
+    ] = None,
+    preset: Preset = None,
+    sets: Sets = None,
+    json_output: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Say what this machine can run (devices, environments, ports), or whether an environment keeps the rules.
+
+    With --preset or --set alone, also what that would do with the devices; with --env they describe the environment.
+    """
+    if env is None and preset is None and not sets:
+        from seedcli.doctor.report import run_doctor
+
+        return run_doctor(json_output)
+    from seedcli.config.sources import load_config
+
+    if env is None:
+        from seedcli.doctor.report import run_doctor
+
+        return run_doctor(json_output, load_config(preset, sets=sets or ()).config)
+    from seedcli.doctor.environment import run_doctor_env
+    from seedcli.envs.registry import check_environment
+
+    resolved = load_config(preset, sets=sets or (), flags={"--env": env})
+    environment = resolved.config.environment
+    check_environment(environment, resolved.sources["environment.kwargs"])
+    return run_doctor_env(environment, preset, sets or (), json_output)

@@ -1,0 +1,157 @@
+"""The command `seed learner`. Nothing heavy is imported at the top; see `seedcli.cli.main`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from seedcli.cli.options import (
+    ConfigFile,
+    Debug,
+    Insecure,
+    Preset,
+    Sets,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    TokenFile,
+    examples,
+    loading_tensorflow,
+)
+from seedcli.cli.starting import (
+    Continue,
+    EnvId,
+    Logdir,
+    MetricsPort,
+    NoLive,
+    Overwrite,
+    Profile,
+    Resume,
+    Seed,
+    Steps,
+    configure,
+    open_folder,
+    wants_live_view,
+    what_becomes_of_a_run,
+)
+from seedcli.errors import EXIT_DONE, UsageError
+
+_NO_STANDBY = "--standby is for one learner host: several are started again together, with --continue"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `seed`."""
+    app.command(
+        epilog=examples(
+            "seed learner --preset pong_vtrace --logdir runs/pong",
+            "seed learner --resume --logdir runs/pong",
+            "seed learner --standby --logdir runs/pong",
+        )
+    )(learner)
+
+
+def learner(
+    preset: Preset = None,
+    config: ConfigFile = None,
+    steps: Steps = None,
+    seed: Seed = None,
+    logdir: Logdir = None,
+    env: EnvId = None,
+    host: Annotated[
+        str | None,
+        typer.Option("--host", metavar="IP", help="Address to listen on.  [default: all; with --insecure 127.0.0.1]"),
+    ] = None,
+    grpc_port: Annotated[str | None, typer.Option("--grpc-port", metavar="N", help="0: any free one, -1: off.")] = None,
+    zmq_port: Annotated[str | None, typer.Option("--zmq-port", metavar="N", help="0: any free one, -1: off.")] = None,
+    metrics_port: MetricsPort = None,
+    token_file: TokenFile = None,
+    insecure: Insecure = False,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            "--hosts",
+            metavar="HOST:PORT,…",
+            help="Learner hosts that train one model, the chief first.  [default: those of TF_CONFIG or a SLURM step]",
+        ),
+    ] = None,
+    host_index: Annotated[
+        str | None, typer.Option("--host-index", metavar="N", help="Which of --hosts this is, from 0.")
+    ] = None,
+    trust_network: Annotated[
+        bool, typer.Option("--trust-network", help="Several hosts: nothing protects TensorFlow's connections.")
+    ] = False,
+    sets: Sets = None,
+    resume: Resume = False,
+    continue_: Continue = False,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="As --continue, but wait while another learner has the run.")
+    ] = False,
+    overwrite: Overwrite = False,
+    no_live: NoLive = False,
+    profile: Profile = False,
+    debug: Debug = False,
+) -> int:
+    """Start a learner that waits for actors."""
+    flags: dict[str, Any] = {"--steps": steps, "--seed": seed, "--env": env, "--metrics-port": metrics_port}
+    flags |= {"--host": host, "--grpc-port": grpc_port, "--zmq-port": zmq_port, "--insecure": insecure or None}
+    flags |= {"--token-file": str(token_file) if token_file else None}
+    flags |= {"--tls-cert": tls_cert, "--tls-key": tls_key, "--tls-ca": tls_ca}
+    flags |= {"--hosts": None if hosts is None else [host.strip() for host in hosts.split(",")]}
+    flags |= {"--host-index": host_index, "--trust-network": trust_network or None}
+    from seedcli.cluster.hosts import resolve_hosts
+    from seedcli.roles.resuming import check_threaded, finished
+    from seedcli.serving.listeners import check_listeners
+    from seedcli.telemetry.exporter import check_metrics_port
+    from seedcli.telemetry.output import outlive_output
+
+    kept = what_becomes_of_a_run(resume=resume, continue_=continue_, standby=standby, overwrite=overwrite)
+    waited: list[str] = []
+
+    def say_that_it_waits(holder: str) -> None:
+        waited.append(holder)
+        typer.echo(f"seed: standing by: {holder}", err=True)
+
+    wait = say_that_it_waits if standby else None
+    found = configure(preset, config, logdir, sets, flags, kept, wait)
+    servers: tuple[str, ...] = ()
+    index = 0
+    if found is not None:
+        check_threaded(found, logdir)
+        servers, index = resolve_hosts(found.config, os.environ)
+        if servers and standby:
+            raise UsageError(_NO_STANDBY)
+    if found is not None and not standby:  # whose ports the learner it waits for may still hold
+        check_listeners(found.config)
+        check_metrics_port(found.config.net)
+    live = wants_live_view(no_live)
+    outlive_output()
+    if found is not None and index:
+        with loading_tensorflow():
+            from seedcli.roles.learner.host import run_member
+
+        return run_member(found, logdir, servers, index, fresh=kept in ("refuse", "overwrite"), live=live)
+    if standby:  # now, because whoever takes over is to be quick
+        with loading_tensorflow():
+            from seedcli.roles.learner.run import run_learner
+    resolved, folder = open_folder(found, logdir, sets, flags, kept, wait)
+    with folder:
+        check_threaded(resolved, logdir)
+        # What the run is, stands in its folder, which was another learner's until now.
+        if found is None and resolve_hosts(resolved.config, os.environ)[0]:
+            raise UsageError(_NO_STANDBY)
+        done = finished(resolved, folder)
+        if done and not servers:
+            print(f"seed: {done}", file=sys.stderr)
+            return EXIT_DONE
+        if waited:
+            typer.echo("seed: that learner has ended: taking over", err=True)
+        with loading_tensorflow(folder.undo):
+            from seedcli.roles.learner.run import run_learner
+
+        return run_learner(resolved, folder, live=live, hosts=servers, done=done, profile=profile)

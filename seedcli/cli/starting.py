@@ -1,0 +1,129 @@
+"""What `seed train` and `seed learner` share: their options, the configuration and the folder of a run.
+
+Everything here runs before TensorFlow is loaded: a mistake costs no time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from seedcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from seedcli.config.sources import Resolved
+    from seedcli.roles.run_folder import RunFolder
+
+# Flags that stand for a key of the configuration are text here: the schema checks them like any other layer.
+Steps = Annotated[str | None, typer.Option("--steps", metavar="N", help="Environment steps to train on.")]
+Seed = Annotated[str | None, typer.Option("--seed", metavar="N", help="Seed of networks, actions and environments.")]
+Logdir = Annotated[
+    Path | None, typer.Option("--logdir", metavar="DIR", help="The run's folder.  [default: runs/<preset>/<time>]")
+]
+EnvId = Annotated[
+    str | None, typer.Option("--env", metavar="ID", help="Game, scenario, level or Gymnasium id to play.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in --logdir.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --logdir.")]
+Continue = Annotated[
+    bool, typer.Option("--continue", help="Resume the run in --logdir where there is one, else start it.")
+]
+NoLive = Annotated[bool, typer.Option("--no-live", help="Plain log lines instead of the live view.")]
+MetricsPort = Annotated[
+    str | None,
+    typer.Option("--metrics-port", metavar="N", help="HTTP port of Prometheus metrics and health.  [default: off]"),
+]
+
+Profile = Annotated[
+    bool, typer.Option("--profile", help="Print where the time of each thread and actor went, in the end.")
+]
+
+# What is to become of a run that the folder holds.
+Kept = Literal["refuse", "resume", "continue", "overwrite"]
+
+
+def what_becomes_of_a_run(*, resume: bool, continue_: bool, overwrite: bool, standby: bool = False) -> Kept:
+    """What is to become of a run that the folder holds, from the flags."""
+    flags = {"--resume": resume, "--standby": standby, "--overwrite": overwrite}
+    flags["--continue"] = continue_ and not standby  # which means it too
+    given = [flag for flag, wanted in flags.items() if wanted]
+    if len(given) > 1:
+        raise UsageError(f"{given[0]} and {given[1]} cannot both be given: they say what becomes of a run")
+    if resume:
+        return "resume"
+    if continue_ or standby:
+        return "continue"
+    return "overwrite" if overwrite else "refuse"
+
+
+def configure(
+    preset: str | None,
+    config: Path | None,
+    logdir: Path | None,
+    sets: Sequence[str] | None,
+    flags: dict[str, Any],
+    kept: Kept,
+    wait: Callable[[str], None] | None = None,
+) -> Resolved | None:
+    """The configuration of a run; None where it stands in a folder that another learner may still hold."""
+    from seedcli.config.sources import load_config
+    from seedcli.envs.registry import check_environment
+    from seedcli.roles.run_folder import CONFIG, run_of_host
+
+    if kept == "continue" and logdir is None:
+        raise UsageError("--continue and --standby need --logdir DIR, the folder of the run")
+    run = run_of_host(logdir.absolute()) if logdir is not None else None
+    if run is not None and (run / CONFIG).is_file():
+        raise UsageError(f"{logdir} is the folder of one learner host in that of a run: give --logdir {run}")
+    there = logdir if kept in ("resume", "continue") and preset is None and config is None else None
+    if preset is None and config is None and there is None:
+        raise UsageError(
+            "nothing says what to train: give --preset NAME (see seed presets list), --config FILE, "
+            "or --resume with --logdir DIR"
+        )
+    if there is not None and wait is not None:
+        return None
+    resolved = load_config(preset, config_file=config, run_folder=there, sets=sets or (), flags=flags)
+    check_environment(resolved.config.environment, resolved.sources["environment.kwargs"])
+    return resolved
+
+
+def open_folder(
+    resolved: Resolved | None,
+    logdir: Path | None,
+    sets: Sequence[str] | None,
+    flags: dict[str, Any],
+    kept: Kept,
+    wait: Callable[[str], None] | None = None,
+) -> tuple[Resolved, RunFolder]:
+    """The configuration and the locked folder of a run; nothing is touched before the configuration is good."""
+    from seedcli.config.sources import load_config
+    from seedcli.roles.resuming import keep_mode
+    from seedcli.roles.run_folder import RunFolder
+
+    folder = RunFolder.create(
+        logdir,
+        resolved.config.run.preset if resolved is not None else "",
+        resume=None if kept == "continue" else kept == "resume",
+        overwrite=kept == "overwrite",
+        wait=wait,
+    )
+    if resolved is None:
+        try:
+            if not folder.resume:
+                raise UsageError(f"{logdir} holds no run yet: give --preset NAME too, to start one")
+            resolved = load_config(None, run_folder=logdir, sets=sets or (), flags=flags)
+        except BaseException:
+            folder.close()
+            raise
+    return keep_mode(resolved, folder), folder
+
+
+def wants_live_view(no_live: bool) -> bool:
+    """Whether a live view is wanted and this terminal can show one."""
+    return not no_live and sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"

@@ -1,0 +1,35 @@
+"""Flags of the command line that stand for one key of the configuration each."""
+
+from __future__ import annotations
+
+from seedcli.errors import UsageError
+
+FLAG_KEYS = {
+    "--steps": "run.steps",
+    "--seed": "run.seed",
+    "--deterministic": "run.deterministic",
+    "--env": "environment.id",
+    "--envs": "actors.envs",
+    "--actors": "actors.count",
+    "--transport": "net.transport",
+    "--host": "net.host",
+    "--grpc-port": "net.grpc_port",
+    "--zmq-port": "net.zmq_port",
+    "--insecure": "net.insecure",
+    "--token-file": "net.token_file",
+    "--tls-cert": "net.tls_cert",
+    "--tls-key": "net.tls_key",
+    "--tls-ca": "net.tls_ca",
+    "--metrics-port": "net.metrics_port",
+    "--hosts": "topology.hosts",
+    "--host-index": "topology.host_index",
+    "--trust-network": "topology.trust_network",
+}
+
+
+def name_flags(error: UsageError) -> UsageError:
+    """The same error, naming a key's own flag where it names `--set` of the key."""
+    sentence = str(error)
+    for flag, key in FLAG_KEYS.items():
+        sentence = sentence.replace(f"--set {key}=…", f"{flag} …")
+    return UsageError(sentence)

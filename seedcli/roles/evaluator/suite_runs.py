@@ -1,0 +1,116 @@
+"""Which runs `seed eval --suite` plays, and what else it checks before TensorFlow is loaded."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from seedcli.config.sources import from_toml_file
+from seedcli.envs.scores import Suite, Task
+from seedcli.errors import CheckpointError, SeedError, UsageError
+from seedcli.roles.run_folder import CHECKPOINTS, CONFIG
+from seedcli.training.checkpoint_files import find_checkpoint
+
+_DEPTH = 3  # folders below the given one in which runs are looked for: runs/<preset>/<time> and one more
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that can be played.
+
+    Attributes:
+        path: its folder.
+        task: what it was trained on.
+        env_steps: of its newest good checkpoint.
+    """
+
+    path: Path
+    task: Task
+    env_steps: int
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Folders that hold a run (config.toml and checkpoints/), `folder` itself or up to three levels below, sorted."""
+
+    def search(path: Path, depth: int) -> Iterator[Path]:
+        if (path / CONFIG).is_file() and (path / CHECKPOINTS).is_dir():
+            yield path
+        elif depth:
+            try:
+                below = sorted(entry for entry in path.iterdir() if entry.is_dir())
+            except OSError as error:
+                warn(f"{path} cannot be searched for runs ({error.strerror})")
+                return
+            for entry in below:
+                yield from search(entry, depth - 1)
+
+    # A link may lead to a run twice.
+    return list({path.resolve(): path for path in search(folder, _DEPTH)}.values())
+
+
+def choose_runs(folder: Path, suite: Suite) -> list[Run]:
+    """One run a task, in the suite's order: of several the one with the most environment steps.
+
+    Every run that is left out is named on stderr: it cannot be read, is of no task of the suite, or has fewer steps.
+
+    Raises:
+        UsageError: the folder does not exist or holds no run at all.
+        CheckpointError: none of its runs can be used.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder: --suite takes the folder that holds the runs, one a {suite.unit}")
+    found = find_runs(folder)
+    if not found:
+        raise UsageError(
+            f"{folder} holds no run, neither itself nor {_DEPTH} levels down: --suite takes a folder of runs, "
+            f"each with {CONFIG} and {CHECKPOINTS}/"
+        )
+    tasks = {task.name: task for task in suite.tasks}
+    chosen: dict[str, Run] = {}
+    for path in found:
+        try:
+            checkpoint = find_checkpoint(path)
+            environment = from_toml_file(checkpoint.config_path).environment
+        except SeedError as error:
+            warn(f"a run is left out: {error}")
+            continue
+        if environment.family != suite.family or environment.id not in tasks:
+            warn(f"{path} is left out: {environment.family}/{environment.id} is no {suite.unit} of {suite.name}")
+            continue
+        run = Run(path, tasks[environment.id], checkpoint.env_steps)
+        other = chosen.get(environment.id)
+        if other is not None:
+            # Of equal ones the later name, because folders are named by their time.
+            run, other = (run, other) if run.env_steps >= other.env_steps else (other, run)
+            warn(
+                f"{environment.id} has several runs: {other.path} with {other.env_steps:,} environment steps is left "
+                f"out for {run.path} with {run.env_steps:,}"
+            )
+        chosen[environment.id] = run
+    if not chosen:
+        raise CheckpointError(f"none of the {len(found)} runs in {folder} can be played: give runs of {suite.name}")
+    return [chosen[name] for name in tasks if name in chosen]
+
+
+def check_chart(path: Path) -> None:
+    """Refuse, before anything is played, a file that cannot be written; raises UsageError."""
+    if path.suffix.lower() != ".png":
+        raise UsageError(f"--chart {path} must name a .png file")
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise UsageError(f"--chart {path}: the folder {folder} does not exist; create it first")
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise UsageError(f"--chart {path} cannot be written: name a file in a folder you may write to")
+
+
+def say(line: str) -> None:
+    """Print a line for people."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def warn(sentence: str) -> None:
+    """Print what is left out, and why."""
+    say(f"seed: {sentence}")
