@@ -256,7 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     if not debug:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-        # Or every stranger who knocks would write a line of gRPC's own.
+        # Or every connection of an unauthenticated peer would write a line of gRPC's own.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         # Not standalone: typer then returns a command's status, and leaves the wording of errors to us.

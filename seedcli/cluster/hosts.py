@@ -291,7 +291,7 @@ class Placement:
         addresses: of each host, transport → "host:port".
         own: gives the environments of this host, but those of the actor with this name: one that has lost its
             connection comes again before it is missed.
-        loads: gives those of the others as they have last said, by index.
+        loads: gives those of each host as it has last said.
         clock: monotonic seconds.
     """
 
@@ -301,7 +301,7 @@ class Placement:
         addresses: Sequence[Mapping[str, str]],
         *,
         own: Callable[[str], int],
-        loads: Callable[[], Mapping[int, int]],
+        loads: Callable[[], Sequence[int]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._index = index
@@ -333,7 +333,7 @@ class Placement:
         loads, now = self._loads(), self._clock()
         counts: list[float] = []
         for host, waiting in enumerate(self._on_the_way):
-            said = loads.get(host, 0)
+            said = loads[host]
             arrived: float = max(0, said - self._said[host])
             self._said[host] = said
             while waiting and (arrived > 0 or now - waiting[0][0] > _ON_THE_WAY_SECONDS):

@@ -109,10 +109,10 @@ def train_together(state: TrainingState, core: LearnerCore, team: Team) -> None:
         agreement = _step(state, core, team, batch)
         if not agreement.missing:
             batch = None
-        team.parted = bool(agreement.stopping) or core.finished
+        team.finished = bool(agreement.stopping) or core.finished
         if agreement.stopping:
             _stop_with(state, team, agreement)
-        if team.parted:
+        if team.finished:
             return
         if team.chief:
             _save_if_due(state, core)
@@ -142,7 +142,7 @@ def failures_of(team: Team) -> Iterator[None]:
     try:
         yield
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.InternalError, tf.errors.CancelledError) as e:
-        why = team.why_gone()
+        why = team.why_lost()
         if not why and isinstance(e, tf.errors.InternalError | tf.errors.CancelledError):
             raise  # of this host's own devices
         raise SeedError(
