@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from seedcli.cluster import rendezvous_server as server
 from seedcli.cluster.messages import MAX_HOSTS, State, Status, describe_host
@@ -143,9 +143,21 @@ class Rendezvous:
             if time.monotonic() >= deadline:
                 raise overdue()
 
-    def wait_hosts(self, timeout: float) -> None:
-        """Wait until all hosts have joined; raises as `join_hosts` does."""
-        self.wait(lambda state: bool(state.hosts), timeout, lambda: self._overdue(timeout))
+    def join(self, timeout: float) -> Self:
+        """Wait until all hosts have joined, for at most `timeout` seconds; where that fails, this host ends its part.
+
+        Raises:
+            UsageError: a host did not come; hosts disagree in their configuration, version or index.
+            UnreachableError: nothing answers at the chief's address, or the chief has ended.
+            DistrustedError: the chief has another token.
+            RendezvousCancelled: this host was asked to stop.
+        """
+        try:
+            self.wait(lambda state: bool(state.hosts), timeout, lambda: self._overdue(timeout))
+        except BaseException as error:
+            self.close(str(error) or type(error).__name__, usage=isinstance(error, UsageError))
+            raise
+        return self
 
     def _overdue(self, timeout: float) -> SeedError:
         chief, limit = describe_host(self.hosts, 0), f"topology.host_timeout = {timeout:g} s"
@@ -187,7 +199,7 @@ class Rendezvous:
         try:
             while True:
                 self._receive()
-                calm = self._clock.tick(2 * server.BEAT_SECONDS + LOOK_SECONDS)
+                self._clock.tick(2 * server.BEAT_SECONDS + LOOK_SECONDS)
                 with self._changed:
                     status, due, self._due = self._status, self._due, False
                 if due or self._clock.ticked >= next_beat or status.ended is not None:
@@ -196,7 +208,7 @@ class Rendezvous:
                 if status.ended is not None:
                     return
                 silent = self._clock.now - self._heard
-                if calm and self._state.hosts and not self._state.ended and silent > server.SILENCE_SECONDS:
+                if self._state.hosts and not self._state.ended and silent > server.SILENCE_SECONDS:
                     self._fail(SeedError(f"{describe_host(self.hosts, 0)} has not been heard for {silent:.0f} s"))
         except Exception as error:  # whatever it is, the others must not wait for this host
             _log.exception("the rendezvous of the learner hosts has failed")
@@ -277,28 +289,3 @@ class Rendezvous:
 
 def _body(status: Status) -> bytes:
     return status.model_dump_json().encode()
-
-
-def join_hosts(
-    hosts: Sequence[str],
-    status: Status,
-    *,
-    security: Security | None,
-    timeout: float,
-    stopped: Callable[[], bool] = lambda: False,
-) -> Rendezvous:
-    """Join the other learner hosts of a run; blocks until all of them have, for at most `timeout` seconds.
-
-    Raises:
-        UsageError: a host did not come; hosts disagree in their configuration, version or index; as `Rendezvous`.
-        UnreachableError: nobody answers at the chief's address, or the chief has ended.
-        DistrustedError: the chief has another token.
-        RendezvousCancelled: `stopped` is true.
-    """
-    rendezvous = Rendezvous(hosts, status, security, stopped)
-    try:
-        rendezvous.wait_hosts(timeout)
-    except BaseException as error:
-        rendezvous.close(str(error) or type(error).__name__, usage=isinstance(error, UsageError))
-        raise
-    return rendezvous

@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import zmq
+
 from seedcli.cluster.messages import State, Status, describe_host, find_disagreement
 from seedcli.errors import ProtocolError, UsageError
 from seedcli.net.addresses import join_host_port, split_host_port
@@ -44,12 +46,11 @@ class Clock:
     def __init__(self) -> None:
         self.now, self.ticked = 0.0, time.monotonic()
 
-    def tick(self, longest: float) -> bool:
-        """Go on, unless more than `longest` seconds have passed since the last tick; whether it has."""
+    def tick(self, longest: float) -> None:
+        """Go on, unless more than `longest` seconds have passed since the last tick."""
         before, self.ticked = self.ticked, time.monotonic()
         passed = self.ticked - before
         self.now += passed if passed <= longest else 0.0
-        return passed <= longest
 
 
 @dataclass
@@ -89,7 +90,6 @@ class RendezvousServer:
         self._due = False  # something is to be said before the next heartbeat
         self._peers: dict[Peer, int] = {}  # all that have sent a status, and the index that they have
         self._joined: dict[int, _Host] = {}
-        self._replaced: dict[str, float] = {}  # processes that another with the same index has replaced: when
         self._closing: tuple[str, bool] | None = None
         self.admission = AdmissionControl([self._server], lambda: self._clock.ticked)
         self._thread = threading.Thread(target=self._run, name="rendezvous server", daemon=True)
@@ -139,20 +139,16 @@ class RendezvousServer:
     def _take_newcomer(self, status: Status, peer: Peer) -> None:
         if status.config is None:
             raise ProtocolError("a host of another run, which has begun")
-        replaced = self._replaced.get(status.process)
-        if replaced is not None:
-            # A process that has died a moment ago is heard no more; this one is.
-            if self._clock.now - replaced > 2 * BEAT_SECONDS:
-                who = describe_host(self._hosts, status.index)
-                self._fail(f"two hosts say that they are {who}: give each its --host-index", usage=True)
+        who = describe_host(self._hosts, status.index)
+        # A process that has died has lost its connection: then another may take its place.
+        if status.index in self._joined and self._joined[status.index].peer in self._peers:
+            self._fail(f"two hosts say that they are {who}: give each its --host-index", usage=True)
             return
         if sentence := find_disagreement(self._hosts, self._chief, status):
             self._fail(sentence, usage=True)
             return
-        if status.index in self._joined:
-            self._replaced[self._joined[status.index].status.process] = self._clock.now
-        elif status.index:
-            _log.info("%s has joined", describe_host(self._hosts, status.index))
+        if status.index:
+            _log.info("%s has joined", who)
         self._joined[status.index] = _Host(status, peer, self._clock.now)
         self._due = True
 
@@ -167,8 +163,8 @@ class RendezvousServer:
                 for _ in range(_CALLS):
                     if not self._server.receive(self):
                         break
-                if self._clock.tick(2 * BEAT_SECONDS + LOOK_SECONDS):
-                    self._find_silent()
+                self._clock.tick(2 * BEAT_SECONDS + LOOK_SECONDS)
+                self._find_silent()
                 if closing is not None:
                     self._take_end(0, *closing)
                     self._send(ended=True)
@@ -240,7 +236,7 @@ def _listen(chief: str, security: Security | None) -> RouterServer:
             address = "0.0.0.0"
         url = f"tcp://{join_host_port(address, port)}"
         return RouterServer("zmq", url, max_payload=CONTROL_LIMIT, security=security)
-    except (OSError, UnicodeError) as error:  # ZeroMQ's among them
+    except (OSError, UnicodeError, zmq.ZMQError) as error:
         if getattr(error, "errno", 0) == errno.EADDRINUSE:
             raise UsageError(
                 f"{chief}, where the hosts of topology.hosts meet, is in use: another process is host 0 already (give "

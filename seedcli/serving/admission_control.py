@@ -1,10 +1,10 @@
 """Admission control: what a learner spends on a TCP connection before its peer is authenticated is bounded.
 
-The libraries behind the transports accept whoever connects, and read what is sent before any proof. So peers
-without the token could hold every descriptor of the learner with silent connections (then no checkpoint can be written), or fill its
-memory with the largest message each of them may claim. So a thread watches the kernel's side of each connection to a
-listener: one whose peer is not authenticated is ended when it is too old or has sent too much, and the oldest are ended
-when there are too many.
+The libraries behind the transports accept whoever connects, and read what is sent before any proof. So peers without
+the token could hold every descriptor of the learner with silent connections (then no checkpoint can be written), or
+fill its memory with the largest message each of them may claim. A thread watches the kernel's side of each connection
+to a listener: one whose peer is not authenticated is ended when it is too old or has sent too much, and the oldest are
+ended when there are too many.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class AdmissionControl:
 
     @property
     def crowded(self) -> bool:
-        """Whether actors hold so many descriptors that the learner needs the rest; unauthenticated peers do not count."""
+        """Whether actors hold so many descriptors that the learner needs the rest; other peers do not count."""
         limit = descriptor_limit()
         return self.descriptors - self.unauthenticated > _for_connections(limit)
 

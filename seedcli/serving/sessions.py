@@ -11,7 +11,7 @@ from seedcli.net.base import Peer
 from seedcli.net.codecs import CODECS, RAW, RowDecoder
 from seedcli.net.handshake import ServerHandshake
 from seedcli.net.messages import Hello
-from seedcli.serving.admission_control import PROOF_SECONDS, MAX_UNAUTHENTICATED
+from seedcli.serving.admission_control import MAX_UNAUTHENTICATED, PROOF_SECONDS
 from seedcli.specs import EnvSpec, RowLayout
 
 HANDSHAKE_SECONDS = 120.0  # from the proof to Ready; building environments lies in between

@@ -23,7 +23,7 @@ import zmq
 
 from seedcli.cluster import rendezvous_server
 from seedcli.cluster.messages import Addresses, Run, State, Status
-from seedcli.cluster.rendezvous import Rendezvous, RendezvousCancelled, join_hosts
+from seedcli.cluster.rendezvous import Rendezvous, RendezvousCancelled
 from seedcli.errors import DistrustedError, ProtocolError, UnreachableError, UsageError
 from seedcli.net.frames import Kind, pack_header
 from seedcli.net.security.curve import protect_client
@@ -69,10 +69,20 @@ class Hosts:
         self.stop = threading.Event()
 
     def start(self, hosts: list[str], index: int, own: Status | None = None, **options: Any) -> Future[Rendezvous]:
-        arguments: dict[str, Any] = {"security": SECURITY, "timeout": LIMIT, "stopped": self.stop.is_set} | options
-        future = self.pool.submit(join_hosts, hosts, own or status(index), **arguments)
+        future = self.pool.submit(self._join, hosts, own or status(index), **options)
         self.futures.append(future)
         return future
+
+    def _join(
+        self,
+        hosts: list[str],
+        own: Status,
+        *,
+        security: Security | None = SECURITY,
+        timeout: float = LIMIT,
+        stopped: Callable[[], bool] | None = None,
+    ) -> Rendezvous:
+        return Rendezvous(hosts, own, security, stopped or self.stop.is_set).join(timeout)
 
     def all(self, count: int) -> list[Rendezvous]:
         hosts = free_hosts(count)
@@ -271,7 +281,7 @@ def test_one_that_was_stopped_while_waiting_may_come_again(held: Hosts) -> None:
 def test_what_is_too_large_to_say() -> None:
     large = status(0, agent__x="x" * 70_000)
     with pytest.raises(UsageError, match="more than the 65536 bytes"):
-        join_hosts(free_hosts(2), large, security=SECURITY, timeout=1.0)
+        Rendezvous(free_hosts(2), large, SECURITY)
 
 
 def ended(visitor: socket.socket) -> bool:
@@ -313,7 +323,7 @@ def test_unauthenticated_connections_to_the_chief_are_ended_and_hosts_stay(
         begun = time.monotonic()
         assert all(map(ended, visitors[:12])) and time.monotonic() - begun < 2.5  # there were too many, the oldest go
         other = held.start(hosts, 1, security=security)
-        chief.wait_hosts(LIMIT)
+        chief.join(LIMIT)
         assert all(map(ended, visitors[12:])) and time.monotonic() - begun > 2.5
         wait_until(lambda: control.unauthenticated == 0)
         count = control.ended
@@ -422,13 +432,13 @@ def test_a_chief_that_starts_again_does_not_take_hosts_of_the_run_before(held: H
 HOST = """
 import sys
 from seedcli.cluster import rendezvous_server
-from seedcli.cluster.rendezvous import join_hosts
+from seedcli.cluster.rendezvous import Rendezvous
 from seedcli.net.security.keys import Security
 from seedcli.net.security.token import Token
 from tests.cluster.test_rendezvous import BEAT, SILENCE, status
 rendezvous_server.BEAT_SECONDS, rendezvous_server.SILENCE_SECONDS = BEAT, SILENCE
 hosts, index = sys.argv[1].split(","), int(sys.argv[2])
-rendezvous = join_hosts(hosts, status(index), security=Security(Token(sys.argv[3], "argv")), timeout=20.0)
+Rendezvous(hosts, status(index), Security(Token(sys.argv[3], "argv"))).join(20.0)
 print("joined", flush=True)
 sys.stdin.read()
 """

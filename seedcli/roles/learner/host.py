@@ -15,7 +15,7 @@ import tensorflow as tf
 import seedcli
 from seedcli.cluster.hosts import actor_addresses, free_port, named_in_logs
 from seedcli.cluster.messages import Addresses, Run, Status, describe_host
-from seedcli.cluster.rendezvous import RendezvousCancelled, join_hosts
+from seedcli.cluster.rendezvous import Rendezvous, RendezvousCancelled
 from seedcli.cluster.team import Team
 from seedcli.config.schema import Config
 from seedcli.config.sources import Resolved, describe
@@ -108,9 +108,7 @@ def _run_host(setup: Setup, hosts: Sequence[str], index: int, open_run: Callable
         where = "here" if index == 0 else f"at {hosts[0]}"
         _log.info("waiting %s for %s, at most %g s (topology.host_timeout)", where, others, patience)
         try:
-            rendezvous = join_hosts(
-                hosts, status, security=setup.security, timeout=patience, stopped=signals.raised.is_set
-            )
+            rendezvous = Rendezvous(hosts, status, setup.security, signals.raised.is_set).join(patience)
             team = stack.enter_context(Team(rendezvous, patience))
             folder = open_run(team)
             if folder is None:
