@@ -253,8 +253,9 @@ class Rendezvous:
                 self._fail(DistrustedError(self._distrust()) if isinstance(error, DistrustedError) else error)
             raise UnreachableError(str(error)) from error
         finally:
-            self._clock.tick(2 * _CONNECT_SECONDS)  # to wait for a chief is to hear nothing of it
-        self._due = True
+            self._clock.tick(2 * _CONNECT_SECONDS, _CONNECT_SECONDS)  # to wait for a chief is to hear nothing of it
+        with self._changed:
+            self._due = True
         return client
 
     def _distrust(self) -> str:

@@ -46,11 +46,11 @@ class Clock:
     def __init__(self) -> None:
         self.now, self.ticked = 0.0, time.monotonic()
 
-    def tick(self, longest: float) -> None:
-        """Go on, unless more than `longest` seconds have passed since the last tick."""
+    def tick(self, longest: float, otherwise: float = 0.0) -> None:
+        """Count the seconds since the last tick, or `otherwise` where they are more than `longest`."""
         before, self.ticked = self.ticked, time.monotonic()
         passed = self.ticked - before
-        self.now += passed if passed <= longest else 0.0
+        self.now += passed if passed <= longest else otherwise
 
 
 @dataclass
