@@ -77,7 +77,7 @@ class Status(_Message):
     """All that a host says of itself, in every message.
 
     Attributes:
-        process: random, so that two processes with the same index are told apart.
+        process: random: it distinguishes two processes with the same index.
         config: every value of its configuration, by key such as "training.batch_size"; None once all hosts are known.
         run: the chief's.
         envs: environments it serves.
@@ -105,7 +105,7 @@ class State(_Message):
 
     Attributes:
         missing: hosts that have not joined yet.
-        taken: another process has joined with the index of the one that is told this.
+        taken: another process has joined with the receiver's index.
         hosts: addresses of each, once all have joined.
         run: what is known of the run, once the chief knows it.
         ready: all hosts are.

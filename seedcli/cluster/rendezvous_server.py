@@ -239,7 +239,7 @@ def _listen(chief: str, security: Security | None) -> RouterServer:
     except (OSError, UnicodeError, zmq.ZMQError) as error:
         if getattr(error, "errno", 0) == errno.EADDRINUSE:
             raise UsageError(
-                f"{chief}, where the hosts of topology.hosts meet, is in use: another process is host 0 already (give "
+                f"{chief}, the rendezvous of topology.hosts, is in use: another process is host 0 already (give "
                 "each its own --host-index), or choose another port"
             ) from error
         raise UsageError(

@@ -247,7 +247,7 @@ class AdmissionControl:
         return self._with_socket(connection, lambda sock: sock.shutdown(socket.SHUT_RDWR))
 
     def _with_socket(self, connection: _Connection, action: Callable[[socket.socket], None]) -> bool:
-        """Do something with a connection's socket; whether that was possible: it may be gone."""
+        """Do something with a connection's socket; whether that was possible: it may be closed."""
         try:
             os.dup2(connection.descriptor, self._duplicate, inheritable=False)
         except OSError:

@@ -238,7 +238,7 @@ def test_steps_that_run_at_once_use_ports_of_their_own() -> None:
         (step(0, "a[1-2]", "1(x2)") | {"SLURM_PROCID": "x"}, "SLURM_PROCID = 'x' is no number"),
         (step(0, "a[1-2]", "1(x3)"), "does not say where the 3 tasks are, on 2 nodes"),
         (step(0, "a[1-2", "1(x2)"), "no list of nodes"),
-        (step(1, "a,b", "2(x2)", node=1, local=1, SLURM_GTIDS="1,2"), "cannot be told"),
+        (step(1, "a,b", "2(x2)", node=1, local=1, SLURM_GTIDS="1,2"), "in an unknown way"),
         (step(0, "a", "17"), "17 learner hosts on one node"),
     ],
 )
@@ -541,7 +541,7 @@ def test_actors_are_spread_over_hosts_and_come_back(
     actors += [actor(second.address), actor(second.address)]
     wait_until(lambda: first.envs == second.envs == 8)
     wait_until(lambda: first.steps > 50 and second.steps > 50)
-    # A host that is gone: its actors know the address they were given, and are kept there once it is known.
+    # A host has stopped: its actors know the address they were given, and are kept there once it is known.
     second.stop()
     wait_until(lambda: first.envs == 12, 30.0)
     first.stop(done=True)

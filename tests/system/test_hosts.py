@@ -57,7 +57,7 @@ def test_two_hosts_count_stop_and_resume_together(fleet: Fleet) -> None:
     assert updates == sorted(updates) and updates[-1] > ended[1]["learner_updates"]
     assert all(actor.running for actor in actors)
 
-    # A host that dies ends the job, for whoever starts it again; nothing that was trained is lost.
+    # A host that dies ends the job, which can be started again; nothing that was trained is lost.
     chief.kill()
     ends_soon(member, "host 0")
     own = {process.pid for actor in actors for process in (psutil.Process(actor.pid), *actor.children())}

@@ -35,7 +35,7 @@ from seedcli.training.devices import Devices, find_inventory, prepare
 
 _log = logging.getLogger(__name__)
 
-# All hosts have joined by then, so none need be waited for; but TensorFlow's server starts slowly on a busy machine.
+# All hosts have joined by then; but TensorFlow's server starts slowly on a busy machine.
 _CONNECT_SECONDS = (20.0, 120.0)  # at least and at most, between them topology.host_timeout
 
 
@@ -46,7 +46,7 @@ def run_chief(setup: Setup, folder: RunFolder, hosts: Sequence[str], finished: s
         setup: what the learner is run with.
         folder: the run's, locked.
         hosts: "host:port" of each, the chief first.
-        finished: why there is nothing left to do, which the others are told too; "" where there is.
+        finished: why there is nothing left to do, for all hosts; "" where there is.
     """
 
     def open_run(team: Team) -> RunFolder | None:

@@ -27,7 +27,7 @@ class Setup:
         exporter: where metrics and health are asked for; started and closed by `supervise`.
         announce: called once the learner serves.
         tick: called ten times a second from the main thread.
-        closing: called after actors were told to leave; gives their profiles for the table at the end.
+        closing: called after actors were asked to leave; gives their profiles for the table at the end.
     """
 
     resolved: Resolved
