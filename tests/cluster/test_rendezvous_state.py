@@ -1,4 +1,4 @@
-"""What learner hosts agree on once they have joined, how they learn of each other's end, and which messages they take."""
+"""What learner hosts agree on once they have joined, how they learn of another's end, and which messages they take."""
 
 from __future__ import annotations
 
