@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     if not debug:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-        # Or every unauthenticated peer would write a line of gRPC's own.
+        # Or every connection of an unauthenticated peer would write a line of gRPC's own.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     _open_missing_output()
     _import_from_working_folder()

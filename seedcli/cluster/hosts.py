@@ -21,7 +21,7 @@ from seedcli.net.addresses import join_host_port, split_host_port
 from seedcli.net.messages import Hello
 
 _MAX_NODES = 65_536
-_PORTS = 12_000  # the first of those that SLURM jobs' hosts meet at; below those that systems give out themselves
+_PORTS = 12_000  # the first for the rendezvous of SLURM jobs; below those that systems assign themselves
 _BLOCK = 16  # ports of one step
 _BLOCKS = 1_250
 _SCONTROL_SECONDS = 10.0
@@ -133,7 +133,7 @@ def _from_slurm(environ: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
     first = [(node, local) for node, count in enumerate(counts) for local in range(count)]
     turns = sorted(first, key=lambda place: (place[1], place[0]))
     mine = (_number(environ, "SLURM_NODEID"), _number(environ, "SLURM_LOCALID"))
-    # SLURM does not say how it has spread the tasks; where each is, shows it.
+    # SLURM does not say how it has distributed the tasks; where each is, shows it.
     ids = {int(task) for task in environ.get("SLURM_GTIDS", "").split(",") if task.isdecimal()}
     for places in (first, turns):
         there = {task for task, (node, _) in enumerate(places) if node == mine[0]}
@@ -141,7 +141,7 @@ def _from_slurm(environ: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
             break
     else:
         raise UsageError(
-            f"the tasks of this SLURM step are spread in a way that cannot be told (task {rank} is number {mine[1]} on "
+            f"the tasks of this SLURM step are distributed in an unknown way (task {rank} is number {mine[1]} on "
             f"node {mine[0]}): use srun --distribution=block, or give --hosts and --host-index"
         )
     addresses = _addresses_of(nodes)
@@ -163,7 +163,7 @@ def _addresses_of(nodes: Sequence[str]) -> list[str]:
             capture_output=True, text=True, check=True, timeout=_SCONTROL_SECONDS,
         ).stdout  # fmt: skip
     except (OSError, subprocess.SubprocessError):
-        return list(nodes)  # whoever looks for a node says that its name is not known
+        return list(nodes)  # the rendezvous names a node that is not known
     found = dict(re.findall(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", shown, re.MULTILINE))
     return [found.get(node, node) for node in nodes]
 
@@ -291,7 +291,7 @@ class Placement:
         addresses: of each host, transport → "host:port".
         own: gives the environments of this host, but those of the actor with this name: one that has lost its
             connection comes again before it is missed.
-        loads: gives those of the others as they have last said, by index.
+        loads: gives those of each host as it has last said.
         clock: monotonic seconds.
     """
 
@@ -301,7 +301,7 @@ class Placement:
         addresses: Sequence[Mapping[str, str]],
         *,
         own: Callable[[str], int],
-        loads: Callable[[], Mapping[int, int]],
+        loads: Callable[[], Sequence[int]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._index = index
@@ -329,11 +329,11 @@ class Placement:
         return ("zmq://" if transport == "zmq" else "") + self._addresses[chosen][transport]
 
     def _counts(self) -> list[float]:
-        """Environments of each host, those on their way included, as far as this one is told."""
+        """Environments of each host, those on their way included, as far as this host knows."""
         loads, now = self._loads(), self._clock()
         counts: list[float] = []
         for host, waiting in enumerate(self._on_the_way):
-            said = loads.get(host, 0)
+            said = loads[host]
             arrived: float = max(0, said - self._said[host])
             self._said[host] = said
             while waiting and (arrived > 0 or now - waiting[0][0] > _ON_THE_WAY_SECONDS):

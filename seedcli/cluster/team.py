@@ -14,24 +14,24 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
 
 from seedcli.cluster.hosts import Placement
-from seedcli.cluster.meeting import Meeting, MeetingCancelled
+from seedcli.cluster.messages import Run, State, describe_host
+from seedcli.cluster.rendezvous import Rendezvous
 from seedcli.config.schema import Config
 from seedcli.errors import SeedError
 from seedcli.serving.service import InferenceService
+from seedcli.training.checkpoint_files import Checkpoint
 
 _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.05
-_REPORT_SECONDS = 0.5
 _WHY_SECONDS = 12.0  # longer than the silence after which a host counts as lost
-_TELL_SECONDS = 10.0  # without a batch at a host, after which that is said
-_GO = "go"
+_WARN_SECONDS = 10.0  # without a batch at a host
 COUNTERS = ("env_steps", "episodes", "evaluation_steps", "evaluation_episodes", "trained_steps")
 
 
@@ -51,127 +51,110 @@ class Agreement:
 class Team:
     """One host's view of all of them; `control` and `agree` belong to the training thread.
 
+    A context manager: at its end the host leaves the rendezvous, and says why where the others cannot know.
+
     Args:
-        meeting: where the hosts have met.
-        names: "host:port" of each, the chief's first.
-        index: which of them this is.
+        rendezvous: that all hosts have joined.
         patience: seconds that the others wait for a host without a batch.
-        stopped: whether this host has been asked to stop.
 
     Attributes:
-        parted: all hosts have agreed that this was the last step.
-        began: counters of the checkpoint that the run is gone on with from; empty for a new one.
+        finished: all hosts have agreed that nothing is left to do: this was the last step, or there is none.
+        checkpoint: the chief's: where the run is resumed; None: it is new, or this is another host.
+        began: counters of the checkpoint with which the run is resumed; empty for a new one.
         totals: `COUNTERS` of all hosts since the run began, as of the last update.
     """
 
-    def __init__(
-        self,
-        meeting: Meeting,
-        names: tuple[str, ...],
-        index: int,
-        patience: float,
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.meeting = meeting
-        self.names = names
-        self.index = index
+    def __init__(self, rendezvous: Rendezvous, patience: float) -> None:
+        self.rendezvous = rendezvous
+        self.index = rendezvous.index
         self._patience = patience
-        self._stopped = stopped
-        self.parted = False
+        self.finished = False
+        self.checkpoint: Checkpoint | None = None
         self.began: dict[str, int] = {}
         self._base = dict.fromkeys(COUNTERS, 0)
         self.totals = dict(self._base)
         self._short_since: float | None = None
-        self._short_told = False
+        self._short_warned = False
         self._service: InferenceService | None = None
-        self._next_report = 0.0
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is not None:
+            self.rendezvous.close(str(error) or type(error).__name__)
+        else:
+            self.rendezvous.close("" if self.finished else "it was stopped before training had begun")
 
     @property
     def size(self) -> int:
         """Number of hosts."""
-        return len(self.names)
+        return len(self.rendezvous.hosts)
 
     @property
     def chief(self) -> bool:
         """Whether this host writes checkpoints and keeps the run's folder."""
         return self.index == 0
 
+    def share_run(self, run: Run | None) -> Run:
+        """Have every host know where the run stands.
+
+        Args:
+            run: what the chief knows; None at other hosts.
+
+        Raises:
+            SeedError: a host is lost, or the chief says nothing.
+            RendezvousCancelled: this host was asked to stop.
+        """
+        if run is not None:
+            self.rendezvous.update(run=run)
+        known = self._wait(lambda state: state.run is not None, f"{self.named((0,))} has not said where the run stands")
+        assert known.run is not None
+        counters = known.run.counters
+        self.began = {name: count for name, count in counters.items() if isinstance(count, int)}
+        self._base = {name: int(counters.get(name, 0)) for name in COUNTERS}
+        self.totals = dict(self._base)
+        return known.run
+
+    def wait_for_all(self) -> None:
+        """Wait until every host has come as far as this, and knows it; raises as `share_run` does.
+
+        What follows may keep Python from running until the others do the same: no host may learn too late that it is
+        its turn.
+        """
+        self.rendezvous.update(ready=True)
+        self._wait(lambda state: state.ready, "not every host is there")
+
+    def _wait(self, condition: Callable[[State], bool], otherwise: str) -> State:
+        return self.rendezvous.wait(condition, self._patience, lambda: SeedError(otherwise))
+
     def serve(self, service: InferenceService) -> None:
         """Have actors that come to `service` spread over all hosts."""
         self._service = service
         service.reception.place = Placement(
             self.index,
-            [introduction.actors for introduction in self.meeting.introductions],
+            [addresses.actors for addresses in self.rendezvous.state.hosts],
             own=service.reception.envs,
-            loads=lambda: self.meeting.loads,
+            loads=lambda: self.rendezvous.state.loads,
         )
 
     def look(self) -> None:
-        """Tell the others now and then how many environments there are here; for the main thread.
+        """Have the others know how many environments there are here; for the main thread.
 
         Raises:
-            SeedError: a host is gone.
+            SeedError: a host is lost.
         """
-        if self.meeting.lost:
-            raise SeedError(f"{self.meeting.lost}: start all hosts again with --continue")
-        now = time.monotonic()
-        if self._service is not None and now >= self._next_report:
-            self._next_report = now + _REPORT_SECONDS
-            self.meeting.report(self._service.reception.envs())
+        if self.rendezvous.failure:
+            raise SeedError(f"{self.rendezvous.failure}: start all hosts again with --continue")
+        if self._service is not None:
+            self.rendezvous.update(envs=self._service.reception.envs())
 
-    def why_gone(self) -> str:
-        """Which host TensorFlow cannot reach any more, if the meeting finds out soon; else ""."""
+    def why_lost(self) -> str:
+        """Which host TensorFlow cannot reach any more, if the rendezvous finds out soon; else ""."""
         deadline = time.monotonic() + _WHY_SECONDS
-        while not self.meeting.lost and time.monotonic() < deadline:
+        while not self.rendezvous.failure and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
-        return self.meeting.lost
-
-    def resume(self, counters: Mapping[str, int]) -> None:
-        """Count on from a checkpoint's counters; none of them for a new run."""
-        self.began = {name: count for name, count in counters.items() if isinstance(count, int)}
-        self._base = {name: int(counters.get(name, 0)) for name in COUNTERS}
-        self.totals = dict(self._base)
-
-    def wait_for_all(self) -> None:
-        """Wait until every host has come as far as this, and knows it.
-
-        What follows may keep Python from running until the others do the same: nobody may learn too late that it is
-        their turn. So the members say that they are there, and the chief says when all are.
-
-        Raises:
-            SeedError: a host is gone, or does not come.
-            MeetingCancelled: this host was asked to stop.
-        """
-        self.meeting.report(1)
-        self._flush()
-        if not self.chief:
-            self.wait_told(_GO)
-            return
-        self._wait(self._all_there, "not every host is there")
-        self.meeting.tell({**self.meeting.told, _GO: True})
-        self._flush()
-
-    def _all_there(self) -> bool:
-        loads = self.meeting.loads
-        return len(loads) == self.size and all(loads.values())
-
-    def _flush(self) -> None:
-        if not self.meeting.flush(self._patience):
-            raise SeedError(self.meeting.lost or "the other learner hosts cannot be reached")
-
-    def wait_told(self, name: str) -> Any:
-        """Something that the chief tells the others, once it has told it. Raises as `wait_for_all` does."""
-        self._wait(lambda: name in self.meeting.told, f"{self.named((0,))} has not said where the run stands")
-        return self.meeting.told[name]
-
-    def _wait(self, condition: Callable[[], bool], otherwise: str) -> None:
-        deadline = time.monotonic() + self._patience
-        while not condition():
-            if self._stopped():
-                raise MeetingCancelled
-            if self.meeting.lost or time.monotonic() > deadline:
-                raise SeedError(self.meeting.lost or otherwise)
-            time.sleep(_LOOK_SECONDS)
+        return self.rendezvous.failure
 
     def control(self, counted: Mapping[str, int], *, ready: bool, status: int) -> npt.NDArray[np.float64]:
         """What this host adds to the sum: float64 [1 + 2·hosts + counters].
@@ -202,14 +185,14 @@ class Team:
 
     def _check_patience(self, short: tuple[int, ...]) -> None:
         now = time.monotonic()
-        if not short or len(short) == self.size:  # nobody waits for anybody
-            self._short_since, self._short_told = None, False
+        if not short or len(short) == self.size:  # no host waits for another
+            self._short_since, self._short_warned = None, False
             return
         if self._short_since is None:
             self._short_since = now
         waited = now - self._short_since
-        if waited > _TELL_SECONDS and not self._short_told:
-            self._short_told = True
+        if waited > _WARN_SECONDS and not self._short_warned:
+            self._short_warned = True
             _log.warning(
                 "%s has had no training batch for %.0f s, and the others wait: give it actors; all stop after %g s "
                 "(topology.host_timeout)",
@@ -223,7 +206,7 @@ class Team:
 
     def named(self, hosts: tuple[int, ...]) -> str:
         """Hosts by number and address, for sentences."""
-        return " and ".join(f"host {host} ({self.names[host]})" for host in hosts)
+        return " and ".join(describe_host(self.rendezvous.hosts, host) for host in hosts)
 
 
 def local_share(config: Config, index: int, hosts: int) -> Config:

@@ -116,7 +116,7 @@ class ServerTransport(Protocol):
         must add."""
 
     def trust(self, peer: Peer) -> None:
-        """The peer has shown that it may come in: its connection is a stranger's no more."""
+        """The peer is authenticated: admission control leaves its connection alone."""
 
     def trusts(self, descriptor: int, address: tuple[str, int]) -> bool:
         """Whether a TCP connection is that of a peer that is trusted; safe from any thread.

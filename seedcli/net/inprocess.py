@@ -79,7 +79,7 @@ class InProcessServer:
         return {}
 
     def trust(self, peer: Peer) -> None:
-        """Nothing: there are no strangers."""
+        """Nothing: there are no unauthenticated peers."""
 
     def trusts(self, descriptor: int, address: tuple[str, int]) -> bool:
         """No connection has a descriptor."""

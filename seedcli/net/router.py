@@ -172,7 +172,7 @@ class RouterServer:
             count += 1
             connection = self._connections.get(identity)
             if connection is None:
-                self._stranger(identity, handler)
+                self._unknown(identity, handler)
                 continue
             try:
                 self._take(connection, unpack_header(receive(_NOWAIT)), handler)
@@ -226,7 +226,7 @@ class RouterServer:
         if count != header.payload_bytes or self._socket.getsockopt(zmq.RCVMORE):
             raise ProtocolError(f"a row of {count} bytes where the header says {header.payload_bytes}")
 
-    def _stranger(self, identity: bytes, handler: FrameHandler) -> None:
+    def _unknown(self, identity: bytes, handler: FrameHandler) -> None:
         """A frame of an identity without a connection: a heartbeat, a HELLO, or nothing we know."""
         socket = self._socket
         if identity in self._dropped:

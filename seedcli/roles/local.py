@@ -23,6 +23,7 @@ from seedcli.errors import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_USAGE, Ref
 from seedcli.net.base import ServerTransport
 from seedcli.net.security.keys import Security
 from seedcli.net.security.token import VARIABLE, Token, new_token
+from seedcli.roles.learner.setup import Setup
 from seedcli.roles.learner.supervise import supervise, use_devices
 from seedcli.roles.learner.threads import Learner
 from seedcli.roles.restarts import PEACE_SECONDS
@@ -235,18 +236,17 @@ def run_train(resolved: Resolved, folder: RunFolder, *, live: bool, profile: boo
             assert actors is not None
             actors.start(lambda: learner.has_stepped)
 
-        status = supervise(
+        setup = Setup(
             resolved,
-            folder,
             [transport],
             view,
+            exporter=exporter,
             announce=announce,
             tick=actors.tick,
             closing=actors.end,
-            exporter=exporter,
-            devices=use_devices(config),
             resumed_with="seed train",
         )
+        status = supervise(setup, folder, use_devices(config))
         return EXIT_DONE if status == EXIT_DONE else status
     finally:
         if actors is not None:

@@ -1,10 +1,10 @@
-"""Ends TCP connections of strangers: what a learner spends on a peer before it has proved the token is bounded.
+"""Admission control: what a learner spends on a TCP connection before its peer is authenticated is bounded.
 
-The libraries behind the transports accept whoever connects, and read what is sent before anybody is asked: a stranger
-could hold every descriptor of the learner with connections that say nothing (then no checkpoint can be written), or
-fill its memory with the largest message each of them may claim. So the doorman looks at the kernel's side of each
-connection to a listener: one whose peer has not shown that it may come in is ended when it is too old, has sent too
-much, or when there are too many, the oldest first.
+The libraries behind the transports accept whoever connects, and read what is sent before any proof. So peers without
+the token could hold every descriptor of the learner with silent connections (then no checkpoint can be written), or
+fill its memory with the largest message each of them may claim. A thread watches the kernel's side of each connection
+to a listener: one whose peer is not authenticated is ended when it is too old or has sent too much, and the oldest are
+ended when there are too many.
 """
 
 from __future__ import annotations
@@ -29,20 +29,18 @@ from seedcli.telemetry.logs import log_once_per
 _log = logging.getLogger(__name__)
 
 PROOF_SECONDS = 10.0  # from a connection to the proof of the token
-STRANGERS = 1024  # connections and handshakes without proof at once
-_AT_THE_DOOR = 8  # of them that there is always room for
-_STRANGER_BYTES = (
-    4 * CONTROL_LIMIT
-)  # that a connection may bring before the proof: HELLO and PROOF, and TLS around them
-_BUSY_SECONDS = 0.1  # between looks while there are strangers
+MAX_UNAUTHENTICATED = 1024  # connections and handshakes without proof at once
+_MIN_UNAUTHENTICATED = 8  # of them that there is always room for
+_MAX_BYTES = 4 * CONTROL_LIMIT  # of a connection before the proof: HELLO and PROOF, and TLS around them
+_BUSY_SECONDS = 0.1  # between looks while there are unauthenticated connections
 _QUIET_SECONDS = 0.5
-_HELD_UP_SECONDS = 2.0  # a service that took nothing for so long: nobody is to blame for its silence
+_STALLED_SECONDS = 2.0  # a service that took nothing for so long could not see a proof either
 _LOG_SECONDS = 5.0
 _BYTES_RECEIVED = struct.Struct("=128xQ")  # of Linux's struct tcp_info: tcpi_bytes_received
 
 
 class Listener(Protocol):
-    """What the doorman asks of a transport; safe to ask from its thread.
+    """What admission control asks of a transport; safe to ask from its thread.
 
     Attributes:
         port: of TCP that is listened at; None: none.
@@ -51,7 +49,7 @@ class Listener(Protocol):
     port: int | None
 
     def trusts(self, descriptor: int, address: tuple[str, int]) -> bool:
-        """Whether this connection's peer has shown that it may come in.
+        """Whether this connection's peer is authenticated.
 
         Args:
             descriptor: of its socket in this process.
@@ -66,7 +64,7 @@ class _Connection:
     Attributes:
         descriptor, inode: of its socket.
         seen: monotonic seconds of the first look at it.
-        listener: None: it is no connection to any of them, and none of the doorman's business.
+        listener: None: it is no connection to any of them, and is left alone.
         address: of the peer.
         since: monotonic seconds since which its peer could have proved the token; None: it has.
         before: bytes received until then.
@@ -91,41 +89,42 @@ def _for_connections(limit: int) -> int:
     return limit - max(32, limit // 16)
 
 
-class Doorman:
-    """A thread that looks after the connections to some listeners; see the module.
+class AdmissionControl:
+    """A thread that bounds unauthenticated connections to some listeners; see the module.
 
     Args:
         listeners: those without a port are left out; with none at all there is no thread.
-        heard: monotonic seconds at which the service last took what had come: while it is held up, nobody is too old.
+        last_turn: gives the monotonic seconds at which the service last took what had come: while it is stalled, no
+            connection is too old.
 
     Attributes:
         ended: connections that were ended so far.
-        strangers: connections at the last look whose peers had not proved the token.
+        unauthenticated: connections at the last look whose peers had not proved the token.
         descriptors: files and sockets that were open then.
     """
 
-    def __init__(self, listeners: Iterable[Listener], heard: Callable[[], float]) -> None:
+    def __init__(self, listeners: Iterable[Listener], last_turn: Callable[[], float]) -> None:
         self._listeners = {listener.port: listener for listener in listeners if listener.port is not None}
-        self._heard = heard
+        self._last_turn = last_turn
         self._seen: dict[int, _Connection] = {}
         self.ended = 0
-        self.strangers = 0
+        self.unauthenticated = 0
         self.descriptors = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         if self._listeners:
-            # Sockets are looked at through a duplicate that nobody else closes. Its number is taken now: where no
+            # Sockets are looked at through a duplicate that nothing else closes. Its number is taken now: where no
             # descriptor is left, that is when it is needed.
             self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             self._duplicate = os.dup(self._nothing)
-            self._thread = threading.Thread(target=self._run, name="doorman", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="admission control", daemon=True)
             self._thread.start()
 
     @property
     def crowded(self) -> bool:
-        """Whether actors hold so many descriptors that the learner needs the rest itself; strangers' do not count."""
+        """Whether actors hold so many descriptors that the learner needs the rest; other peers do not count."""
         limit = descriptor_limit()
-        return self.descriptors - self.strangers > _for_connections(limit)
+        return self.descriptors - self.unauthenticated > _for_connections(limit)
 
     def close(self) -> None:
         """End the thread; safe to call twice."""
@@ -140,10 +139,10 @@ class Doorman:
         pause = _BUSY_SECONDS
         while not self._stop.wait(pause):
             ended = self._look(time.monotonic())
-            pause = _BUSY_SECONDS if self.strangers else _QUIET_SECONDS
+            pause = _BUSY_SECONDS if self.unauthenticated else _QUIET_SECONDS
             for reason, count in ended.items():
                 log_once_per(
-                    f"strangers {reason}", _LOG_SECONDS, _log, logging.WARNING,
+                    f"unauthenticated {reason}", _LOG_SECONDS, _log, logging.WARNING,
                     "%d connections of peers that have not proved the token were ended: %s", count, reason,
                 )  # fmt: skip
 
@@ -152,24 +151,24 @@ class Doorman:
         self._take_stock(now)
         ended: Counter[str] = Counter()
         staying = []
-        strangers = self._find_strangers(now)
-        for stranger in strangers:
-            reason = self._too_much(stranger, now)
+        unauthenticated = self._find_unauthenticated(now)
+        for connection in unauthenticated:
+            reason = self._too_much(connection, now)
             if reason is None:
-                staying.append(stranger)
-            elif self._end(stranger):
+                staying.append(connection)
+            elif self._end(connection):
                 ended[reason] += 1
-        # The oldest first: who is to come in proves it within a moment.
+        # The oldest first: a holder of the token proves it within a moment.
         staying.sort(key=lambda connection: connection.seen)
-        for stranger in staying[: self._surplus(len(staying))]:
-            ended["there were too many of them"] += self._end(stranger)
-        self.strangers = len(strangers)
+        for connection in staying[: self._surplus(len(staying))]:
+            ended["there were too many of them"] += self._end(connection)
+        self.unauthenticated = len(unauthenticated)
         self.ended += ended.total()
         return ended
 
-    def _find_strangers(self, now: float) -> list[_Connection]:
-        strangers = []
-        held_up = now - self._heard() > _HELD_UP_SECONDS
+    def _find_unauthenticated(self, now: float) -> list[_Connection]:
+        found = []
+        stalled = now - self._last_turn() > _STALLED_SECONDS
         for connection in self._seen.values():
             if connection.listener is None:
                 continue
@@ -177,18 +176,18 @@ class Doorman:
                 connection.since = None
                 continue
             if connection.since is None:
-                # It has lost that: its time begins anew, so that what it was sent last still reaches it.
+                # It has lost that: its time starts again, so that what it was sent last still reaches it.
                 connection.since, connection.before = now, self._received(connection)
-            elif held_up:
+            elif stalled:
                 connection.since = now
-            strangers.append(connection)
-        return strangers
+            found.append(connection)
+        return found
 
-    def _surplus(self, strangers: int) -> int:
-        # A few may always be at the door: a fleet that comes back finds others in, and must be told if it is too large.
+    def _surplus(self, unauthenticated: int) -> int:
+        # There is always room for a few: a fleet that reconnects must get an answer, and be refused if it is too large.
         limit = descriptor_limit()
-        left = _for_connections(limit) - (self.descriptors - strangers)
-        return max(0, strangers - min(STRANGERS, max(_AT_THE_DOOR, min(limit // 4, left))))
+        left = _for_connections(limit) - (self.descriptors - unauthenticated)
+        return max(0, unauthenticated - min(MAX_UNAUTHENTICATED, max(_MIN_UNAUTHENTICATED, min(limit // 4, left))))
 
     def _take_stock(self, now: float) -> None:
         present: dict[int, _Connection] = {}
@@ -218,13 +217,13 @@ class Doorman:
         self._with_socket(connection, ask)
         return connection
 
-    def _too_much(self, stranger: _Connection, now: float) -> str | None:
+    def _too_much(self, connection: _Connection, now: float) -> str | None:
         """Why this one is ended; None: it is not."""
-        assert stranger.since is not None
-        if now - stranger.since > PROOF_SECONDS:
+        assert connection.since is not None
+        if now - connection.since > PROOF_SECONDS:
             return f"no proof within {PROOF_SECONDS:.0f} s"
-        if self._received(stranger) - stranger.before > _STRANGER_BYTES:
-            return f"more than {_STRANGER_BYTES} bytes before the proof"
+        if self._received(connection) - connection.before > _MAX_BYTES:
+            return f"more than {_MAX_BYTES} bytes before the proof"
         return None
 
     def _received(self, connection: _Connection) -> int:
@@ -240,15 +239,15 @@ class Doorman:
         self._with_socket(connection, ask)
         return received
 
-    def _end(self, stranger: _Connection) -> bool:
+    def _end(self, connection: _Connection) -> bool:
         # Asked again, last of all: it may have proved the token a moment ago, and all it sent was right.
-        assert stranger.listener is not None
-        if stranger.listener.trusts(stranger.descriptor, stranger.address):
+        assert connection.listener is not None
+        if connection.listener.trusts(connection.descriptor, connection.address):
             return False
-        return self._with_socket(stranger, lambda sock: sock.shutdown(socket.SHUT_RDWR))
+        return self._with_socket(connection, lambda sock: sock.shutdown(socket.SHUT_RDWR))
 
     def _with_socket(self, connection: _Connection, action: Callable[[socket.socket], None]) -> bool:
-        """Do something with a connection's socket; whether that was possible: it may be gone."""
+        """Do something with a connection's socket; whether that was possible: it may be closed."""
         try:
             os.dup2(connection.descriptor, self._duplicate, inheritable=False)
         except OSError:

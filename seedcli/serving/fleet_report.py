@@ -42,7 +42,7 @@ class FleetWatch:
                 rows[departed.actor_id] = _lost(departed, now)
         for peer, admission in service.reception.handshakes().items():
             hello = admission.handshake.hello
-            # What a stranger says of itself is not shown.
+            # What an unauthenticated peer says of itself is not shown.
             if hello is not None and admission.handshake.proved:
                 rows[hello.actor_id] = ActorRow(
                     hello.actor_id, peer.address, peer.transport, hello.envs, None, None, "joining"

@@ -14,14 +14,14 @@ from seedcli.net.frames import Header, Kind, encode_control, pack_header
 from seedcli.net.handshake import NoAuthenticator, ServerHandshake
 from seedcli.net.messages import Hello
 from seedcli.net.security.keys import TokenAuthenticator
-from seedcli.serving.admission_control import PROOF_SECONDS, Doorman, descriptor_limit
+from seedcli.serving.admission_control import PROOF_SECONDS, AdmissionControl, descriptor_limit
 from seedcli.serving.sessions import (
     HANDSHAKE_SECONDS,
     Admission,
     FleetSettings,
     Session,
     evaluation_share,
-    oldest_stranger,
+    oldest_unauthenticated,
 )
 from seedcli.specs import EnvSpec
 from seedcli.telemetry.logs import log_notice, log_once_per
@@ -38,7 +38,7 @@ class Reception:
     Args:
         transports: by name.
         settings: what actors are told and held to.
-        doorman: knows whether there is room for another connection.
+        admission_control: knows whether there is room for another connection.
         sessions: gives those that are in.
         admit: gives what READY says to a peer, from its introduction, specification, codecs and number of evaluation
             environments; raises RefusedError.
@@ -55,7 +55,7 @@ class Reception:
         self,
         transports: Mapping[str, ServerTransport],
         settings: FleetSettings,
-        doorman: Doorman,
+        admission_control: AdmissionControl,
         *,
         sessions: Callable[[], Iterable[Session]],
         admit: Admit,
@@ -64,7 +64,7 @@ class Reception:
     ) -> None:
         self._transports = transports
         self._settings = settings
-        self._doorman = doorman
+        self._admission_control = admission_control
         self._sessions = sessions
         self._admit = admit
         self._failed = failed
@@ -125,7 +125,7 @@ class Reception:
             _log.debug("actor at %s sent to %s", peer.address, message["address"])
 
     def _begin(self, peer: Peer) -> Admission:
-        oldest = oldest_stranger(self._handshakes)
+        oldest = oldest_unauthenticated(self._handshakes)
         if oldest is not None:
             self._end(oldest, "too many handshakes at once")
         token = self._transports[peer.transport].token
@@ -158,9 +158,9 @@ class Reception:
         }
 
     def _check_room(self, hello: Hello) -> None:
-        if self._doorman.crowded:
+        if self._admission_control.crowded:
             raise RefusedError(
-                f"the learner has {self._doorman.descriptors} files and sockets open where its system allows "
+                f"the learner has {self._admission_control.descriptors} files and sockets open where its system allows "
                 f"{descriptor_limit()}: raise its limit (ulimit -Hn), or run fewer actors with more --envs each"
             )
         in_use = sum(session.envs for session in self._sessions() if session.actor_id != hello.actor_id)

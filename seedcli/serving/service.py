@@ -23,7 +23,7 @@ from seedcli.net.base import Destination, Payload, Peer, ServerTransport
 from seedcli.net.codecs import check_codecs
 from seedcli.net.frames import Header, Kind, encode_control, pack_header
 from seedcli.net.messages import Hello, parse_goodbye
-from seedcli.serving.admission_control import Doorman
+from seedcli.serving.admission_control import AdmissionControl
 from seedcli.serving.handshakes import Reception
 from seedcli.serving.sessions import Departed, FleetSettings, Session
 from seedcli.specs import EnvSpec, split_envs
@@ -52,7 +52,7 @@ class InferenceService:
         row_bytes_raw: and decoded.
         departed: the last sessions that were lost.
         last_turn: monotonic seconds at which the loop last took what had come.
-        doorman: looks after the connections of peers that have not proved the token.
+        admission_control: bounds the connections of peers that have not proved the token.
         reception: after the handshakes under way.
     """
 
@@ -89,11 +89,11 @@ class InferenceService:
         self.last_turn = time.monotonic()
         self.environment_failures = 0
         self.turned_away = 0
-        self.doorman = Doorman(transports, lambda: self.last_turn)
+        self.admission_control = AdmissionControl(transports, lambda: self.last_turn)
         self.reception = Reception(
             self._transports,
             settings,
-            self.doorman,
+            self.admission_control,
             sessions=self._by_number.values,
             admit=self._admit,
             failed=self._environments_failed,
@@ -367,7 +367,7 @@ class InferenceService:
         self.reception.end_overdue(now)
 
     def _count_turned_away(self) -> None:
-        count = self.doorman.ended + sum(transport.turned_away for transport in self._transports.values())
+        count = self.admission_control.ended + sum(transport.turned_away for transport in self._transports.values())
         if count > self.turned_away:
             log_once_per(
                 "turned away", 5.0, _log, logging.WARNING,
@@ -383,7 +383,7 @@ class InferenceService:
                 self._transports[session.peer.transport].send(session.peer, header)
             for peer in self.reception.handshakes():
                 self._transports[peer.transport].send(peer, pack_header(Kind.DONE))
-        self.doorman.close()
+        self.admission_control.close()
         for transport in self._transports.values():
             transport.close()
 

@@ -11,7 +11,7 @@ from seedcli.net.base import Peer
 from seedcli.net.codecs import CODECS, RAW, RowDecoder
 from seedcli.net.handshake import ServerHandshake
 from seedcli.net.messages import Hello
-from seedcli.serving.admission_control import PROOF_SECONDS, STRANGERS
+from seedcli.serving.admission_control import MAX_UNAUTHENTICATED, PROOF_SECONDS
 from seedcli.specs import EnvSpec, RowLayout
 
 HANDSHAKE_SECONDS = 120.0  # from the proof to Ready; building environments lies in between
@@ -84,14 +84,14 @@ class Admission:
         return f"no proof within {PROOF_SECONDS:.0f} s"
 
 
-def oldest_stranger(admissions: Mapping[Peer, Admission]) -> Peer | None:
+def oldest_unauthenticated(admissions: Mapping[Peer, Admission]) -> Peer | None:
     """Whose handshake is given up for a new one: of those without proof the oldest, where there are too many of them.
 
     Args:
         admissions: in the order in which they have begun.
     """
-    strangers = [peer for peer, entry in admissions.items() if not entry.handshake.proved]
-    return strangers[0] if len(strangers) >= STRANGERS else None
+    waiting = [peer for peer, entry in admissions.items() if not entry.handshake.proved]
+    return waiting[0] if len(waiting) >= MAX_UNAUTHENTICATED else None
 
 
 class Departed(NamedTuple):

@@ -221,7 +221,7 @@ def test_nodes_whose_names_mean_nothing_are_where_slurm_reaches_them(
 
 
 @pytest.mark.usefixtures("_names_are_known")
-def test_steps_that_run_at_once_meet_at_ports_of_their_own() -> None:
+def test_steps_that_run_at_once_use_ports_of_their_own() -> None:
     def port(job: int, number: int) -> str:
         more: dict[str, Any] = {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(number)}
         return resolve_hosts(config(), step(0, "one", "16", **more))[0][0]
@@ -238,7 +238,7 @@ def test_steps_that_run_at_once_meet_at_ports_of_their_own() -> None:
         (step(0, "a[1-2]", "1(x2)") | {"SLURM_PROCID": "x"}, "SLURM_PROCID = 'x' is no number"),
         (step(0, "a[1-2]", "1(x3)"), "does not say where the 3 tasks are, on 2 nodes"),
         (step(0, "a[1-2", "1(x2)"), "no list of nodes"),
-        (step(1, "a,b", "2(x2)", node=1, local=1, SLURM_GTIDS="1,2"), "cannot be told"),
+        (step(1, "a,b", "2(x2)", node=1, local=1, SLURM_GTIDS="1,2"), "in an unknown way"),
         (step(0, "a", "17"), "17 learner hosts on one node"),
     ],
 )
@@ -318,9 +318,9 @@ class Fleet:
     """What a host knows of the others, and a clock."""
 
     def __init__(self, index: int = 0, addresses: Any = ADDRESSES) -> None:
-        self.own, self.loads, self.now = 0, dict.fromkeys(range(3), 0), 0.0
+        self.own, self.loads, self.now = 0, [0, 0, 0], 0.0
         self.place = Placement(
-            index, addresses, own=lambda apart_from: self.own, loads=lambda: dict(self.loads), clock=lambda: self.now
+            index, addresses, own=lambda apart_from: self.own, loads=lambda: self.loads, clock=lambda: self.now
         )
 
     def come(self, envs: int = 4, transport: str = "grpc") -> str | None:
@@ -338,7 +338,7 @@ def test_among_equals_each_in_turn_beginning_here() -> None:
 
 def test_the_fewest_environments_count() -> None:
     fleet = Fleet()
-    fleet.own, fleet.loads = 10, {0: 99, 1: 20, 2: 12}
+    fleet.own, fleet.loads = 10, [99, 20, 12]
     assert [fleet.come(4), fleet.come(4)] == [None, None]  # its own are known, whatever the others have heard
     fleet.own = 18
     assert fleet.come(4) == "h2:1"
@@ -350,7 +350,7 @@ def test_those_on_their_way_count_until_they_are_reported_or_do_not_come() -> No
     fleet.own = 100
     assert [fleet.come(8) for _ in range(2)] == ["h1:1", "h2:1"]
     assert [fleet.come(8) for _ in range(2)] == ["h1:1", "h2:1"]
-    fleet.loads = {1: 16, 2: 8}  # one of the second's has not come yet: they are equal
+    fleet.loads = [0, 16, 8]  # one of the second's has not come yet: they are equal
     assert fleet.come(1) == "h1:1"
     assert fleet.come(1) == "h2:1"
     fleet.now += 60  # it never will
@@ -491,7 +491,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[Host
         where = [{host.server.name: host.address.removeprefix("zmq://")} for host in started]
         for index, host in enumerate(started):
             host.service.reception.place = Placement(
-                index, where, own=host.service.reception.envs, loads=lambda: {i: h.envs for i, h in enumerate(started)}
+                index, where, own=host.service.reception.envs, loads=lambda: [host.envs for host in started]
             )
             host.start()
         return started
@@ -541,7 +541,7 @@ def test_actors_are_spread_over_hosts_and_come_back(
     actors += [actor(second.address), actor(second.address)]
     wait_until(lambda: first.envs == second.envs == 8)
     wait_until(lambda: first.steps > 50 and second.steps > 50)
-    # A host that is gone: its actors know the address they were given, and are kept there once it is known.
+    # A host has stopped: its actors know the address they were given, and are kept there once it is known.
     second.stop()
     wait_until(lambda: first.envs == 12, 30.0)
     first.stop(done=True)
@@ -567,7 +567,7 @@ def test_an_actor_that_cannot_follow_stays(
     wait_until(lambda: first.envs == 4, 30.0)
     wait_until(lambda: first.steps > 20)
     assert len(asked) == 1
-    # The next time it is asked anew: the other may be back.
+    # The next time it is asked again: the other may be back.
     first.service.lost(first.service.sessions()[0].peer, "a test")
     wait_until(lambda: len(asked) == 2)
     wait_until(lambda: first.envs == 4, 30.0)
@@ -575,8 +575,8 @@ def test_an_actor_that_cannot_follow_stays(
     assert process.wait(LIMIT) == 0
 
 
-def test_a_learner_that_proves_nothing_sends_nobody_anywhere() -> None:
-    """One who listens at the address of a learner that is away cannot lead actors astray."""
+def test_a_learner_that_proves_nothing_redirects_no_actor() -> None:
+    """A process at the address of a learner that is away cannot redirect actors."""
     learner = Learner(make_server("zmq+token"), [1000, 500])
     learner.place = lambda hello: "zmq://elsewhere:1"
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from seedcli.cluster.meeting import MeetingCancelled
+from seedcli.cluster.messages import Addresses, Run, State, Status
+from seedcli.cluster.rendezvous import Rendezvous, RendezvousCancelled
 from seedcli.cluster.team import COUNTERS, Team, local_share
 from seedcli.config.schema import Config
 from seedcli.errors import SeedError
@@ -16,15 +18,32 @@ from seedcli.errors import SeedError
 NAMES = ("a:1", "b:1", "c:1")
 
 
-class Silence:
-    """A meeting in which nobody says anything."""
+class Still:
+    """A rendezvous of which only the run is known, from a checkpoint with these counters."""
 
-    lost = ""
-    told: dict[str, Any] = {}
+    hosts = NAMES
+    failure = ""
+
+    def __init__(self, index: int, counters: dict[str, int]) -> None:
+        self.index = index
+        self._counters = counters
+        self.closed: list[str] = []
+
+    def wait(self, condition: Callable[[State], bool], timeout: float, overdue: Any) -> State:
+        state = State(missing=(), run=Run(folder="/x", counters=self._counters))
+        if not condition(state):
+            raise overdue()
+        return state
+
+    def update(self, **values: Any) -> None:
+        pass
+
+    def close(self, reason: str = "") -> None:
+        self.closed.append(reason)
 
 
-def teams(patience: float = 60.0, **options: Any) -> list[Team]:
-    return [Team(Silence(), NAMES, index, patience, **options) for index in range(3)]  # type: ignore[arg-type]
+def teams(patience: float = 60.0, **counters: int) -> list[Team]:
+    return [Team(Still(index, counters), patience) for index in range(3)]  # type: ignore[arg-type]
 
 
 def counted(steps: int) -> dict[str, int]:
@@ -32,15 +51,15 @@ def counted(steps: int) -> dict[str, int]:
 
 
 def test_all_hosts_read_the_same_from_the_sum() -> None:
-    hosts = teams()
+    hosts = teams(env_steps=1000, episodes=7, trained_steps=900, seeds_given=5)
     for host in hosts:
-        host.resume({"env_steps": 1000, "episodes": 7, "trained_steps": 900, "seeds_given": 5})
+        assert host.share_run(None).folder == "/x" and host.began["seeds_given"] == 5
     steps, statuses = (10, 20, 30), (0, 143, 0)
     control = np.sum(
         [host.control(counted(n), ready=True, status=s) for host, n, s in zip(hosts, steps, statuses, strict=True)],
         axis=0,
     )
-    assert control[0] == 0  # nobody is without a batch
+    assert control[0] == 0  # no host is without a batch
     for host in hosts:
         agreement = host.agree(control)
         assert agreement.missing == () and agreement.stopping == {1: 143}
@@ -57,7 +76,7 @@ def test_a_step_without_a_batch_is_no_training() -> None:
     assert hosts[0].totals["env_steps"] == 30 and hosts[0].totals["trained_steps"] == 0
 
 
-def test_patience_ends_only_where_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patience_ends_only_where_a_host_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     host, *others = teams(patience=5.0)
@@ -68,7 +87,7 @@ def test_patience_ends_only_where_somebody_waits(monkeypatch: pytest.MonkeyPatch
         host.agree(np.sum(sent, axis=0))
 
     for _ in range(4):
-        step(False, False, False)  # nobody has actors yet
+        step(False, False, False)  # no host has actors yet
     step(True, True, False)
     step(True, True, True)
     step(True, True, False)
@@ -78,9 +97,28 @@ def test_patience_ends_only_where_somebody_waits(monkeypatch: pytest.MonkeyPatch
 
 
 def test_waiting_for_the_others_ends_with_a_signal() -> None:
-    host = teams(stopped=lambda: True)[1]
-    with pytest.raises(MeetingCancelled):
-        host.wait_told("anything")
+    address = "127.0.0.1:9"  # where no chief is
+    own = Status(index=1, process="x", version="1", addresses=Addresses(tensorflow=address, actors={}), config={})
+    rendezvous = Rendezvous([address, "b:1"], own, None, lambda: True)
+    with pytest.raises(RendezvousCancelled), Team(rendezvous, 60.0) as team:
+        team.wait_for_all()
+
+
+def test_a_host_that_the_others_wait_for_in_vain_is_an_error() -> None:
+    with pytest.raises(SeedError, match="not every host is there"):
+        teams()[1].wait_for_all()
+
+
+def test_a_block_that_fails_or_stops_early_says_why() -> None:
+    failed, stopped, done = teams()
+    with pytest.raises(SeedError), failed:
+        raise SeedError("the disk is full")
+    with stopped:
+        pass
+    with done:
+        done.finished = True
+    reasons = [team.rendezvous.closed for team in (failed, stopped, done)]  # type: ignore[attr-defined]
+    assert reasons == [["the disk is full"], ["it was stopped before training had begun"], [""]]
 
 
 def test_shares_add_up_to_the_whole() -> None:

@@ -98,7 +98,7 @@ def test_a_malformed_message_ends_that_peer_alone(learner: Learner, join: Join, 
     raw.send_multipart(parts)
     assert learner.lost_peers.get(timeout=LIMIT).malformed
     assert raw.poll(int(LIMIT * 1000)) and raw.recv_multipart() == [pack_header(Kind.UNKNOWN), b""]
-    # From then on it is a stranger, whatever it says.
+    # From then on it is unknown, whatever it says.
     raw.send_multipart([HELLO_HEADER, HELLO])
     assert raw.poll(int(LIMIT * 1000)) and raw.recv_multipart() == [pack_header(Kind.UNKNOWN), b""]
     good.echo(0, bytes(1000))

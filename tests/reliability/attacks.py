@@ -34,7 +34,7 @@ from seedcli.net.security.keys import Security, new_nonce, prove, tls_identity
 from seedcli.net.security.token import Token, find_token, new_token
 from tests.reliability.subject import SPEC
 
-_SECONDS = 12.0  # that a connection is held open: longer than any stranger may stay
+_SECONDS = 12.0  # that a connection is held open: longer than any unauthenticated peer may stay
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
 
@@ -45,7 +45,7 @@ class Enemy:
     def __init__(self, grpc_address: str, zmq_address: str, token: Token, seed: int) -> None:
         self.grpc_address, self.zmq_address = grpc_address, zmq_address
         self.security = Security(token)
-        self.stranger = Security(Token(new_token(), "a guess"))
+        self.outsider = Security(Token(new_token(), "a guess"))
         self.random = random.Random(seed)
         self.done: Counter[str] = Counter()
         self.let_in: Counter[str] = Counter()
@@ -109,13 +109,13 @@ class Enemy:
 
     def wrong_token(self, address: str) -> None:
         """An actor with another token."""
-        with contextlib.closing(connect(address, self.stranger)) as transport:
+        with contextlib.closing(connect(address, self.outsider)) as transport:
             self._let_in("wrong token", transport)
 
     def wrong_proof(self, address: str) -> None:
         """Somebody who got hold of the keys of the connection, and not of the token."""
         with contextlib.closing(connect(address, self.security)) as transport:
-            transport.token = self.stranger.token
+            transport.token = self.outsider.token
             self._let_in("wrong proof", transport)
 
     def replayed_proof(self, address: str) -> None:
@@ -145,7 +145,7 @@ class Enemy:
 
     def _let_in(self, what: str, transport: ClientTransport) -> None:
         transport.connect(2.0)
-        handshake = ClientHandshake(transport, actor_id="stranger", envs=1, streams=1, timeout=2.0)
+        handshake = ClientHandshake(transport, actor_id="outsider", envs=1, streams=1, timeout=2.0)
         handshake.configure()
         self.let_in[what] += 1
 

@@ -72,7 +72,7 @@ class _Worker:
         """Until the budget is spent."""
         # Of this thread alone: on one machine, what attacks must not take the CPU from what is attacked.
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        stages = (self._stranger, self._proof, self._specification, self._session, self._session)
+        stages = (self._unauthenticated, self._proof, self._specification, self._session, self._session)
         reused = _ReusedChannel(self._address, security=self._security) if "://" not in self._address else None
         try:
             while self._budget.left > 0:
@@ -138,12 +138,12 @@ class _Worker:
             {"nonce": nonce, "proof": prove(token, "actor", transcript(hello, bytes(challenge)), nonce)}
         )
 
-    def _stranger(self, transport: ClientTransport) -> None:
+    def _unauthenticated(self, transport: ClientTransport) -> None:
         kinds = [Kind.HELLO] * 4 + [Kind.PROOF, Kind.SPEC, Kind.STEP, Kind.HEARTBEAT, Kind.GOODBYE]
         while self._budget.left > 0:
             kind = self.random.choice(kinds)
             sent = self.mutator.frame(kind, self._hello() if kind == Kind.HELLO else b"{}")
-            if self._try(transport, "stranger", sent) != Kind.UNKNOWN or kind == Kind.HELLO:
+            if self._try(transport, "unauthenticated", sent) != Kind.UNKNOWN or kind == Kind.HELLO:
                 return
 
     def _proof(self, transport: ClientTransport) -> None:

@@ -21,7 +21,7 @@ from seedcli.net.handshake import transcript
 from seedcli.net.inprocess import InProcessClient, InProcessServer
 from seedcli.net.security.keys import new_nonce, prove
 from seedcli.net.security.token import Token, new_token
-from seedcli.serving.admission_control import STRANGERS
+from seedcli.serving.admission_control import MAX_UNAUTHENTICATED
 from seedcli.serving.service import InferenceService
 from seedcli.serving.sessions import FleetSettings
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, RowLayout
@@ -82,7 +82,7 @@ class Fleet:
                 self._arena.release(self._unrolls.pop())
 
     def hello(self, **changes: Any) -> bytes:
-        """A valid introduction under a new name."""
+        """A valid HELLO under a new name."""
         self._names += 1
         name = f"intruder-{self._names % 50}"
         return encode_control({"actor_id": name, "envs": 2, "streams": 1, "version": "0"} | changes)
@@ -174,7 +174,7 @@ def specification(codec: str) -> bytes:
     return encode_control({**SPEC.to_dict(), "codecs": {"observation": codec}, "notice": "it observes text"})
 
 
-def _stranger(fleet: Fleet) -> int:
+def _unauthenticated(fleet: Fleet) -> int:
     """A mutation before anything was said."""
     kind = fleet.random.choice([Kind.HELLO] * 6 + [Kind.PROOF, Kind.SPEC, Kind.STEP, Kind.HEARTBEAT, Kind.GOODBYE])
     failure = {"failure": "the simulator crashed"} if fleet.random.random() < 0.2 else {}
@@ -183,7 +183,7 @@ def _stranger(fleet: Fleet) -> int:
         body = fleet.hello(envs=1000)  # more than there is room for
     sent = fleet.mutator.frame(kind, body, lengths=False)
     intruder = Intruder(fleet)
-    fleet.count(sent, _outcome("stranger", intruder.exchange(sent)))
+    fleet.count(sent, _outcome("unauthenticated", intruder.exchange(sent)))
     intruder.close()
     return 1
 
@@ -264,7 +264,7 @@ def _admissions(fleet: Fleet) -> None:
     for intruder in half:
         intruder.close()
     for descriptors, envs in ((10**9, 1), (0, 10**4)):
-        fleet.service.doorman.descriptors = descriptors
+        fleet.service.admission_control.descriptors = descriptors
         intruder = Intruder(fleet)
         hello = fleet.hello(envs=envs)
         (challenge,) = intruder.say(Kind.HELLO, hello)
@@ -277,10 +277,13 @@ def _admissions(fleet: Fleet) -> None:
     (redirect,) = intruder.say(Kind.PROOF, fleet.proof(hello, challenge.payload))
     assert redirect.header.kind == Kind.REDIRECT
     fleet.service.reception.place = None
-    crowd = [Intruder(fleet) for _ in range(STRANGERS + 5)]
+    crowd = [Intruder(fleet) for _ in range(MAX_UNAUTHENTICATED + 5)]
     for intruder in crowd:
         intruder.say(Kind.HELLO, fleet.hello())
-    assert sum(not entry.handshake.proved for entry in fleet.service.reception.handshakes().values()) == STRANGERS
+    assert (
+        sum(not entry.handshake.proved for entry in fleet.service.reception.handshakes().values())
+        == MAX_UNAUTHENTICATED
+    )
     for intruder in crowd:
         intruder.close()
 
@@ -351,7 +354,7 @@ def _round(fleets: list[Fleet], decoders: _Decoders) -> int:
     count = 0
     for fleet in fleets:
         for _ in range(10):
-            count += _stranger(fleet) + _before_the_proof(fleet) + _before_ready(fleet)
+            count += _unauthenticated(fleet) + _before_the_proof(fleet) + _before_ready(fleet)
         count += _inside(fleet) + _inside(fleet)
     for _ in range(20):
         count += decoders.once()

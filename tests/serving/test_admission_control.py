@@ -1,4 +1,4 @@
-"""The doorman: connections of strangers end when they are too old, too talkative or too many, and nobody else's do."""
+"""Admission control: unauthenticated connections end when they are too old, have sent too much or are too many."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from seedcli.serving import admission_control as doorman
-from seedcli.serving.admission_control import Doorman
+from seedcli.serving import admission_control
+from seedcli.serving.admission_control import AdmissionControl
 from tests.system.harness import wait_for
 
 LIMIT = 20.0
 
 
-class Door:
-    """A listener that accepts everybody, in this process, and trusts whom it is told to."""
+class Port:
+    """A listener that accepts every connection, in this process, and trusts those that `trusted` names."""
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -43,17 +43,17 @@ class Door:
 
 
 @pytest.fixture
-def door() -> Iterator[Door]:
-    door = Door()
-    yield door
-    door.close()
+def port() -> Iterator[Port]:
+    port = Port()
+    yield port
+    port.close()
 
 
 @pytest.fixture
-def guard(door: Door) -> Iterator[Doorman]:
-    guard = Doorman([door], time.monotonic)
-    yield guard
-    guard.close()
+def control(port: Port) -> Iterator[AdmissionControl]:
+    control = AdmissionControl([port], time.monotonic)
+    yield control
+    control.close()
 
 
 def is_ended(visitor: socket.socket) -> bool:
@@ -74,90 +74,92 @@ def stands(visitor: socket.socket) -> bool:
     return False
 
 
-def test_who_does_not_prove_the_token_in_time_is_ended_and_who_has_stays(
-    door: Door, guard: Doorman, monkeypatch: pytest.MonkeyPatch
+def test_a_connection_without_proof_in_time_is_ended_and_one_with_it_stays(
+    port: Port, control: AdmissionControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doorman, "PROOF_SECONDS", 1.0)
+    monkeypatch.setattr(admission_control, "PROOF_SECONDS", 1.0)
     begun = time.monotonic()
-    actor, stranger = door.visit(trusted=True), door.visit()
-    assert is_ended(stranger) and time.monotonic() - begun > 0.9
-    assert stands(actor) and guard.ended == 1
+    actor, intruder = port.visit(trusted=True), port.visit()
+    assert is_ended(intruder) and time.monotonic() - begun > 0.9
+    assert stands(actor) and control.ended == 1
 
 
-def test_who_loses_that_is_given_the_same_time_anew(
-    door: Door, guard: Doorman, monkeypatch: pytest.MonkeyPatch
+def test_a_peer_that_loses_trust_gets_the_same_time_again(
+    port: Port, control: AdmissionControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doorman, "PROOF_SECONDS", 1.0)
-    actor = door.visit(trusted=True)
-    actor.sendall(bytes(2 * doorman._STRANGER_BYTES // 3))  # fits into the kernel's buffers
+    monkeypatch.setattr(admission_control, "PROOF_SECONDS", 1.0)
+    actor = port.visit(trusted=True)
+    actor.sendall(bytes(2 * admission_control._MAX_BYTES // 3))  # fits into the kernel's buffers
     time.sleep(1.5)
     begun = time.monotonic()
-    door.trusted.clear()
+    port.trusted.clear()
     assert is_ended(actor) and time.monotonic() - begun > 0.9
 
 
-def test_who_sends_much_before_the_proof_is_ended(door: Door, guard: Doorman, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doorman, "_STRANGER_BYTES", 50_000)
-    actor, stranger, quiet = door.visit(trusted=True), door.visit(), door.visit()
-    for visitor in (actor, stranger):
+def test_a_connection_with_much_data_before_the_proof_is_ended(
+    port: Port, control: AdmissionControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission_control, "_MAX_BYTES", 50_000)
+    actor, intruder, quiet = port.visit(trusted=True), port.visit(), port.visit()
+    for visitor in (actor, intruder):
         visitor.sendall(bytes(60_000))
     quiet.sendall(bytes(1_000))
-    assert is_ended(stranger)
+    assert is_ended(intruder)
     assert stands(actor) and stands(quiet)
 
 
-def test_a_few_may_come_in_although_actors_hold_most_descriptors(
-    door: Door, guard: Doorman, monkeypatch: pytest.MonkeyPatch
+def test_a_few_connections_are_admitted_although_actors_hold_most_descriptors(
+    port: Port, control: AdmissionControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    actors = [door.visit(trusted=True) for _ in range(30)]
-    wait_for(lambda: guard.descriptors > 60, "a look at all of them", LIMIT)
-    # What is left for connections is less than nothing, which those that knock are to be told, not to be cut off for.
-    monkeypatch.setattr(doorman, "descriptor_limit", lambda: guard.descriptors)
-    strangers = [door.visit() for _ in range(doorman._AT_THE_DOOR + 4)]
-    assert all(is_ended(stranger) for stranger in strangers[:4])
-    assert all(map(stands, strangers[4:])) and all(map(stands, actors))
-    assert guard.crowded
+    actors = [port.visit(trusted=True) for _ in range(30)]
+    wait_for(lambda: control.descriptors > 60, "a look at all of them", LIMIT)
+    # What is left for connections is less than nothing, which new peers are to be told, not to be cut off for.
+    monkeypatch.setattr(admission_control, "descriptor_limit", lambda: control.descriptors)
+    intruders = [port.visit() for _ in range(admission_control._MIN_UNAUTHENTICATED + 4)]
+    assert all(is_ended(intruder) for intruder in intruders[:4])
+    assert all(map(stands, intruders[4:])) and all(map(stands, actors))
+    assert control.crowded
 
 
-def test_the_oldest_strangers_go_when_there_are_too_many(
-    door: Door, guard: Doorman, monkeypatch: pytest.MonkeyPatch
+def test_the_oldest_connections_are_ended_when_there_are_too_many(
+    port: Port, control: AdmissionControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doorman, "STRANGERS", 5)
-    actor = door.visit(trusted=True)
-    strangers = [door.visit() for _ in range(8)]
-    assert all(is_ended(stranger) for stranger in strangers[:3])
-    assert all(stands(visitor) for visitor in (actor, *strangers[3:]))
+    monkeypatch.setattr(admission_control, "MAX_UNAUTHENTICATED", 5)
+    actor = port.visit(trusted=True)
+    intruders = [port.visit() for _ in range(8)]
+    assert all(is_ended(intruder) for intruder in intruders[:3])
+    assert all(stands(visitor) for visitor in (actor, *intruders[3:]))
 
 
-def test_nobody_is_too_old_while_the_service_takes_nothing(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doorman, "PROOF_SECONDS", 0.5)
-    heard = time.monotonic() - 100.0
-    guard = Doorman([door], lambda: heard)
+def test_no_connection_is_too_old_while_the_service_is_stalled(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission_control, "PROOF_SECONDS", 0.5)
+    last = time.monotonic() - 100.0
+    control = AdmissionControl([port], lambda: last)
     try:
-        stranger = door.visit()
+        intruder = port.visit()
         time.sleep(2.0)
-        assert stands(stranger)
-        monkeypatch.setattr(guard, "_heard", time.monotonic)
-        stranger.settimeout(LIMIT)
-        assert is_ended(stranger)
+        assert stands(intruder)
+        monkeypatch.setattr(control, "_last_turn", time.monotonic)
+        intruder.settimeout(LIMIT)
+        assert is_ended(intruder)
     finally:
-        guard.close()
+        control.close()
 
 
-def test_strangers_are_found_and_ended_when_no_descriptor_is_left(
-    door: Door, guard: Doorman, monkeypatch: pytest.MonkeyPatch
+def test_connections_are_found_and_ended_when_no_descriptor_is_left(
+    port: Port, control: AdmissionControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    stranger, actor = door.visit(), door.visit(trusted=True)
+    intruder, actor = port.visit(), port.visit(trusted=True)
     # Below what is open already: nothing more can be opened, not even a folder.
-    resource.setrlimit(resource.RLIMIT_NOFILE, (stranger.fileno() + 10, limits[1]))
-    monkeypatch.setattr(doorman, "PROOF_SECONDS", 0.5)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (intruder.fileno() + 10, limits[1]))
+    monkeypatch.setattr(admission_control, "PROOF_SECONDS", 0.5)
     hoard = []
     try:
         with pytest.raises(OSError, match="Too many open files"):
             while True:
-                hoard.append(stranger.dup())
-        assert is_ended(stranger)
+                hoard.append(intruder.dup())
+        assert is_ended(intruder)
     finally:
         for duplicate in hoard:
             duplicate.close()
@@ -165,11 +167,13 @@ def test_strangers_are_found_and_ended_when_no_descriptor_is_left(
     assert stands(actor)
 
 
-def test_the_learner_is_crowded_by_actors_and_not_by_strangers(door: Door, guard: Doorman) -> None:
-    guard.descriptors, guard.strangers = doorman.descriptor_limit() - 5, 0
-    assert guard.crowded
-    guard.strangers = guard.descriptors // 2
-    assert not guard.crowded
+def test_the_learner_is_crowded_by_actors_and_not_by_unauthenticated_peers(
+    port: Port, control: AdmissionControl
+) -> None:
+    control.descriptors, control.unauthenticated = admission_control.descriptor_limit() - 5, 0
+    assert control.crowded
+    control.unauthenticated = control.descriptors // 2
+    assert not control.crowded
 
 
 def test_without_ports_there_is_no_thread() -> None:
@@ -179,6 +183,6 @@ def test_without_ports_there_is_no_thread() -> None:
         def trusts(self, descriptor: int, address: tuple[str, int]) -> bool:
             return False
 
-    guard = Doorman([Inside()], time.monotonic)
-    assert guard._thread is None
-    guard.close()
+    control = AdmissionControl([Inside()], time.monotonic)
+    assert control._thread is None
+    control.close()

@@ -147,7 +147,7 @@ def test_an_actor_joins_from_its_proof_to_its_first_step(watched: Watched) -> No
     hello = encode_control({"actor_id": "new", "envs": 4, "streams": 1, "version": "0"})
     client.send(pack_header(Kind.HELLO, len(hello)), hello)
     watched.fleet.turn()
-    assert watched.states() == {}, "a stranger is not shown"
+    assert watched.states() == {}, "an unauthenticated peer is not shown"
     proof = encode_control({})
     client.send(pack_header(Kind.PROOF, len(proof)), proof)
     watched.fleet.turn()

@@ -164,7 +164,7 @@ def test_who_does_not_hold_the_listeners_token_learns_and_changes_nothing(fleet,
             with pytest.raises(RefusedError, match=words):
                 introduce(fleet, token, "good", failure="what only a member of the fleet may have logged")
     assert fleet.service.reception.seeds_given == seeds and fleet.service.environment_failures == 0
-    assert not fleet.service.sessions() and fleet.engine is None, "nothing is built for a stranger"
+    assert not fleet.service.sessions() and fleet.engine is None, "nothing is built for an unauthenticated peer"
     assert "what only a member" not in caplog.text
     assert len([record for record in caplog.records if "refused" in record.getMessage()]) <= 2, "who knocks often"
     introduce(fleet, mine, "good", failure="this one is of the fleet")
@@ -262,11 +262,11 @@ def test_a_goodbye_frees_the_slots_at_once(fleet):
 
 
 def test_steps_of_an_unknown_session_are_told_so(fleet):
-    stranger = fleet.server.client()
-    stranger.send(pack_header(Kind.STEP, 3, session=77), b"abc")
-    stranger.send(pack_header(Kind.HEARTBEAT, session=77))
+    unknown = fleet.server.client()
+    unknown.send(pack_header(Kind.STEP, 3, session=77), b"abc")
+    unknown.send(pack_header(Kind.HEARTBEAT, session=77))
     fleet.turn()
-    assert {frame.header.kind for frame in stranger.inbox} == {Kind.UNKNOWN}
+    assert {frame.header.kind for frame in unknown.inbox} == {Kind.UNKNOWN}
 
 
 def test_a_handshake_that_is_not_finished_in_time_is_ended(fleet):

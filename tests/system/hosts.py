@@ -62,11 +62,11 @@ def learners(
 
 
 class Crowd(threading.Thread):
-    """Strangers at a port: one connects anew for each that is ended. Half are silent, half send all they can.
+    """Unauthenticated peers at a port, a new one for each that is ended. Half are silent, half send all they can.
 
     Args:
         address: "host:port".
-        count: of strangers.
+        count: of peers.
 
     Attributes:
         ended: connections that the other side has ended.
@@ -82,28 +82,28 @@ class Crowd(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        strangers: list[socket.socket] = []
+        peers: list[socket.socket] = []
         while not self._quit.wait(0.05):
-            for _ in range(min(20, self._count - len(strangers))):  # a few at once: it is no test of the kernel
+            for _ in range(min(20, self._count - len(peers))):  # a few at once: it is no test of the kernel
                 with contextlib.suppress(ConnectionRefusedError):
-                    strangers.append(socket.create_connection(self._address, 5.0))
-                    strangers[-1].setblocking(False)
-            for stranger in strangers[:]:
+                    peers.append(socket.create_connection(self._address, 5.0))
+                    peers[-1].setblocking(False)
+            for peer in peers[:]:
                 try:
-                    while stranger.recv(4096):
+                    while peer.recv(4096):
                         pass  # ZeroMQ's greeting
                 except BlockingIOError:
                     with contextlib.suppress(OSError):  # the next look finds why
-                        if stranger.fileno() % 2:
-                            stranger.send(_MEGABYTES)
+                        if peer.fileno() % 2:
+                            peer.send(_MEGABYTES)
                     continue
                 except ConnectionError:
                     pass
                 self.ended += 1
-                strangers.remove(stranger)
-                stranger.close()
-        for stranger in strangers:
-            stranger.close()
+                peers.remove(peer)
+                peer.close()
+        for peer in peers:
+            peer.close()
 
     def __enter__(self) -> Crowd:
         return self
@@ -114,9 +114,9 @@ class Crowd(threading.Thread):
 
 
 def main() -> int:
-    """Run `seed` as a host that meets the others, and whose TensorFlow then does not come.
+    """Run `seed` as a host that joins the others, and whose TensorFlow then does not connect.
 
-    It is "stopped" (SIGSTOP) just before, or the port it has told the others is "taken" by one who says nothing.
+    It is "stopped" (SIGSTOP) just before, or the port it has announced is "taken" by a process that says nothing.
     """
     from seedcli.cli import main as cli
     from seedcli.roles.learner import host as several

@@ -18,10 +18,10 @@ def test_every_branch_of_the_parsers_is_reached_and_nothing_but_a_refusal_comes_
     assert result["failures"] == [] and missing == []
     outcomes = result["outcomes"]
     # The control: what is sent gets far enough for each stage to take some of it, and refuse some.
-    for stage in ("stranger: challenge", "proof: configure", "specification: ready", "session: action"):
+    for stage in ("unauthenticated: challenge", "proof: configure", "specification: ready", "session: action"):
         assert outcomes[stage] > 0
     for stage in (
-        "stranger: dropped",
+        "unauthenticated: dropped",
         "proof: dropped",
         "proof: refused",
         "specification: dropped",

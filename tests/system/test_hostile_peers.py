@@ -46,7 +46,7 @@ _names = itertools.count()
 
 
 def hello(**changes: Any) -> bytes:
-    message = {"actor_id": f"stranger-{next(_names)}", "envs": 1, "streams": 1, "version": "0"} | changes
+    message = {"actor_id": f"outsider-{next(_names)}", "envs": 1, "streams": 1, "version": "0"} | changes
     return encode_control(message)
 
 
@@ -54,7 +54,7 @@ def framed(kind: int, payload: bytes, claimed: int | None = None) -> list[bytes]
     return [pack_header(kind, len(payload) if claimed is None else claimed), payload]
 
 
-def strangers_frames() -> dict[str, list[bytes]]:
+def unauthenticated_frames() -> dict[str, list[bytes]]:
     """First messages of a peer that is no actor, as header and payload; each must end its connection."""
     header = pack_header(Kind.HELLO, 0)
     return {
@@ -298,7 +298,7 @@ def attacks(addresses: dict[str, str]) -> Iterator[str]:
         behave(address)
         noise_over_tcp(address)
         yield f"noise at {address}"
-        for name, parts in strangers_frames().items():
+        for name, parts in unauthenticated_frames().items():
             send(address, parts)
             yield f"{name} at {address}"
         for name, intrusion in INTRUSIONS.items():
@@ -331,7 +331,7 @@ def test_training_goes_on_whatever_arrives(fleet: Fleet) -> None:
     except (SeedError, OSError, AssertionError):
         if learner.running and last(run, "env_steps") < STEPS:
             raise
-    once = 2 * (1 + len(strangers_frames()) + len(INTRUSIONS) + len(CORRUPTIONS)) + 4
+    once = 2 * (1 + len(unauthenticated_frames()) + len(INTRUSIONS) + len(CORRUPTIONS)) + 4
     assert len(done) >= once, f"the training was over after {len(done)} of {once} attacks"
     learner.ends_with(0)
     for actor in actors:
@@ -363,7 +363,7 @@ def test_a_flood_of_connections_leaves_the_learner_the_descriptors_it_needs(tmp_
     assert "were ended: " in (tmp_path / "run" / "learner.log").read_text()
 
 
-def test_a_stranger_cannot_fill_the_memory(tmp_path: Path) -> None:
+def test_an_unauthenticated_peer_cannot_fill_the_memory(tmp_path: Path) -> None:
     """Before the token is proved: the largest message there is, claimed on many connections and sent at full speed."""
     with fleet_in(tmp_path) as fleet:
         subject = Subject(fleet, pause=0.005)
@@ -386,7 +386,7 @@ def test_a_stranger_cannot_fill_the_memory(tmp_path: Path) -> None:
         while any(thread.is_alive() for thread in threads):
             most = max(most, subject.read().memory)
             time.sleep(0.1)
-        # What the kernel hands over between two looks of the doorman: without him, gigabytes.
+        # What the kernel hands over between two looks of admission control: without it, gigabytes.
         assert most - before.memory < 700
         wait_for(lambda: subject.read().memory - before.memory < 64, "the memory is free again", 20.0)
         assert subject.failures() == []

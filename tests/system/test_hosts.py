@@ -24,7 +24,7 @@ def steps_of(run: Path, processes: Sequence[Process]) -> int:
     return int(last(run, "env_steps"))
 
 
-def test_two_hosts_count_stop_and_go_on_together(fleet: Fleet) -> None:
+def test_two_hosts_count_stop_and_resume_together(fleet: Fleet) -> None:
     run, other = fleet.folder / "run", fleet.folder / "run" / "hosts" / "1"
     chief, member = learners(fleet, 2, *RUN)
     actors = [fleet.actor(str(fleet.folder / "run"), "--envs", "4") for _ in range(2)]
@@ -46,9 +46,9 @@ def test_two_hosts_count_stop_and_go_on_together(fleet: Fleet) -> None:
     assert state["counters"]["trained_steps"] > 0.7 * state["counters"]["env_steps"]  # of one host alone: at most half
 
     stopped_at, before = ended[0]["env_steps"], metrics(other)[0]
-    # Whether the run is gone on with is the chief's to say: nothing of the other host's own is lost.
+    # Whether the run is resumed is for the chief to say: nothing of the other host's own is lost.
     chief, member = learners(fleet, 2, *RUN, each=(["--continue"], []))
-    wait_for(lambda: steps_of(other, (chief, member, *actors)) > stopped_at + 1000, "steps of the run gone on with")
+    wait_for(lambda: steps_of(other, (chief, member, *actors)) > stopped_at + 1000, "steps of the resumed run")
     assert f"at {stopped_at:,} environment steps" in chief.stderr
     steps = [line["env_steps"] for line in metrics(run)]
     assert steps == sorted(steps)
@@ -57,7 +57,7 @@ def test_two_hosts_count_stop_and_go_on_together(fleet: Fleet) -> None:
     assert updates == sorted(updates) and updates[-1] > ended[1]["learner_updates"]
     assert all(actor.running for actor in actors)
 
-    # A host that dies ends the job, for whoever starts it again; nothing that was trained is lost.
+    # A host that dies ends the job, which can be started again; nothing that was trained is lost.
     chief.kill()
     ends_soon(member, "host 0")
     own = {process.pid for actor in actors for process in (psutil.Process(actor.pid), *actor.children())}
@@ -91,7 +91,7 @@ def test_a_host_without_data_does_not_hold_up_the_others_for_ever(fleet: Fleet) 
 def test_a_host_that_is_stopped_before_there_is_an_actor_stops_the_others(fleet: Fleet) -> None:
     chief, member = learners(fleet, 2, *RUN)
     chief.wait_until_it_serves()
-    wait_for(lambda: "met the other learner host" in member.stderr, "the member serves too")
+    wait_for(lambda: "connected with host 0" in member.stderr, "the member serves too")
     member.send(signal.SIGTERM)
     member.ends_with(143)
     chief.ends_with(1, limit=30)
@@ -102,14 +102,14 @@ NOT_CONNECTED = "have not connected within 20 s"
 FAULTY = (*RUN, "--set", "topology.host_timeout=20")
 
 
-def test_a_host_that_stands_still_while_tensorflow_connects_does_not_hold_up_the_others_for_ever(fleet: Fleet) -> None:
+def test_a_host_that_is_stopped_while_tensorflow_connects_does_not_hold_up_the_others_for_ever(fleet: Fleet) -> None:
     fleet.environ[FAULT] = "stopped"
     chief, member = learners(fleet, 2, *FAULTY, modules=("seedcli", "tests.system.hosts"))
-    wait_for(lambda: "TensorFlow connects" in chief.stderr, "the hosts have met")
+    wait_for(lambda: "TensorFlow connects" in chief.stderr, "the hosts have joined")
     begun = time.monotonic()
     chief.ends_with(-signal.SIGKILL, limit=35)
     assert time.monotonic() - begun > 18 and NOT_CONNECTED in chief.sentence
-    # The time that it was stopped is nobody's fault: only now its own begins, in which nobody answers.
+    # The time that it was stopped does not count: only now its own begins, in which no host answers.
     assert member.running
     begun = time.monotonic()
     member.send(signal.SIGCONT)
@@ -126,20 +126,20 @@ def test_a_host_whose_tensorflow_cannot_listen_says_so_and_the_others_stop_waiti
     assert NOT_CONNECTED in chief.sentence and "every port between the learner hosts" in chief.sentence
 
 
-def test_strangers_at_the_meetings_port_keep_nobody_from_meeting_and_training(fleet: Fleet) -> None:
+def test_unauthenticated_peers_at_the_rendezvous_keep_no_host_from_joining_and_training(fleet: Fleet) -> None:
     run, hosts = fleet.folder / "run", free_addresses(2)
     together = (*RUN, "--hosts", ",".join(hosts), "--trust-network")
     chief = fleet.learner(*together)
     system = psutil.Process(chief.pid)
     system.rlimit(psutil.RLIMIT_NOFILE, (400, 400))
     with Crowd(hosts[0], 500) as crowd:
-        wait_for(lambda: crowd.ended > 200, "strangers come, and are ended, before there is another host")
+        wait_for(lambda: crowd.ended > 200, "unauthenticated peers come, and are ended, before there is another host")
         member = fleet.learner(*together, "--host-index", "1")
         actors = [fleet.actor(str(run), "--envs", "4") for _ in range(2)]
         wait_for(lambda: steps_of(run, (chief, member, *actors)) > 500, "steps of both hosts")
         size, before = system.memory_info().rss, crowd.ended
         wait_for(lambda: steps_of(run, (chief, member, *actors)) > 1500, "more steps")
-        wait_for(lambda: crowd.ended > before + 300, "strangers are ended in training too")
+        wait_for(lambda: crowd.ended > before + 300, "unauthenticated peers are ended in training too")
         assert system.num_fds() < 400 - 16 and max(checkpoints(run)) > 500
         assert system.memory_info().rss - size < 100 * 2**20
     member.send(signal.SIGTERM)
@@ -147,7 +147,7 @@ def test_strangers_at_the_meetings_port_keep_nobody_from_meeting_and_training(fl
     member.ends_with(143)
 
 
-def test_hosts_that_disagree_are_told_in_what(fleet: Fleet) -> None:
+def test_hosts_that_disagree_name_the_difference(fleet: Fleet) -> None:
     different = ((), ("--set", "training.learning_rate=0.5"))
     for process in learners(fleet, 2, *RUN, each=different):
         process.ends_with(2)
@@ -155,7 +155,7 @@ def test_hosts_that_disagree_are_told_in_what(fleet: Fleet) -> None:
     assert not (fleet.folder / "run" / "hosts").exists()
 
 
-def test_a_host_that_never_comes_is_named(fleet: Fleet) -> None:
+def test_a_host_that_never_joins_is_named(fleet: Fleet) -> None:
     hosts = free_addresses(2)
     alone = fleet.learner(*RUN, "--hosts", ",".join(hosts), "--trust-network", "--set", "topology.host_timeout=2")
     alone.ends_with(2)

@@ -268,7 +268,7 @@ def test_an_actor_follows_its_learner_to_another_port(site: Site) -> None:
 # -- versions
 
 
-class Stranger(threading.Thread):
+class Impostor(threading.Thread):
     """Answers every ZeroMQ message with a frame of another version."""
 
     def __init__(self, version: int) -> None:
@@ -293,12 +293,12 @@ class Stranger(threading.Thread):
 
 
 def test_a_learner_of_another_version_is_named(site: Site) -> None:
-    stranger = Stranger(99)
+    impostor = Impostor(99)
     try:
-        actor = site.actor("--connect", stranger.address, "--insecure")
+        actor = site.actor("--connect", impostor.address, "--insecure")
         site.is_refused(actor, "version 99", f"version {PROTOCOL_VERSION}", "the same seedcli on both sides")
     finally:
-        stranger.close()
+        impostor.close()
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)

@@ -36,7 +36,7 @@ class Gate:
     """Answers ZeroMQ's question who may come in: the actors' key, and nobody else.
 
     CURVE alone proves to an actor that the learner holds the token; this proves it of the actor. A thread of its own,
-    so that nobody waits at the door while the learner is busy. It ends with the context.
+    so that handshakes do not wait while the learner is busy. It ends with the context.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], security: Security) -> None:

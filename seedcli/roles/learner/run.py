@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from seedcli.config.sources import Resolved
 from seedcli.roles.discovery import announcement
-from seedcli.roles.learner.host import run_host
+from seedcli.roles.learner.host import run_chief
+from seedcli.roles.learner.setup import Setup
 from seedcli.roles.learner.supervise import supervise, use_devices
 from seedcli.roles.learner.threads import Learner
 from seedcli.roles.run_folder import RunFolder
-from seedcli.serving.listeners import bound_host, how_to_join, learner_security, open_transports, ports
-from seedcli.telemetry.exporter import open_exporter
-from seedcli.telemetry.live import View, make_view
+from seedcli.serving.listeners import bound_host, how_to_join, ports
+from seedcli.telemetry.live import View
 from seedcli.telemetry.logs import setup_logging
-
-_log = logging.getLogger(__name__)
 
 
 def run_learner(
@@ -40,22 +38,19 @@ def run_learner(
     """
     config = resolved.config
     folder.remove_address()  # of a learner that was killed
-    security = learner_security(config)
     # First of all: where a port is in use, the folder is left as it was.
-    exporter = open_exporter(config.net)
-    transports = open_transports(config, security)
-    view = make_view(live, profile=profile)
-    setup_logging(folder.log_path, view, debug=False)
+    setup = Setup.open(resolved, live=live, profile=profile)
+    setup_logging(folder.log_path, setup.view, debug=False)
 
     def announce(learner: Learner, view: View) -> None:
-        folder.write_address(announcement(bound_host(config), ports(transports)))
-        for line in how_to_join(config, security, transports):
+        folder.write_address(announcement(bound_host(config), ports(setup.transports)))
+        for line in how_to_join(config, setup.security, setup.transports):
             view.log(line)
 
+    setup = replace(setup, announce=announce)
     try:
         if hosts:
-            return run_host(resolved, lambda *_: folder, hosts, 0, transports, security, view, announce, exporter, done)
-        devices = use_devices(config)
-        return supervise(resolved, folder, transports, view, announce=announce, exporter=exporter, devices=devices)
+            return run_chief(setup, folder, hosts, done)
+        return supervise(setup, folder, use_devices(config))
     finally:
         folder.remove_address()

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from seedcli.cluster.team import Team
 from seedcli.config.schema import Config
-from seedcli.config.sources import Resolved, format_value, without_effect
+from seedcli.config.sources import format_value, without_effect
 from seedcli.config.topology import make_plan
 from seedcli.errors import EXIT_DONE, EXIT_FAILED
-from seedcli.net.base import ServerTransport
 from seedcli.roles.learner.core import share_cores
 from seedcli.roles.learner.reporting import Reporter
+from seedcli.roles.learner.setup import Setup
 from seedcli.roles.learner.threads import Learner
 from seedcli.roles.resuming import check_steps, resume_point
 from seedcli.roles.run_folder import RunFolder
 from seedcli.roles.stopping import Signals
-from seedcli.telemetry.exporter import Exporter
-from seedcli.telemetry.live import View
-from seedcli.training.checkpoint_files import Checkpoint
 from seedcli.training.devices import Devices, find_inventory, prepare
 
 _log = logging.getLogger(__name__)
@@ -62,37 +59,19 @@ def run_until_done(
 
 
 def supervise(
-    resolved: Resolved,
-    folder: RunFolder,
-    transports: Sequence[ServerTransport],
-    view: View,
-    *,
-    announce: Callable[[Learner, View], None] = lambda learner, view: None,
-    tick: Callable[[], None] = lambda: None,
-    closing: Callable[[], dict[str, dict[str, float]]] = dict,
-    exporter: Exporter | None = None,
-    devices: Devices | None = None,
-    team: Team | None = None,
-    signals: Signals | None = None,
-    checkpoint: Checkpoint | None = None,
-    resumed_with: str = "seed learner",
+    setup: Setup, folder: RunFolder, devices: Devices, *, team: Team | None = None, signals: Signals | None = None
 ) -> int:
     """Run a learner to its end, whatever the end is: report, stop, checkpoint, summarise.
 
     Args:
-        resolved, folder, transports, devices, team: see `Learner`.
-        view: where progress is shown; started and stopped here.
-        announce: called once the learner serves.
-        tick: called ten times a second from the main thread.
-        closing: called after actors were told to leave; gives their profiles for the table at the end.
-        exporter: where metrics and health are asked for; started and closed here.
+        setup: what it is run with.
+        folder, devices, team: see `Learner`.
         signals: those that ask to stop, if they are caught already; restored here.
-        checkpoint: with a team: what the chief resumes from; a learner that is alone looks for it in its folder.
-        resumed_with: the command that resumes this run.
 
     Returns:
         The exit status.
     """
+    resolved, view, exporter = setup.resolved, setup.view, setup.exporter
     for note in resolved.notes:
         _log.info("%s", note)
     for value in without_effect(resolved):
@@ -102,13 +81,12 @@ def supervise(
             resolved.config.agent.algorithm, resolved.config.environment.family,
         )  # fmt: skip
     signals = signals or Signals()
-    if team is None:
-        checkpoint = resume_point(folder)
+    checkpoint = resume_point(folder) if team is None else team.checkpoint
     check_steps(resolved, checkpoint)
-    learner = Learner(resolved, folder, transports, checkpoint, devices=devices, team=team)
+    learner = Learner(resolved, folder, setup.transports, checkpoint, devices=devices, team=team)
     # Not earlier: a configuration that does not fit the checkpoint must not take the place of the one that does.
     folder.write_config(resolved)
-    reporter = Reporter(learner, folder, view, resumed_at=learner.began_at, resumed_with=resumed_with)
+    reporter = Reporter(learner, folder, view, resumed_at=learner.began_at, resumed_with=setup.resumed_with)
     try:
         reporter.start()
         if exporter is not None:
@@ -117,11 +95,11 @@ def supervise(
         learner.start()
         training_done = False
         try:
-            announce(learner, view)
+            setup.announce(learner, view)
             reporter.enter("serving")
             if checkpoint is not None:
                 view.log(f"continuing from {checkpoint.path} at {checkpoint.env_steps:,} environment steps")
-            run_until_done(learner, reporter, signals, tick, folder)
+            run_until_done(learner, reporter, signals, setup.tick if team is None else team.look, folder)
             training_done = signals.status is None and learner.training.stopped_by is None
         finally:
             reporter.enter("stopping")
@@ -137,7 +115,7 @@ def supervise(
                 try:
                     learner.save()
                 finally:
-                    profiles = closing()
+                    profiles = setup.closing()
         reporter.finish(profiles)
     finally:
         if learner.has_stepped:

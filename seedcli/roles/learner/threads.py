@@ -132,9 +132,9 @@ class Learner:
     def _build_together(self, team: Team) -> None:
         """Build what all hosts build, at the same time: making variables takes all of them."""
         if self._checkpoint is not None:
-            team.meeting.propose_spec(self._checkpoint.spec.to_dict())
+            team.rendezvous.update(spec=self._checkpoint.spec.to_dict())
         while not self.training.stopping.is_set() and not self.training.leaving:
-            spec = team.meeting.wait_spec(_LOOK_SECONDS)
+            spec = team.rendezvous.wait_spec(_LOOK_SECONDS)
             if spec is not None:
                 with failures_of(team):
                     self._build(EnvSpec.from_dict(spec), self.service.fault)
@@ -147,7 +147,7 @@ class Learner:
 
     @property
     def began_at(self) -> int | None:
-        """Environment steps of the checkpoint that the run is resumed from; None for a new run."""
+        """Environment steps of the checkpoint that a resumed run continues from; None for a new run."""
         if self.team is not None:
             return self.team.began.get("env_steps")
         return None if self._checkpoint is None else self._checkpoint.env_steps
@@ -172,7 +172,7 @@ class Learner:
         if spec.name != played:
             raise RefusedError(f"the actor has built {spec.name!r:.80} where {played} is played: use the same versions")
         if self.core is None and self.team is not None:
-            self.team.meeting.propose_spec(spec.to_dict())
+            self.team.rendezvous.update(spec=spec.to_dict())
             self._built.wait()  # by the training thread, together with the other hosts; `stop` ends it too
         core = self.core or (self._build(spec, on_fault) if self.team is None else None)
         if core is None:

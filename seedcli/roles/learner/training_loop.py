@@ -98,10 +98,10 @@ def train_together(state: TrainingState, core: LearnerCore, team: Team) -> None:
     """The same on one host of several: all hosts make every step, and stop after the same one.
 
     A host without a batch takes part all the same, and nothing is done then; the others keep theirs for the next step.
-    So nobody waits for long inside a step, and whoever is to stop can say so.
+    So no host waits for long inside a step, and one that is to stop can say so.
 
     Raises:
-        SeedError: another host is gone, has stopped with a failure, or has been without a batch for too long.
+        SeedError: another host is lost, has stopped with a failure, or has been without a batch for too long.
     """
     batch: TrainingBatch | None = None
     while True:
@@ -113,10 +113,10 @@ def train_together(state: TrainingState, core: LearnerCore, team: Team) -> None:
         agreement = _step(state, core, team, batch)
         if not agreement.missing:
             batch = None
-        team.parted = bool(agreement.stopping) or core.finished
+        team.finished = bool(agreement.stopping) or core.finished
         if agreement.stopping:
             _stop_with(state, team, agreement)
-        if team.parted:
+        if team.finished:
             return
         if team.chief:
             save_if_due(state, core)
@@ -142,16 +142,16 @@ def _step(state: TrainingState, core: LearnerCore, team: Team, batch: TrainingBa
 
 @contextlib.contextmanager
 def failures_of(team: Team) -> Iterator[None]:
-    """Within it what TensorFlow says of hosts that are gone is told as that."""
+    """Within it TensorFlow's errors for lost hosts become one that names the host."""
     try:
         yield
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.InternalError, tf.errors.CancelledError) as e:
-        why = team.why_gone()
+        why = team.why_lost()
         if not why and isinstance(e, tf.errors.InternalError | tf.errors.CancelledError):
             raise  # of this host's own devices
         raise SeedError(
-            f"{why or 'another learner host has gone, or cannot be reached any more'}: "
-            "start all hosts again with --continue, they go on from the last checkpoint"
+            f"{why or 'another learner host is lost, or cannot be reached any more'}: "
+            "start all hosts again with --continue, they resume from the last checkpoint"
         ) from e
 
 

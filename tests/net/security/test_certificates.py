@@ -142,7 +142,7 @@ def test_a_learners_certificate_for_another_host(authority: Authority, host: str
 
 def test_a_learners_certificate_of_another_authority(authority: Authority, tmp_path: Path) -> None:
     with serving(authority.issue()) as learner:
-        for ca in (Authority(tmp_path, "stranger").ca, ""):
+        for ca in (Authority(tmp_path, "outsider").ca, ""):
             mine = TlsFiles(ca=ca) if ca else with_ca(authority.issue("actor"), "")
             sentence = refused(learner.server.address, Security(MINE, mine))
             assert "its certificate: unable to get local issuer certificate" in sentence
@@ -163,8 +163,8 @@ def test_an_actors_certificate_that_is_missing_or_another(authority: Authority, 
     with serving(with_ca(authority.issue(), authority.ca)) as learner:
         address = learner.server.address
         assert "--tls-cert" in refused(address, Security(MINE, TlsFiles(ca=authority.ca)))
-        stranger = Authority(tmp_path, "stranger").issue("actor")
-        assert "do not trust" in refused(address, Security(MINE, with_ca(stranger, authority.ca)))
+        outsider = Authority(tmp_path, "outsider").issue("actor")
+        assert "do not trust" in refused(address, Security(MINE, with_ca(outsider, authority.ca)))
 
 
 @pytest.mark.parametrize("side", ["learner", "actor"])

@@ -164,7 +164,7 @@ def test_without_its_gate_a_listener_lets_nobody_in(kind: str, monkeypatch: pyte
 
 
 def _knocks(learner: Learner) -> int:
-    """How the handshake of a stranger ends who knows the listener's public key."""
+    """How the handshake of a peer ends that knows only the listener's public key."""
     context: zmq.Context[Any] = zmq.Context()
     try:
         raw: zmq.Socket[bytes] = context.socket(zmq.DEALER)

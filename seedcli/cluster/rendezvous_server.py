@@ -1,0 +1,243 @@
+"""The chief's side of the rendezvous (`cluster.rendezvous`): it collects what hosts say, and tells all of them."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import logging
+import select
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import zmq
+
+from seedcli.cluster.messages import State, Status, describe_host, find_disagreement
+from seedcli.errors import ProtocolError, UsageError
+from seedcli.net.addresses import join_host_port, split_host_port
+from seedcli.net.base import Destination, Payload, Peer
+from seedcli.net.frames import CONTROL_LIMIT, Header, Kind, pack_header
+from seedcli.net.messages import printable
+from seedcli.net.router import RouterServer
+from seedcli.net.security.keys import Security
+from seedcli.serving.admission_control import AdmissionControl
+
+_log = logging.getLogger(__name__)
+
+BEAT_SECONDS = 1.0  # between heartbeats, of both sides
+SILENCE_SECONDS = 10.0  # after which a host that was not heard is lost
+LOOK_SECONDS = 0.05
+JOIN_SECONDS = 10.0
+_LOG_SECONDS = 5.0
+_CALLS = 16  # to the listener, before anything else is done
+
+
+class Clock:
+    """Seconds that stand still while this process is held up, as all are while TensorFlow connects them.
+
+    Attributes:
+        now: seconds on this clock.
+        ticked: monotonic seconds of the last tick.
+    """
+
+    def __init__(self) -> None:
+        self.now, self.ticked = 0.0, time.monotonic()
+
+    def tick(self, longest: float, otherwise: float = 0.0) -> None:
+        """Count the seconds since the last tick, or `otherwise` where they are more than `longest`."""
+        before, self.ticked = self.ticked, time.monotonic()
+        passed = self.ticked - before
+        self.now += passed if passed <= longest else otherwise
+
+
+@dataclass
+class _Host:
+    """A host that has joined: its last status, the connection that came over, and when, on the server's clock."""
+
+    status: Status
+    peer: Peer
+    heard: float
+
+
+class RendezvousServer:
+    """Listens at the chief's address in a thread of its own (a `net.base.FrameHandler`).
+
+    Args:
+        hosts: "host:port" of each, the chief first.
+        chief: its status, which the others are compared with.
+        security: what connections are protected with; None: nothing.
+
+    Attributes:
+        admission: bounds the connections of unauthenticated peers.
+
+    Raises:
+        UsageError: the chief's address cannot be listened at.
+    """
+
+    full = False
+
+    def __init__(self, hosts: Sequence[str], chief: Status, security: Security | None) -> None:
+        self._hosts = hosts
+        self._chief = chief
+        self._server = _listen(hosts[0], security)
+        self._poll = select.poll()
+        self._poll.register(self._server.fileno(), select.POLLIN)
+        self._clock = Clock()
+        self._state = State(missing=tuple(range(len(hosts))))
+        self._due = False  # something is to be said before the next heartbeat
+        self._peers: dict[Peer, int] = {}  # all that have sent a status, and the index that they have
+        self._joined: dict[int, _Host] = {}
+        self._closing: tuple[str, bool] | None = None
+        self.admission = AdmissionControl([self._server], lambda: self._clock.ticked)
+        self._thread = threading.Thread(target=self._run, name="rendezvous server", daemon=True)
+        self._thread.start()
+
+    def close(self, reason: str, *, usage: bool) -> None:
+        """Tell the others that the chief has ended, and why; safe to call twice. See `Rendezvous.close`."""
+        self._closing = self._closing or (reason, usage)
+        self._thread.join(JOIN_SECONDS)
+
+    # -- a net.base.FrameHandler, called by `receive` in the server's thread
+
+    def destination(self, peer: Peer, header: Header) -> None:
+        """There are no rows here."""
+
+    def take_row(self, destination: Destination, header: Header, payload: Payload) -> None:
+        """Never called: there is no destination."""
+
+    def frame(self, peer: Peer, header: Header, payload: Payload) -> None:
+        """See `net.base.FrameHandler`."""
+        if header.kind != Kind.HELLO:
+            raise ProtocolError(f"a frame of kind {header.kind} at the rendezvous of learner hosts")
+        status = Status.parse(payload)
+        self._server.trust(peer)
+        self._peers[peer] = status.index
+        known = self._joined.get(status.index)
+        if known is not None and known.status.process == status.process:
+            self._due = self._due or known.status != status
+            self._joined[status.index] = _Host(status, peer, self._clock.now)
+            if status.ended is not None:
+                self._take_end(status.index, status.ended, status.usage)
+        elif not self._state.hosts:
+            self._take_newcomer(status, peer)
+
+    def _take_end(self, index: int, reason: str, usage: bool) -> None:
+        if usage:
+            self._fail(reason, usage=True)
+        elif reason and (self._state.hosts or index == 0):
+            self._fail(f"{describe_host(self._hosts, index)} has ended: {reason}")
+        if not self._state.hosts:
+            self._joined.pop(index, None)  # it may come again
+
+    def _take_newcomer(self, status: Status, peer: Peer) -> None:
+        if status.config is None:
+            raise ProtocolError("a host of another run, which has begun")
+        who = describe_host(self._hosts, status.index)
+        # A process that has died has lost its connection: then another may take its place.
+        if status.index in self._joined and self._joined[status.index].peer in self._peers:
+            self._fail(f"two hosts say that they are {who}: give each its --host-index", usage=True)
+            return
+        if sentence := find_disagreement(self._hosts, self._chief, status):
+            self._fail(sentence, usage=True)
+            return
+        if status.index:
+            _log.info("%s has joined", who)
+        self._joined[status.index] = _Host(status, peer, self._clock.now)
+        self._due = True
+
+    # -- the thread
+
+    def _run(self) -> None:
+        next_beat = 0.0
+        try:
+            while True:
+                closing = self._closing
+                self._poll.poll(1000 * LOOK_SECONDS)
+                for _ in range(_CALLS):
+                    if not self._server.receive(self):
+                        break
+                self._clock.tick(2 * BEAT_SECONDS + LOOK_SECONDS)
+                self._find_silent()
+                if closing is not None:
+                    self._take_end(0, *closing)
+                    self._send(ended=True)
+                    return
+                if self._due or self._clock.ticked >= next_beat:
+                    self._due, next_beat = False, self._clock.ticked + BEAT_SECONDS
+                    self._send()
+        except Exception:  # the hosts notice: they hear nothing any more
+            _log.exception("the rendezvous of the learner hosts has failed")
+        finally:
+            self.admission.close()
+            self._server.close()
+
+    def _fail(self, sentence: str, *, usage: bool = False) -> None:
+        """All hosts must stop; the first reason counts."""
+        if not self._state.failure:
+            self._state = self._state.model_copy(update={"failure": printable(sentence), "usage": usage})
+            self._due = True
+
+    def _find_silent(self) -> None:
+        for index, host in list(self._joined.items()):
+            silent = self._clock.now - host.heard
+            if silent <= SILENCE_SECONDS or host.status.ended is not None:
+                continue
+            sentence = f"{describe_host(self._hosts, index)} has not been heard for {silent:.0f} s"
+            if self._state.hosts:
+                self._fail(sentence)
+            else:
+                _log.warning("%s", sentence)
+                del self._joined[index]
+
+    def _send(self, *, ended: bool = False) -> None:
+        self._state = self._collect(ended)
+        other = self._state.model_copy(update={"hosts": (), "taken": True})
+        state, outside = (pack.model_dump_json().encode() for pack in (self._state, other))
+        members = {host.peer for host in self._joined.values()}
+        # The chief comes last: once it knows that all are ready, TensorFlow may keep its Python from running.
+        for peer in sorted(self._peers, key=lambda peer: self._peers[peer] == 0):
+            body = state if peer in members else outside
+            self._server.send(peer, pack_header(Kind.CONFIGURE, len(body)), body)
+
+    def _collect(self, ended: bool) -> State:
+        """What the hosts have said, put together."""
+        everyone, before = range(len(self._hosts)), self._state
+        statuses = {index: host.status for index, host in self._joined.items()}
+        whole = len(statuses) == len(self._hosts)
+        return before.model_copy(
+            update={
+                "missing": tuple(index for index in everyone if index not in statuses),
+                "hosts": before.hosts or (tuple(statuses[index].addresses for index in everyone) if whole else ()),
+                "run": before.run or (statuses[0].run if 0 in statuses else None),
+                "ready": whole and all(status.ready for status in statuses.values()),
+                "loads": tuple(statuses[index].envs if index in statuses else 0 for index in everyone),
+                "spec": before.spec or next((status.spec for status in statuses.values() if status.spec), None),
+                "ended": ended,
+            }
+        )
+
+
+def _listen(chief: str, security: Security | None) -> RouterServer:
+    """The listener, at the address of the chief's name, or at every interface where that says nothing."""
+    host, port = split_host_port(chief) or ("", 0)
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    try:
+        address = str(socket.getaddrinfo(host.strip("[]"), port, family, socket.SOCK_STREAM)[0][4][0])
+        # Some systems give a machine's own name a loopback address, where no other would find it.
+        loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
+        if security is not None and loopback and host.strip("[]") not in ("localhost", address):
+            address = "0.0.0.0"
+        url = f"tcp://{join_host_port(address, port)}"
+        return RouterServer("zmq", url, max_payload=CONTROL_LIMIT, security=security)
+    except (OSError, UnicodeError, zmq.ZMQError) as error:
+        if getattr(error, "errno", 0) == errno.EADDRINUSE:
+            raise UsageError(
+                f"{chief}, the rendezvous of topology.hosts, is in use: another process is host 0 already (give "
+                "each its own --host-index), or choose another port"
+            ) from error
+        raise UsageError(
+            f"cannot listen at {chief} ({error}), which topology.host_index = 0 says is this machine: check "
+            "topology.hosts, and give each host its own --host-index"
+        ) from error
