@@ -102,10 +102,15 @@ class RendezvousServer:
     # -- a net.base.FrameHandler, called by `receive` in the server's thread
 
     def destination(self, peer: Peer, header: Header) -> None:
-        """There are no rows here."""
+        """None: a STEP is refused by `frame`."""
 
     def take_row(self, destination: Destination, header: Header, payload: Payload) -> None:
         """Never called: there is no destination."""
+
+    def lost(self, peer: Peer, reason: str, *, malformed: bool = False) -> None:
+        self._peers.pop(peer, None)
+        if malformed:
+            log_once_per("rendezvous", _LOG_SECONDS, _log, logging.WARNING, "%s is cut off: %s", peer.address, reason)
 
     def frame(self, peer: Peer, header: Header, payload: Payload) -> None:
         """See `net.base.FrameHandler`."""
