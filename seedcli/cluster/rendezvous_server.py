@@ -23,6 +23,7 @@ from seedcli.net.messages import printable
 from seedcli.net.router import RouterServer
 from seedcli.net.security.keys import Security
 from seedcli.serving.admission_control import AdmissionControl
+from seedcli.telemetry.logs import log_once_per
 
 _log = logging.getLogger(__name__)
 
