@@ -94,10 +94,10 @@ def test_a_newer_version_is_not_passed_over(tmp_path: Path) -> None:
     writer, variable = make_writer(tmp_path / "checkpoints")
     save(writer, variable, 1)
     path = save(writer, variable, 2)
-    (path / "state.json").write_text((path / "state.json").read_text().replace('"format": 1', '"format": 2'))
+    (path / "state.json").write_text((path / "state.json").read_text().replace('"format": 2', '"format": 3'))
     _rewrite(path, lambda sums: sums.update({"state.json": module.digest(path / "state.json")}))
     for find in (find_checkpoint, take_checkpoint):
-        with pytest.raises(CheckpointError, match="has format 2, this version reads 1"):
+        with pytest.raises(CheckpointError, match="has format 3, this version reads 2"):
             find(tmp_path)
     assert names(tmp_path / "checkpoints") == ["1", "2"]
 
