@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import Annotated, Any
@@ -106,6 +107,7 @@ def learner(
     flags |= {"--host-index": host_index, "--trust-network": trust_network or None}
     from seedcli.cluster.hosts import resolve_hosts
     from seedcli.roles.resuming import check_threaded, finished
+    from seedcli.roles.stopping import exiting_at_once
     from seedcli.serving.listeners import check_listeners
     from seedcli.telemetry.exporter import check_metrics_port
     from seedcli.telemetry.output import outlive_output
@@ -139,7 +141,9 @@ def learner(
     if standby:  # now, because whoever takes over is to be quick
         with loading_tensorflow():
             from seedcli.roles.learner.run import run_learner
-    resolved, folder = open_folder(found, logdir, sets, flags, kept, wait)
+    # Who waits has nothing to undo, and taking TensorFlow down would take seconds.
+    with exiting_at_once(lambda: None) if standby else contextlib.nullcontext():
+        resolved, folder = open_folder(found, logdir, sets, flags, kept, wait)
     with folder:
         check_threaded(resolved, logdir)
         # What the run is, stands in its folder, which was another learner's until now.
