@@ -159,7 +159,7 @@ def test_who_does_not_hold_the_listeners_token_learns_and_changes_nothing(fleet,
     fleet.server.token = mine
     introduce(fleet, mine, "good")
     seeds = fleet.service.reception.seeds_given
-    for token, words in ((other, "the token is not this learner's"), (None, "asks for a token")):
+    for token, words in ((other, "the token is not this learner's"), (None, "requires a token")):
         for _ in range(20):
             with pytest.raises(RefusedError, match=words):
                 introduce(fleet, token, "good", failure="what only a member of the fleet may have logged")
