@@ -28,7 +28,7 @@ PARSERS: dict[str, tuple[str, ...]] = {
 # What no input reaches, and why.
 EXEMPT = {
     # A learner that cannot build its agent ends: because of its configuration or machine, not of what a peer says.
-    "raise  # the learner itself cannot go on, and the actor need not look for it",
+    "raise  # the learner must stop, and the actor need not look for it",
     # zstd checks the same and says so first: this stands for libraries that might not.
     'raise ProtocolError(f"a block contains {len(content)} bytes, expected {self.max_bytes}")',
 }

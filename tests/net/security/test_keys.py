@@ -1,4 +1,4 @@
-"""Who is let in, what is said to those who are not, and that nothing readable crosses the wire."""
+"""Which peers are accepted, what refused peers are told, and that nothing readable crosses the wire."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_each_side_shows_what_the_other_trusts_and_cannot_show_the_others() -> N
     assert names.get_values_for_type(x509.DNSName) == ["seed-learner"] == [actor.name]
 
 
-# -- who is let in
+# -- which peers are accepted
 
 
 @PROTECTED
