@@ -240,8 +240,8 @@ def _listen(chief: str, security: Security | None) -> RouterServer:
     except (OSError, UnicodeError, zmq.ZMQError) as error:
         if getattr(error, "errno", 0) == errno.EADDRINUSE:
             raise UsageError(
-                f"{chief}, the chief's address in topology.hosts, is in use: another process is host 0 already (give each its "
-                "own --host-index), or choose another port"
+                f"{chief}, the chief's address in topology.hosts, is in use: another process is host 0 already (give "
+                "each its own --host-index), or choose another port"
             ) from error
         raise UsageError(
             f"cannot listen at {chief} ({error}), the address of this host according to topology.host_index = 0: check "
