@@ -1,3 +1,4 @@
-"""Several learner hosts of one run: which there are, how they find each other, agree and stop. It may import
-`serving`, `training` and what lies below. It knows nothing of how one host runs its threads.
+"""Several learner hosts of one run: which hosts there are, how they find each other, agree and stop.
+
+It may import `serving`, `training` and the layers below. It knows nothing of the threads within a host.
 """

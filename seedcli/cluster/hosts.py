@@ -1,4 +1,4 @@
-"""Several learner hosts of one run: which there are, which actor goes to which, and how logs name them."""
+"""Several learner hosts of one run: find the hosts, place actors on them, and name the host in logs."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from seedcli.net.addresses import join_host_port, split_host_port
 from seedcli.net.messages import Hello
 
 _MAX_NODES = 65_536
-_PORTS = 12_000  # the first for the rendezvous of SLURM jobs; below those that systems assign themselves
-_BLOCK = 16  # ports of one step
+_PORTS = 12_000  # first port for the rendezvous of SLURM jobs; below the systems' ephemeral ports
+_BLOCK = 16  # ports per step
 _BLOCKS = 1_250
 _SCONTROL_SECONDS = 10.0
-_STEPS = 7  # steps of a job that get blocks of their own
-_ON_THE_WAY_SECONDS = 30.0  # after which an actor that was sent on has either come to its host or will not
+_STEPS = 7  # steps of a job with different blocks
+_REDIRECT_SECONDS = 30.0  # after which a redirected actor that its host has not reported is not counted
 
 
 # -- which hosts there are ------------------------------------------------------------------------------------
 
 
 def resolve_hosts(config: Config, environ: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
-    """The learner hosts of a run and which of them this process is; ((), 0) for one alone.
+    """Return the learner hosts of a run and the index of this process; ((), 0) for a single learner.
 
-    They come from topology.hosts (`--hosts`), else from TF_CONFIG, else from a SLURM step of several tasks, all of
+    The hosts come from topology.hosts (`--hosts`), else from TF_CONFIG, else from a SLURM step of several tasks, all of
     which then run `seed learner`.
 
     Raises:
-        UsageError: they contradict themselves, or there are several without `--trust-network`, or with a replay that
-            is to be kept.
+        UsageError: the description of the hosts is invalid, or there are several without `--trust-network` or with
+            replay.save.
     """
     topology = config.topology
     if topology.hosts:
@@ -55,7 +55,7 @@ def resolve_hosts(config: Config, environ: Mapping[str, str]) -> tuple[tuple[str
     if len(hosts) < 2:
         return (), 0
     if not topology.trust_network:
-        alone = "; one learner alone is started with srun --ntasks=1" if where == "the SLURM step" else ""
+        alone = "; start a single learner with srun --ntasks=1" if where == "the SLURM step" else ""
         raise UsageError(
             f"{where} names {len(hosts)} learner hosts, which need --trust-network: TensorFlow's connections between "
             f"them are neither encrypted nor authenticated, so use a private network{alone}"
@@ -65,15 +65,15 @@ def resolve_hosts(config: Config, environ: Mapping[str, str]) -> tuple[tuple[str
 
 
 def check_replay(config: Config, hosts: int) -> None:
-    """Refuse a replay that is to be kept where each of several learner hosts has a part of it.
+    """Check that replay.save is off with several learner hosts, each of which has a part of the replay.
 
     Raises:
-        UsageError: it is.
+        UsageError: it is on.
     """
     if hosts > 1 and config.replay.save and config.agent.algorithm == "r2d2":
         raise UsageError(
-            f"replay.save = true must be false with {hosts} learner hosts: each has a part of the replay, and "
-            "checkpoints are the chief's"
+            f"replay.save = true must be false with {hosts} learner hosts: each has a part of the replay, and only the "
+            "chief writes checkpoints"
         )
 
 
@@ -83,57 +83,57 @@ def _check_hosts(where: str, hosts: Sequence[str], index: int) -> None:
             raise UsageError(f'{where}: "{host}" must be host:port with a port from 1 to 65535, such as gpu1:8690')
     twice = next((host for host in hosts if hosts.count(host) > 1), None)
     if twice is not None:
-        raise UsageError(f"{where}: {twice} is there twice: name each learner host once")
+        raise UsageError(f"{where}: {twice} is listed twice: name each learner host once")
     if not 0 <= index < len(hosts):
         raise UsageError(
-            f"{where}: host {index} is none of the {len(hosts)} hosts: number them from 0 to {len(hosts) - 1}"
+            f"{where}: host {index} is not one of the {len(hosts)} hosts: number them from 0 to {len(hosts) - 1}"
         )
 
 
 def _from_tf_config(text: str) -> tuple[tuple[str, ...], int]:
-    """The hosts of TensorFlow's own description of a cluster: the chief, where there is one, then the workers."""
+    """Return the hosts of TF_CONFIG, the chief first if there is one, then the workers; and this process's index."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"TF_CONFIG is no JSON ({error}): correct or unset it") from error
+        raise UsageError(f"TF_CONFIG is not JSON ({error}): correct or unset it") from error
     cluster, task = (found.get(key) if isinstance(found, dict) else None for key in ("cluster", "task"))
     if not isinstance(cluster, dict) or not isinstance(task, dict):
         raise UsageError('TF_CONFIG must be {"cluster": {"worker": ["host:port", …]}, "task": {"type": …, "index": …}}')
     other = next((kind for kind in cluster if kind not in ("chief", "worker")), None)
     if other is not None:
         raise UsageError(
-            f"TF_CONFIG has tasks of the type {other!r}: learner hosts are worker, one of them may be chief"
+            f"TF_CONFIG has tasks of type {other!r}: learner hosts must be of type worker, and one may be chief"
         )
     chiefs, workers = (cluster.get(kind, []) for kind in ("chief", "worker"))
     for group, named in (("chief", chiefs), ("worker", workers)):
         if not isinstance(named, list) or not all(isinstance(host, str) for host in named):
             raise UsageError(f'TF_CONFIG: cluster.{group} must be a list of "host:port"')
     if len(chiefs) > 1:
-        raise UsageError(f"TF_CONFIG names {len(chiefs)} chiefs: there may be one")
+        raise UsageError(f"TF_CONFIG names {len(chiefs)} chiefs: name at most one")
     kind, index = task.get("type"), task.get("index")
     if kind not in ("chief", "worker") or not isinstance(index, int) or isinstance(index, bool):
         raise UsageError('TF_CONFIG: task must be {"type": "worker" or "chief", "index": a number from 0}')
     here = chiefs if kind == "chief" else workers
     if not 0 <= index < len(here):
-        raise UsageError(f"TF_CONFIG: task {kind} {index} is none of the {len(here)} {kind} tasks of its cluster")
+        raise UsageError(f"TF_CONFIG: task {kind} {index} is not one of the {len(here)} {kind} tasks of its cluster")
     return (*chiefs, *workers), index + (len(chiefs) if kind == "worker" else 0)
 
 
 def _step_tasks(environ: Mapping[str, str]) -> int:
-    """Tasks of the SLURM step that this process is one of; 1 in a batch script, which is none."""
+    """Return the number of tasks of this process's SLURM step; 1 in a batch script, which is not a step."""
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     return int(tasks) if tasks.isdecimal() else 1
 
 
 def _from_slurm(environ: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
-    """The tasks of a step, in their order, at ports that no other step uses."""
+    """Return the addresses of a step's tasks, in order, at ports that no other step uses; and this task's index."""
     rank = _number(environ, "SLURM_PROCID")
     nodes = expand_nodes(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", ""))
     counts = _tasks_per_node(environ, len(nodes))
     first = [(node, local) for node, count in enumerate(counts) for local in range(count)]
     turns = sorted(first, key=lambda place: (place[1], place[0]))
     mine = (_number(environ, "SLURM_NODEID"), _number(environ, "SLURM_LOCALID"))
-    # SLURM does not say how it has distributed the tasks; where each is, shows it.
+    # SLURM does not tell the distribution of the tasks: infer it from the location of this node's tasks.
     ids = {int(task) for task in environ.get("SLURM_GTIDS", "").split(",") if task.isdecimal()}
     for places in (first, turns):
         there = {task for task, (node, _) in enumerate(places) if node == mine[0]}
@@ -145,7 +145,7 @@ def _from_slurm(environ: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
             f"node {mine[0]}): use srun --distribution=block, or give --hosts and --host-index"
         )
     addresses = _addresses_of(nodes)
-    port = dict.fromkeys(addresses, _base_port(environ))  # nodes of one address there are where SLURM is tried out
+    port = dict.fromkeys(addresses, _base_port(environ))  # in test clusters, nodes may share an address
     hosts: list[str] = []
     for node, _ in places:
         hosts.append(join_host_port(addresses[node], port[addresses[node]]))
@@ -154,7 +154,7 @@ def _from_slurm(environ: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
 
 
 def _addresses_of(nodes: Sequence[str]) -> list[str]:
-    """Where nodes are reached: by their names, or, where those mean nothing here, as SLURM itself reaches them."""
+    """Return the nodes' addresses: their names or, if these cannot be resolved, the addresses that SLURM uses."""
     if all(map(_is_known, nodes)):
         return list(nodes)
     try:
@@ -163,7 +163,7 @@ def _addresses_of(nodes: Sequence[str]) -> list[str]:
             capture_output=True, text=True, check=True, timeout=_SCONTROL_SECONDS,
         ).stdout  # fmt: skip
     except (OSError, subprocess.SubprocessError):
-        return list(nodes)  # the rendezvous names a node that is not known
+        return list(nodes)  # the rendezvous reports the name that cannot be resolved
     found = dict(re.findall(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", shown, re.MULTILINE))
     return [found.get(node, node) for node in nodes]
 
@@ -179,12 +179,12 @@ def _is_known(host: str) -> bool:
 def _number(environ: Mapping[str, str], name: str) -> int:
     value = environ.get(name, "")
     if not value.isdecimal():
-        raise UsageError(f"{name} = {value!r} is no number, so this SLURM step cannot be used: give --hosts")
+        raise UsageError(f"{name} = {value!r} is not a number, so this SLURM step cannot be used: give --hosts")
     return int(value)
 
 
 def _tasks_per_node(environ: Mapping[str, str], nodes: int) -> list[int]:
-    """Tasks on each node: "2(x3),1" is SLURM's way to write 2, 2, 2, 1."""
+    """Return the number of tasks on each node; SLURM writes 2, 2, 2, 1 as "2(x3),1"."""
     text = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     counts: list[int] = []
     for part in text.split(","):
@@ -194,8 +194,8 @@ def _tasks_per_node(environ: Mapping[str, str], nodes: int) -> list[int]:
         counts += [int(match[1])] * min(int(match[2] or 1), _MAX_NODES)
     if len(counts) != nodes or sum(counts) != _step_tasks(environ):
         raise UsageError(
-            f"SLURM_STEP_TASKS_PER_NODE = {text!r} does not say where the {_step_tasks(environ)} tasks are, on "
-            f"{nodes} nodes: give --hosts and --host-index"
+            f"SLURM_STEP_TASKS_PER_NODE = {text!r} does not describe {_step_tasks(environ)} tasks on {nodes} nodes: "
+            "give --hosts and --host-index"
         )
     if max(counts) > _BLOCK:
         raise UsageError(f"{max(counts)} learner hosts on one node are more than the limit of {_BLOCK}: start fewer")
@@ -203,23 +203,23 @@ def _tasks_per_node(environ: Mapping[str, str], nodes: int) -> list[int]:
 
 
 def _base_port(environ: Mapping[str, str]) -> int:
-    """The first port of a step: jobs and steps that run at the same time get others."""
+    """Return the first port of a step; it differs between concurrent jobs and steps."""
     job, step = _number(environ, "SLURM_JOB_ID"), environ.get("SLURM_STEP_ID", "0")
     return _PORTS + _BLOCK * ((_STEPS * job + (int(step) if step.isdecimal() else 0)) % _BLOCKS)
 
 
 def expand_nodes(nodes: str) -> list[str]:
-    """The names in a list of nodes as SLURM writes it: "gpu[01-03,07],login" are gpu01, gpu02, gpu03, gpu07, login.
+    """Expand a SLURM node list: "gpu[01-03,07],login" is gpu01, gpu02, gpu03, gpu07, login.
 
     Raises:
-        UsageError: it is no such list.
+        UsageError: the list is invalid or too long.
     """
     found: list[str] = []
-    # Commas part nodes, but not within brackets.
+    # Commas outside brackets separate nodes.
     for pattern in re.split(r",(?![^\[\]]*\])", nodes):
         parts = re.split(r"\[([^\[\]]*)\]", pattern)
         if not pattern or not all(re.fullmatch(r"[A-Za-z0-9._-]*", part) for part in parts[::2]):
-            raise UsageError(f"{nodes!r} is no list of nodes as SLURM writes it (gpu[01-03,07],login): give addresses")
+            raise UsageError(f"{nodes!r} is not a SLURM node list such as gpu[01-03,07],login: give addresses")
         choices = [[part] if at % 2 == 0 else _range_of(part, nodes) for at, part in enumerate(parts)]
         if math.prod(map(len, choices)) + len(found) > _MAX_NODES:
             raise UsageError(f"{nodes!r:.80} names more than {_MAX_NODES} nodes: give addresses")
@@ -228,13 +228,13 @@ def expand_nodes(nodes: str) -> list[str]:
 
 
 def _range_of(text: str, nodes: str) -> list[str]:
-    """What stands in one pair of brackets: "01-03,07" are 01, 02, 03 and 07."""
+    """Expand the content of one pair of brackets: "01-03,07" is 01, 02, 03, 07."""
     found: list[str] = []
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if match is None or not first <= last < first + _MAX_NODES:
-            raise UsageError(f"{nodes!r} is no list of nodes as SLURM writes it (gpu[01-03,07],login): give addresses")
+            raise UsageError(f"{nodes!r} is not a SLURM node list such as gpu[01-03,07],login: give addresses")
         found += [str(number).zfill(len(match[1])) for number in range(first, last + 1)]
     return found
 
@@ -243,13 +243,13 @@ def _range_of(text: str, nodes: str) -> list[str]:
 
 
 def free_port(host: str) -> int:
-    """A port that nothing uses on any interface, for TensorFlow's server, which listens on all of them.
+    """Return a port that is free on all interfaces, on which TensorFlow's server listens.
 
     Args:
-        host: name or address by which the others reach this host.
+        host: name or address at which the others reach this host.
 
     Raises:
-        UsageError: it is none of this machine's.
+        UsageError: the host is not on this machine.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
@@ -257,7 +257,7 @@ def free_port(host: str) -> int:
             probe.bind(address)
     except (OSError, UnicodeError) as error:
         raise UsageError(
-            f"{host} is no address of this machine ({error}): check topology.hosts and topology.host_index"
+            f"{host} is not an address of this machine ({error}): check topology.hosts and topology.host_index"
         ) from error
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("", 0))
@@ -265,12 +265,12 @@ def free_port(host: str) -> int:
 
 
 def actor_addresses(host: str, listening: str, ports: Mapping[str, int]) -> dict[str, str]:
-    """Where actors reach a learner host: transport → "host:port", for its introduction to the others.
+    """Return a learner host's addresses for actors, transport → "host:port".
 
     Args:
-        host: its place in topology.hosts, "host:port".
-        listening: the address that its listeners are bound to; "0.0.0.0" or "::" for every interface.
-        ports: of its listeners, by transport.
+        host: its address in topology.hosts, "host:port".
+        listening: the address to which its listeners are bound; "0.0.0.0" or "::" for every interface.
+        ports: ports of its listeners, by transport.
     """
     parts = split_host_port(host)
     assert parts is not None, host
@@ -282,17 +282,17 @@ def actor_addresses(host: str, listening: str, ports: Mapping[str, int]) -> dict
 
 
 class Placement:
-    """Decides which learner host serves an actor: that with the fewest environments; among equals each in turn.
+    """Chooses the learner host that serves an actor: the one with the fewest environments, round robin among equals.
 
-    It belongs to the thread that serves actors; see `serving.handshakes.Reception.place`.
+    Call it from the service's thread; see `serving.handshakes.Reception.place`.
 
     Args:
-        index: which host this is.
-        addresses: of each host, transport → "host:port".
-        own: gives the environments of this host, but those of the actor with this name: one that has lost its
-            connection comes again before it is missed.
-        loads: gives those of each host as it has last said.
-        clock: monotonic seconds.
+        index: the index of this host.
+        addresses: addresses of each host, transport → "host:port".
+        own: returns the number of environments of this host without those of the named actor, whose previous session
+            may not have timed out yet.
+        loads: returns the number of environments that each host last reported.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -310,12 +310,12 @@ class Placement:
         self._loads = loads
         self._clock = clock
         self._turn = index
-        self._said = [0] * len(addresses)  # what each host has said last
-        # Actors that were sent to each host and that it has not reported yet: when, and with how many environments.
-        self._on_the_way: list[deque[list[float]]] = [deque() for _ in addresses]
+        self._reported = [0] * len(addresses)  # environments that each host last reported
+        # For each host, redirected actors that it has not reported yet: [time, number of environments].
+        self._redirected: list[deque[list[float]]] = [deque() for _ in addresses]
 
     def __call__(self, hello: Hello, transport: str) -> str | None:
-        """The address that an actor is sent to, as a user would type it; None: it stays here."""
+        """Return the address to redirect an actor to, as a user would type it; None: this host serves it."""
         counts = self._counts()
         counts[self._index] = self._own(hello.actor_id)
         hosts = len(self._addresses)
@@ -325,25 +325,25 @@ class Placement:
         self._turn = (chosen + 1) % hosts
         if chosen == self._index:
             return None
-        self._on_the_way[chosen].append([self._clock(), hello.envs])
+        self._redirected[chosen].append([self._clock(), hello.envs])
         return ("zmq://" if transport == "zmq" else "") + self._addresses[chosen][transport]
 
     def _counts(self) -> list[float]:
-        """Environments of each host, those on their way included, as far as this host knows."""
+        """Return the number of environments of each host, including those of redirected actors not reported yet."""
         loads, now = self._loads(), self._clock()
         counts: list[float] = []
-        for host, waiting in enumerate(self._on_the_way):
-            said = loads[host]
-            arrived: float = max(0, said - self._said[host])
-            self._said[host] = said
-            while waiting and (arrived > 0 or now - waiting[0][0] > _ON_THE_WAY_SECONDS):
+        for host, waiting in enumerate(self._redirected):
+            reported = loads[host]
+            arrived: float = max(0, reported - self._reported[host])
+            self._reported[host] = reported
+            while waiting and (arrived > 0 or now - waiting[0][0] > _REDIRECT_SECONDS):
                 part = min(arrived, waiting[0][1])
                 arrived -= part
                 waiting[0][1] -= part
-                if waiting[0][1] > 0 and now - waiting[0][0] <= _ON_THE_WAY_SECONDS:
+                if waiting[0][1] > 0 and now - waiting[0][0] <= _REDIRECT_SECONDS:
                     break
                 waiting.popleft()
-            counts.append(said + sum(envs for _, envs in waiting))
+            counts.append(reported + sum(envs for _, envs in waiting))
         return counts
 
 
@@ -352,9 +352,9 @@ class Placement:
 
 @contextlib.contextmanager
 def named_in_logs(index: int, hosts: int) -> Iterator[None]:
-    """Within it every log record begins with which host it is of, "host 1/2: …" being the second of two.
+    """Within the context, prefix every log record with the host: "host 1/2: …" is the second of two.
 
-    It works by the records themselves, so that it stands whatever handlers are set up meanwhile.
+    It changes the records, so that it also works for handlers that are set up later.
     """
     before = logging.getLogRecordFactory()
 

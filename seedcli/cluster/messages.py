@@ -1,4 +1,4 @@
-"""What learner hosts say to each other at the rendezvous, and in what their configurations may differ."""
+"""The messages of the rendezvous, and the configuration keys in which hosts may differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from seedcli.net.addresses import split_host_port
 from seedcli.net.base import Payload
 from seedcli.net.messages import printable
 
-# What each host has of its own. Everything else decides what is trained, or how hosts and actors find each other.
+# Keys that may differ between hosts. All others determine what is trained, or how hosts and actors find each other.
 _OWN_KEYS = frozenset(
     {
         "topology.host_index",
@@ -21,7 +21,7 @@ _OWN_KEYS = frozenset(
     }
 )
 _OWN_SECTIONS = ("telemetry.",)
-_SHOWN = 80  # characters of a value in a sentence
+_SHOWN = 80  # characters of a value in a message
 MAX_HOSTS = 1024
 
 
@@ -59,14 +59,20 @@ class _Message(BaseModel):
 
 
 class Addresses(_Message):
-    """Where a host is reached: its TensorFlow server, and by actors ("host:port" of each transport)."""
+    """A host's addresses, "host:port": its TensorFlow server, and its listener for actors of each transport."""
 
     tensorflow: Address
     actors: Annotated[dict[Text, Address], Field(max_length=8)]
 
 
 class Run(_Message):
-    """What the chief knows of the run: its folder, why nothing is left to do or "", and its checkpoint's counters."""
+    """The state of the run at the chief.
+
+    Attributes:
+        folder: the run's folder.
+        finished: why nothing is left to do, or "".
+        counters: the counters of the checkpoint.
+    """
 
     folder: Path
     finished: Text = ""
@@ -74,17 +80,20 @@ class Run(_Message):
 
 
 class Status(_Message):
-    """All that a host says of itself, in every message.
+    """The complete status of a host, sent in every message.
 
     Attributes:
-        process: random: it distinguishes two processes with the same index.
-        config: every value of its configuration, by key such as "training.batch_size"; None once all hosts are known.
-        run: the chief's.
+        index: the host's index in topology.hosts.
+        process: a random id that distinguishes two processes with the same index.
+        version: version of seedcli.
+        addresses: the host's addresses.
+        config: its configuration, by key such as "training.batch_size"; None once all hosts have joined.
+        run: the state of the run; sent by the chief only.
         envs: environments it serves.
         ready: it waits for the others before TensorFlow connects them.
         spec: the environment's specification that it proposes.
-        ended: why it has ended; "" where it has done all it had to; None while it runs.
-        usage: that is for the user to correct (exit status 2).
+        ended: why it has ended; "" if it has completed its work; None while it runs.
+        usage: the user must correct the reason (exit status 2).
     """
 
     index: Index
@@ -101,18 +110,18 @@ class Status(_Message):
 
 
 class State(_Message):
-    """All that the chief says to the hosts, in every message.
+    """The complete state of the hosts, which the chief sends in every message.
 
     Attributes:
         missing: hosts that have not joined yet.
         taken: another process has joined with the receiver's index.
-        hosts: addresses of each, once all have joined.
-        run: what is known of the run, once the chief knows it.
-        ready: all hosts are.
+        hosts: addresses of each host, once all have joined.
+        run: the state of the run, once the chief has sent it.
+        ready: all hosts are ready.
         loads: environments of each host.
-        spec: the environment's specification that all build for: the first that was proposed.
-        failure: why all must stop; "" for no reason.
-        usage: that is for the user to correct (exit status 2).
+        spec: the environment's specification that all hosts use: the first one proposed.
+        failure: why all hosts must stop, or "".
+        usage: the user must correct the failure (exit status 2).
         ended: the chief has ended.
     """
 
@@ -129,13 +138,13 @@ class State(_Message):
 
 
 def describe_host(hosts: Sequence[str], index: int) -> str:
-    """A host for people: its number and address."""
+    """Return a host's number and address, for messages."""
     where = f" ({hosts[index]})" if 0 <= index < len(hosts) else ""
     return f"host {index}{where}"
 
 
 def find_disagreement(hosts: Sequence[str], chief: Status, other: Status) -> str:
-    """What is wrong between the chief and another host: one sentence, "" for nothing."""
+    """Return a sentence on the first disagreement between the chief and another host, "" if there is none."""
     who, first = describe_host(hosts, other.index), describe_host(hosts, 0)
     if chief.version != other.version:
         return f"{who} runs seedcli {other.version} and {first} {chief.version}: install one version on every host"

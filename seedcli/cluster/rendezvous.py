@@ -1,14 +1,14 @@
-"""The rendezvous: learner hosts of one run find each other, agree on what they build, and learn who has failed.
+"""The rendezvous: learner hosts of one run find each other, agree on what they build, and detect failed hosts.
 
 The chief listens at the first address of topology.hosts over the ZeroMQ transport, with the frames, keys and admission
-control of the listeners for actors. Every host connects, the chief to itself too. There are two messages, and each says
-everything: with every heartbeat a host sends its `Status` (as HELLO), and the chief's server sends the `State` that it
-collects from them to every host (as CONFIGURE).
+control of the listeners for actors. Every host connects, including the chief. There are two messages, each with the
+complete state: with every heartbeat a host sends its `Status` (as HELLO), and the chief's server sends every host the
+`State` that it collects from them (as CONFIGURE).
 
     Status of each host → `RendezvousServer` at the chief: compares and collects → State → every host
 
-So no message depends on an earlier one, and a connection that breaks is opened again. `State` fills up in this order:
-hosts (all have joined, and agree), run (where it stands), ready (TensorFlow may connect them), spec (what all build).
+So no message depends on an earlier one, and hosts can reconnect. The fields of `State` are set in this order: hosts
+(all have joined and agree), run (its state), ready (TensorFlow may connect them), spec (what all build).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from seedcli.cluster import rendezvous_server as server
 from seedcli.cluster.messages import MAX_HOSTS, State, Status, describe_host
-from seedcli.cluster.rendezvous_server import JOIN_SECONDS, LOOK_SECONDS, Clock, RendezvousServer
+from seedcli.cluster.rendezvous_server import JOIN_SECONDS, POLL_SECONDS, Clock, RendezvousServer
 from seedcli.errors import ConnectionLost, DistrustedError, ProtocolError, SeedError, UnreachableError, UsageError
 from seedcli.net.addresses import check_known
 from seedcli.net.frames import CONTROL_LIMIT, Kind, pack_header
@@ -31,8 +31,8 @@ from seedcli.net.zmq import ZmqClient
 
 _log = logging.getLogger(__name__)
 
-_STOP_LOOK_SECONDS = 0.1
-_CONNECT_SECONDS = 2.0  # of one attempt: so long closing may have to wait for it
+_STOP_POLL_SECONDS = 0.1
+_CONNECT_SECONDS = 2.0  # per attempt; closing may have to wait for it
 
 
 class RendezvousCancelled(Exception):
@@ -40,23 +40,23 @@ class RendezvousCancelled(Exception):
 
 
 class Rendezvous:
-    """One host's part in the rendezvous; safe from any thread. End it with `close`.
+    """One host's client of the rendezvous; thread-safe. End it with `close`.
 
-    A thread of its own exchanges messages: the others change this host's status (`update`) and read the state.
+    Its own thread exchanges messages; other threads update this host's status (`update`) and read the state.
 
     Args:
-        hosts: "host:port" of each, the chief first; only that of the chief is listened at.
-        status: of this host.
-        security: what connections are protected with; None: nothing.
-        stopped: whether this host was asked to stop, which ends `wait`.
+        hosts: "host:port" of each host, the chief first; only the chief listens at its address.
+        status: this host's status.
+        security: token of the connections; None: no encryption and no authentication.
+        stopped: returns whether this host was asked to stop, which ends `wait`.
 
     Attributes:
-        hosts: as given.
-        index: which of them this is.
-        server: the chief's; None: this is another host.
+        hosts: the addresses of all hosts.
+        index: the index of this host.
+        server: the chief's server; None on other hosts.
 
     Raises:
-        UsageError: the chief's address cannot be listened at, or there is too much to say.
+        UsageError: the chief's address cannot be bound, or there are too many hosts or too large a configuration.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Rendezvous:
             )
         if len(_body(status)) > CONTROL_LIMIT:
             raise UsageError(
-                f"this host's configuration is more than the {CONTROL_LIMIT} bytes that others can be sent"
+                f"this host's configuration exceeds the {CONTROL_LIMIT} bytes that can be sent to other hosts"
             )
         self.hosts = tuple(hosts)
         self.index = status.index
@@ -80,11 +80,11 @@ class Rendezvous:
         self._stopped = stopped
         self._changed = threading.Condition()
         # Under the condition's lock:
-        self._status = Status.parse(_body(status))  # as it arrives: tuples are lists there
+        self._status = Status.parse(_body(status))  # as received by others, with tuples as lists
         self._state = State(missing=(0,))
         self._failure: SeedError | None = None
-        self._due = False  # something is to be said before the next heartbeat
-        # The thread's own:
+        self._due = False  # send before the next heartbeat
+        # Used by the thread only:
         self._client: ZmqClient | None = None
         self._clock = Clock()
         self._heard = 0.0
@@ -94,21 +94,21 @@ class Rendezvous:
 
     @property
     def state(self) -> State:
-        """What the chief's server has last said."""
+        """The state last received from the chief's server."""
         with self._changed:
             return self._state
 
     @property
     def failure(self) -> str:
-        """A sentence that names the first host that was not heard, or that said why it ended; "" for none."""
+        """The first failure, naming the host that was lost or that ended with a reason; "" if there is none."""
         with self._changed:
             return str(self._failure or "")
 
     def update(self, **values: Any) -> None:
-        """Change fields of this host's status; the others know at once.
+        """Change fields of this host's status and send it at once.
 
         Raises:
-            ProtocolError: it has become larger than a message may be.
+            ProtocolError: the specification exceeds the size limit of a message.
         """
         with self._changed:
             changed = self._status.model_copy(update=values)
@@ -118,22 +118,22 @@ class Rendezvous:
             self._status = changed
 
     def wait_spec(self, timeout: float) -> Mapping[str, Any] | None:
-        """The specification agreed on, after at most `timeout` seconds; None: none by then, or a host is lost."""
+        """Wait for the agreed specification; None after `timeout` seconds, or if a host is lost."""
         with self._changed:
             self._changed.wait_for(lambda: self._state.spec is not None or self._failure is not None, timeout)
             return self._state.spec
 
     def wait(self, condition: Callable[[State], bool], timeout: float, overdue: Callable[[], SeedError]) -> State:
-        """Wait for the state to be as wanted.
+        """Wait until `condition` holds for the state; returns the state.
 
         Raises:
-            SeedError: a host is lost or has failed before, or `overdue` after `timeout` seconds.
+            SeedError: a host is lost or has failed, or `overdue()` after `timeout` seconds.
             RendezvousCancelled: this host was asked to stop.
         """
         deadline = time.monotonic() + timeout
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: condition(self._state) or self._failure is not None, _STOP_LOOK_SECONDS)
+                self._changed.wait_for(lambda: condition(self._state) or self._failure is not None, _STOP_POLL_SECONDS)
                 if self._failure is not None:
                     raise self._failure
                 if condition(self._state):
@@ -144,11 +144,11 @@ class Rendezvous:
                 raise overdue()
 
     def join(self, timeout: float) -> Self:
-        """Wait until all hosts have joined, for at most `timeout` seconds; where that fails, this host ends its part.
+        """Wait until all hosts have joined, for at most `timeout` seconds; closes this client on failure.
 
         Raises:
-            UsageError: a host did not come; hosts disagree in their configuration, version or index.
-            UnreachableError: nothing answers at the chief's address, or the chief has ended.
+            UsageError: a host did not join; hosts disagree in their configuration, version or index.
+            UnreachableError: the chief does not answer or has ended.
             DistrustedError: the chief has another token.
             RendezvousCancelled: this host was asked to stop.
         """
@@ -164,26 +164,26 @@ class Rendezvous:
         state, own = self.state, describe_host(self.hosts, self.index)
         if state.taken:
             return UsageError(
-                f"{limit}: {chief} has its {own} already: stop that one, or give each its own --host-index"
+                f"{limit}: another process has joined {chief} as {own}: stop it, or give each its own --host-index"
             )
         if self._heard:
             names = ", ".join(describe_host(self.hosts, index) for index in state.missing)
             return UsageError(
-                f"{limit}: {names} did not come to {self.hosts[0]}: start every host of topology.hosts, each with its "
-                "own --host-index, or raise it"
+                f"{limit}: {names} did not join at {self.hosts[0]}: start every host of topology.hosts, each with its "
+                "own --host-index, or raise the timeout"
             )
         try:
             check_known(self.hosts[0], self.hosts[0])
         except UnreachableError as error:
             return error
-        return UnreachableError(f"{limit}: {chief} does not answer: start it, check topology.hosts, or raise it")
+        return UnreachableError(f"{limit}: {chief} does not answer: start it, check topology.hosts or raise it")
 
     def close(self, reason: str = "", *, usage: bool = False) -> None:
-        """End this host's part; safe to call twice.
+        """Leave the rendezvous; safe to call twice.
 
         Args:
-            reason: why the others cannot go on; "" where this host has done all it had to.
-            usage: that is for the user to correct.
+            reason: why the others must stop; "" if this host has completed its work.
+            usage: the user must correct the reason.
         """
         with self._changed:
             if self._status.ended is None:
@@ -199,40 +199,40 @@ class Rendezvous:
         try:
             while True:
                 self._receive()
-                self._clock.tick(2 * server.BEAT_SECONDS + LOOK_SECONDS)
+                self._clock.tick(2 * server.HEARTBEAT_SECONDS + POLL_SECONDS)
                 with self._changed:
                     status, due, self._due = self._status, self._due, False
                 if due or self._clock.ticked >= next_beat or status.ended is not None:
-                    next_beat = self._clock.ticked + server.BEAT_SECONDS
+                    next_beat = self._clock.ticked + server.HEARTBEAT_SECONDS
                     self._send(status)
                 if status.ended is not None:
                     return
                 silent = self._clock.now - self._heard
-                if self._state.hosts and not self._state.ended and silent > server.SILENCE_SECONDS:
+                if self._state.hosts and not self._state.ended and silent > server.HEARTBEAT_TIMEOUT_SECONDS:
                     self._fail(SeedError(f"{describe_host(self.hosts, 0)} has not been heard for {silent:.0f} s"))
-        except Exception as error:  # whatever it is, the others must not wait for this host
+        except Exception as error:  # any error: the others must not wait for this host
             _log.exception("the rendezvous of the learner hosts has failed")
-            self._fail(SeedError(f"{describe_host(self.hosts, self.index)} cannot speak with the others: {error}"))
+            self._fail(SeedError(f"{describe_host(self.hosts, self.index)} cannot reach the other hosts: {error}"))
         finally:
             self._disconnect()
 
     def _receive(self) -> None:
-        """Take what has come, after at most a moment; connect where there is no connection."""
+        """Connect if needed, wait briefly for messages and take them."""
         if self._state.ended:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
             return
         try:
             client = self._client = self._client or self._connect()
-            wait = LOOK_SECONDS
+            wait = POLL_SECONDS
             while (frame := client.receive(wait)) is not None:
                 if frame.header.kind != Kind.CONFIGURE:
-                    raise ConnectionLost("the chief does not take this host for one of its run")
+                    raise ConnectionLost("the chief does not accept this host as part of its run")
                 self._take(State.parse(frame.payload))
                 wait = 0.0
         except (ConnectionLost, ProtocolError, UnreachableError) as error:
             _log.debug("the connection to the chief: %s", error)
             self._disconnect()
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def _take(self, state: State) -> None:
         self._heard = self._clock.now
@@ -253,7 +253,7 @@ class Rendezvous:
                 self._fail(DistrustedError(self._distrust()) if isinstance(error, DistrustedError) else error)
             raise UnreachableError(str(error)) from error
         finally:
-            self._clock.tick(2 * _CONNECT_SECONDS, _CONNECT_SECONDS)  # to wait for a chief is to hear nothing of it
+            self._clock.tick(2 * _CONNECT_SECONDS, _CONNECT_SECONDS)  # counts as time without a message of the chief
         with self._changed:
             self._due = True
         return client
@@ -261,9 +261,9 @@ class Rendezvous:
     def _distrust(self) -> str:
         chief = describe_host(self.hosts, 0)
         if self._security is None:
-            return f"{chief} ends unencrypted connections: give --insecure to every host, or to none"
+            return f"{chief} closes unencrypted connections: give --insecure to every host or to none"
         return (
-            f"{chief} and this host do not trust each other: this host's token is the one from "
+            f"{chief} and this host do not trust each other: this host uses the token from "
             f"{self._security.token.source}; give every host the same token (seed token show), or --insecure to all"
         )
 

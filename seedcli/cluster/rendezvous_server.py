@@ -1,4 +1,4 @@
-"""The chief's side of the rendezvous (`cluster.rendezvous`): it collects what hosts say, and tells all of them."""
+"""The chief's side of the rendezvous (`cluster.rendezvous`): it collects the hosts' status and sends all the state."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from seedcli.telemetry.logs import log_once_per
 
 _log = logging.getLogger(__name__)
 
-BEAT_SECONDS = 1.0  # between heartbeats, of both sides
-SILENCE_SECONDS = 10.0  # after which a host that was not heard is lost
-LOOK_SECONDS = 0.05
+HEARTBEAT_SECONDS = 1.0  # between heartbeats, of both sides
+HEARTBEAT_TIMEOUT_SECONDS = 10.0  # without a heartbeat, after which a host is lost
+POLL_SECONDS = 0.05
 JOIN_SECONDS = 10.0
 _LOG_SECONDS = 5.0
-_CALLS = 16  # to the listener, before anything else is done
+_RECEIVE_CALLS = 16  # maximum number of `receive` calls per turn
 
 
 class Clock:
-    """Seconds that stand still while this process is held up, as all are while TensorFlow connects them.
+    """A clock that excludes time during which this process is held up, as all are while TensorFlow connects them.
 
     Attributes:
         now: seconds on this clock.
-        ticked: monotonic seconds of the last tick.
+        ticked: time of the last tick, monotonic seconds.
     """
 
     def __init__(self) -> None:
         self.now, self.ticked = 0.0, time.monotonic()
 
     def tick(self, longest: float, otherwise: float = 0.0) -> None:
-        """Count the seconds since the last tick, or `otherwise` where they are more than `longest`."""
+        """Add the seconds since the last tick, or `otherwise` if they are more than `longest`."""
         before, self.ticked = self.ticked, time.monotonic()
         passed = self.ticked - before
         self.now += passed if passed <= longest else otherwise
@@ -55,7 +55,7 @@ class Clock:
 
 @dataclass
 class _Host:
-    """A host that has joined: its last status, the connection that came over, and when, on the server's clock."""
+    """A host that has joined: its last status, its connection, and when the status arrived, on the server's clock."""
 
     status: Status
     peer: Peer
@@ -63,18 +63,18 @@ class _Host:
 
 
 class RendezvousServer:
-    """Listens at the chief's address in a thread of its own (a `net.base.FrameHandler`).
+    """Listens at the chief's address in its own thread (a `net.base.FrameHandler`).
 
     Args:
-        hosts: "host:port" of each, the chief first.
-        chief: its status, which the others are compared with.
-        security: what connections are protected with; None: nothing.
+        hosts: "host:port" of each host, the chief first.
+        chief: the chief's status, with which the others' are compared.
+        security: token of the connections; None: no encryption and no authentication.
 
     Attributes:
-        admission: bounds the connections of unauthenticated peers.
+        admission: limits the connections of unauthenticated peers.
 
     Raises:
-        UsageError: the chief's address cannot be listened at.
+        UsageError: the chief's address cannot be bound.
     """
 
     full = False
@@ -87,8 +87,8 @@ class RendezvousServer:
         self._poll.register(self._server.fileno(), select.POLLIN)
         self._clock = Clock()
         self._state = State(missing=tuple(range(len(hosts))))
-        self._due = False  # something is to be said before the next heartbeat
-        self._peers: dict[Peer, int] = {}  # all that have sent a status, and the index that they have
+        self._due = False  # send before the next heartbeat
+        self._peers: dict[Peer, int] = {}  # index of every peer that has sent a status
         self._joined: dict[int, _Host] = {}
         self._closing: tuple[str, bool] | None = None
         self.admission = AdmissionControl([self._server], lambda: self._clock.ticked)
@@ -96,7 +96,7 @@ class RendezvousServer:
         self._thread.start()
 
     def close(self, reason: str, *, usage: bool) -> None:
-        """Tell the others that the chief has ended, and why; safe to call twice. See `Rendezvous.close`."""
+        """Notify the others that the chief has ended, and why; safe to call twice. See `Rendezvous.close`."""
         self._closing = self._closing or (reason, usage)
         self._thread.join(JOIN_SECONDS)
 
@@ -111,12 +111,12 @@ class RendezvousServer:
     def lost(self, peer: Peer, reason: str, *, malformed: bool = False) -> None:
         self._peers.pop(peer, None)
         if malformed:
-            log_once_per("rendezvous", _LOG_SECONDS, _log, logging.WARNING, "%s is cut off: %s", peer.address, reason)
+            log_once_per("rendezvous", _LOG_SECONDS, _log, logging.WARNING, "%s dropped: %s", peer.address, reason)
 
     def frame(self, peer: Peer, header: Header, payload: Payload) -> None:
         """See `net.base.FrameHandler`."""
         if header.kind != Kind.HELLO:
-            raise ProtocolError(f"a frame of kind {header.kind} at the rendezvous of learner hosts")
+            raise ProtocolError(f"the rendezvous received a frame of kind {header.kind}")
         status = Status.parse(payload)
         self._server.trust(peer)
         self._peers[peer] = status.index
@@ -135,15 +135,15 @@ class RendezvousServer:
         elif reason and (self._state.hosts or index == 0):
             self._fail(f"{describe_host(self._hosts, index)} has ended: {reason}")
         if not self._state.hosts:
-            self._joined.pop(index, None)  # it may come again
+            self._joined.pop(index, None)  # it may join again
 
     def _take_newcomer(self, status: Status, peer: Peer) -> None:
         if status.config is None:
-            raise ProtocolError("a host of another run, which has begun")
+            raise ProtocolError("the host belongs to an earlier rendezvous")
         who = describe_host(self._hosts, status.index)
-        # A process that has died has lost its connection: then another may take its place.
+        # If the earlier process has lost its connection, another may replace it.
         if status.index in self._joined and self._joined[status.index].peer in self._peers:
-            self._fail(f"two hosts say that they are {who}: give each its --host-index", usage=True)
+            self._fail(f"two processes have joined as {who}: give each its own --host-index", usage=True)
             return
         if sentence := find_disagreement(self._hosts, self._chief, status):
             self._fail(sentence, usage=True)
@@ -160,27 +160,27 @@ class RendezvousServer:
         try:
             while True:
                 closing = self._closing
-                self._poll.poll(1000 * LOOK_SECONDS)
-                for _ in range(_CALLS):
+                self._poll.poll(1000 * POLL_SECONDS)
+                for _ in range(_RECEIVE_CALLS):
                     if not self._server.receive(self):
                         break
-                self._clock.tick(2 * BEAT_SECONDS + LOOK_SECONDS)
+                self._clock.tick(2 * HEARTBEAT_SECONDS + POLL_SECONDS)
                 self._find_silent()
                 if closing is not None:
                     self._take_end(0, *closing)
                     self._send(ended=True)
                     return
                 if self._due or self._clock.ticked >= next_beat:
-                    self._due, next_beat = False, self._clock.ticked + BEAT_SECONDS
+                    self._due, next_beat = False, self._clock.ticked + HEARTBEAT_SECONDS
                     self._send()
-        except Exception:  # the hosts notice: they hear nothing any more
+        except Exception:  # the hosts notice that heartbeats stop
             _log.exception("the rendezvous of the learner hosts has failed")
         finally:
             self.admission.close()
             self._server.close()
 
     def _fail(self, sentence: str, *, usage: bool = False) -> None:
-        """All hosts must stop; the first reason counts."""
+        """Make all hosts stop; only the first reason is kept."""
         if not self._state.failure:
             self._state = self._state.model_copy(update={"failure": printable(sentence), "usage": usage})
             self._due = True
@@ -188,7 +188,7 @@ class RendezvousServer:
     def _find_silent(self) -> None:
         for index, host in list(self._joined.items()):
             silent = self._clock.now - host.heard
-            if silent <= SILENCE_SECONDS or host.status.ended is not None:
+            if silent <= HEARTBEAT_TIMEOUT_SECONDS or host.status.ended is not None:
                 continue
             sentence = f"{describe_host(self._hosts, index)} has not been heard for {silent:.0f} s"
             if self._state.hosts:
@@ -202,13 +202,13 @@ class RendezvousServer:
         other = self._state.model_copy(update={"hosts": (), "taken": True})
         state, outside = (pack.model_dump_json().encode() for pack in (self._state, other))
         members = {host.peer for host in self._joined.values()}
-        # The chief comes last: once it knows that all are ready, TensorFlow may keep its Python from running.
+        # The chief last: once it knows that all are ready, TensorFlow may block its Python threads.
         for peer in sorted(self._peers, key=lambda peer: self._peers[peer] == 0):
             body = state if peer in members else outside
             self._server.send(peer, pack_header(Kind.CONFIGURE, len(body)), body)
 
     def _collect(self, ended: bool) -> State:
-        """What the hosts have said, put together."""
+        """Merge the hosts' status into the next state."""
         everyone, before = range(len(self._hosts)), self._state
         statuses = {index: host.status for index, host in self._joined.items()}
         whole = len(statuses) == len(self._hosts)
@@ -226,12 +226,12 @@ class RendezvousServer:
 
 
 def _listen(chief: str, security: Security | None) -> RouterServer:
-    """The listener, at the address of the chief's name, or at every interface where that says nothing."""
+    """Listen at the address of the chief's name, or on every interface if that is a loopback address."""
     host, port = split_host_port(chief) or ("", 0)
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
     try:
         address = str(socket.getaddrinfo(host.strip("[]"), port, family, socket.SOCK_STREAM)[0][4][0])
-        # Some systems give a machine's own name a loopback address, where no other would find it.
+        # Some systems resolve a machine's own name to a loopback address, which other hosts cannot reach.
         loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
         if security is not None and loopback and host.strip("[]") not in ("localhost", address):
             address = "0.0.0.0"
@@ -240,10 +240,10 @@ def _listen(chief: str, security: Security | None) -> RouterServer:
     except (OSError, UnicodeError, zmq.ZMQError) as error:
         if getattr(error, "errno", 0) == errno.EADDRINUSE:
             raise UsageError(
-                f"{chief}, the rendezvous of topology.hosts, is in use: another process is host 0 already (give "
+                f"{chief}, the chief's address in topology.hosts, is in use: another process is host 0 already (give "
                 "each its own --host-index), or choose another port"
             ) from error
         raise UsageError(
-            f"cannot listen at {chief} ({error}), which topology.host_index = 0 says is this machine: check "
+            f"cannot listen at {chief} ({error}), the address of this host according to topology.host_index = 0: check "
             "topology.hosts, and give each host its own --host-index"
         ) from error

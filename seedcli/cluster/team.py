@@ -1,11 +1,11 @@
-"""Several learner hosts as one: each takes its share of the work, and all agree with every update.
+"""Several learner hosts as one: each does its share of the work, and all agree at every update.
 
-What is agreed travels in the vector that every training step begins with adding up over hosts:
+At the beginning of every training step, the hosts sum a control vector:
 
-    [hosts without a batch, then for each host: 1 if it has none, for each host: its exit status if it is to stop, 0
-     else, for each name of `COUNTERS`: what the host has counted since it started]
+    [number of hosts without a batch; for each host: 1 if it has no batch; for each host: its exit status if it must
+     stop, else 0; for each name of `COUNTERS`: the host's count since it started]
 
-Every host reads the same sums, so all of them apply an update or none does, and all stop after the same one.
+Every host reads the same sums, so either all or none apply an update, and all stop after the same one.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from seedcli.training.checkpoint_files import Checkpoint
 
 _log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 0.05
-_WHY_SECONDS = 12.0  # longer than the silence after which a host counts as lost
+_POLL_SECONDS = 0.05
+_DIAGNOSIS_SECONDS = 12.0  # longer than the rendezvous takes to detect a lost host
 _WARN_SECONDS = 10.0  # without a batch at a host
 COUNTERS = ("env_steps", "episodes", "evaluation_steps", "evaluation_episodes", "trained_steps")
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all hosts know after an update.
+    """The hosts' agreement at an update.
 
     Attributes:
-        missing: numbers of the hosts that had no batch; where there are any, nothing was applied.
-        stopping: host → exit status, of those that are to stop; where there are any, all do.
+        missing: hosts without a batch; if there are any, no host applied the update.
+        stopping: host → exit status of the hosts that must stop; if there are any, all hosts stop.
     """
 
     missing: tuple[int, ...]
@@ -49,18 +49,18 @@ class Agreement:
 
 
 class Team:
-    """One host's view of all of them; `control` and `agree` belong to the training thread.
+    """One host's view of all hosts; call `control` and `agree` from the training thread.
 
-    A context manager: at its end the host leaves the rendezvous, and says why where the others cannot know.
+    A context manager: on exit the host leaves the rendezvous, with the reason if the others do not know it.
 
     Args:
-        rendezvous: that all hosts have joined.
+        rendezvous: the rendezvous, which all hosts have joined.
         patience: seconds that the others wait for a host without a batch.
 
     Attributes:
-        finished: all hosts have agreed that nothing is left to do: this was the last step, or there is none.
-        checkpoint: the chief's: where the run is resumed; None: it is new, or this is another host.
-        began: counters of the checkpoint with which the run is resumed; empty for a new one.
+        finished: all hosts have agreed that no step is left.
+        checkpoint: on the chief, the checkpoint from which the run is resumed; None: a new run, or another host.
+        began: counters of that checkpoint; empty for a new run.
         totals: `COUNTERS` of all hosts since the run began, as of the last update.
     """
 
@@ -84,7 +84,7 @@ class Team:
         if error is not None:
             self.rendezvous.close(str(error) or type(error).__name__)
         else:
-            self.rendezvous.close("" if self.finished else "it was stopped before training had begun")
+            self.rendezvous.close("" if self.finished else "it was stopped before training began")
 
     @property
     def size(self) -> int:
@@ -97,18 +97,18 @@ class Team:
         return self.index == 0
 
     def share_run(self, run: Run | None) -> Run:
-        """Have every host know where the run stands.
+        """Share the state of the run with every host; returns it.
 
         Args:
-            run: what the chief knows; None at other hosts.
+            run: the chief's state of the run; None on other hosts.
 
         Raises:
-            SeedError: a host is lost, or the chief says nothing.
+            SeedError: a host is lost, or the chief does not send the state.
             RendezvousCancelled: this host was asked to stop.
         """
         if run is not None:
             self.rendezvous.update(run=run)
-        known = self._wait(lambda state: state.run is not None, f"{self.named((0,))} has not said where the run stands")
+        known = self._wait(lambda state: state.run is not None, f"{self.named((0,))} has not sent the state of the run")
         assert known.run is not None
         counters = known.run.counters
         self.began = {name: count for name, count in counters.items() if isinstance(count, int)}
@@ -117,19 +117,18 @@ class Team:
         return known.run
 
     def wait_for_all(self) -> None:
-        """Wait until every host has come as far as this, and knows it; raises as `share_run` does.
+        """Wait until every host has called this and knows that all have; raises the errors of `share_run`.
 
-        What follows may keep Python from running until the others do the same: no host may learn too late that it is
-        its turn.
+        The next operation may block Python until the other hosts take part: every host must know first.
         """
         self.rendezvous.update(ready=True)
-        self._wait(lambda state: state.ready, "not every host is there")
+        self._wait(lambda state: state.ready, "not every host is ready")
 
     def _wait(self, condition: Callable[[State], bool], otherwise: str) -> State:
         return self.rendezvous.wait(condition, self._patience, lambda: SeedError(otherwise))
 
     def serve(self, service: InferenceService) -> None:
-        """Have actors that come to `service` spread over all hosts."""
+        """Distribute the actors that connect to `service` over all hosts."""
         self._service = service
         service.reception.place = Placement(
             self.index,
@@ -139,7 +138,7 @@ class Team:
         )
 
     def look(self) -> None:
-        """Have the others know how many environments there are here; for the main thread.
+        """Report this host's number of environments to the others; call it from the main thread.
 
         Raises:
             SeedError: a host is lost.
@@ -150,42 +149,42 @@ class Team:
             self.rendezvous.update(envs=self._service.reception.envs())
 
     def why_lost(self) -> str:
-        """Which host TensorFlow cannot reach any more, if the rendezvous finds out soon; else ""."""
-        deadline = time.monotonic() + _WHY_SECONDS
+        """Wait for the rendezvous to name the host that TensorFlow cannot reach; returns the sentence, or ""."""
+        deadline = time.monotonic() + _DIAGNOSIS_SECONDS
         while not self.rendezvous.failure and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         return self.rendezvous.failure
 
     def control(self, counted: Mapping[str, int], *, ready: bool, status: int) -> npt.NDArray[np.float64]:
-        """What this host adds to the sum: float64 [1 + 2·hosts + counters].
+        """Return this host's control vector: float64 [1 + 2·hosts + counters].
 
         Args:
-            counted: `COUNTERS` of this host since it started, the batch at hand included.
-            ready: it has a batch.
-            status: its exit status if it is to stop, else 0.
+            counted: `COUNTERS` of this host since it started, including the current batch.
+            ready: the host has a batch.
+            status: its exit status if it must stop, else 0.
         """
         missing, stopping = np.zeros((2, self.size))
         missing[self.index], stopping[self.index] = not ready, status
         return np.concatenate([[missing.sum()], missing, stopping, [counted[name] for name in COUNTERS]])
 
     def agree(self, control: npt.NDArray[np.float64]) -> Agreement:
-        """Read the sum.
+        """Read the sum of the control vectors.
 
         Raises:
-            SeedError: a host has been without a batch for longer than the others wait.
+            SeedError: a host has had no batch for longer than the others wait.
         """
         missing, stopping = control[1 : 1 + self.size], control[1 + self.size : 1 + 2 * self.size]
         counted = control[1 + 2 * self.size :]
         short = tuple(np.flatnonzero(missing).tolist())
         now = {name: self._base[name] + int(count) for name, count in zip(COUNTERS, counted, strict=True)}
-        # Every host has counted the batch at hand; where one had none, nothing was trained on.
+        # The hosts have counted the current batch; if one had none, nothing was trained.
         self.totals = now | ({"trained_steps": self.totals["trained_steps"]} if short else {})
         self._check_patience(short)
         return Agreement(short, {int(host): int(stopping[host]) for host in np.flatnonzero(stopping)})
 
     def _check_patience(self, short: tuple[int, ...]) -> None:
         now = time.monotonic()
-        if not short or len(short) == self.size:  # no host waits for another
+        if not short or len(short) == self.size:  # no host waits for others
             self._short_since, self._short_warned = None, False
             return
         if self._short_since is None:
@@ -201,18 +200,18 @@ class Team:
         if waited > self._patience:
             raise SeedError(
                 f"{self.named(short)} had no training batch for {waited:.0f} s (topology.host_timeout = "
-                f"{self._patience:g}) while the others had one: give it actors, or raise that"
+                f"{self._patience:g}) while the others had one: give it actors, or raise the timeout"
             )
 
     def named(self, hosts: tuple[int, ...]) -> str:
-        """Hosts by number and address, for sentences."""
+        """Return hosts by number and address, for messages."""
         return " and ".join(describe_host(self.rendezvous.hosts, host) for host in hosts)
 
 
 def local_share(config: Config, index: int, hosts: int) -> Config:
-    """The configuration of one host's own parts: its share of batch, replay and fleet, and a seed of its own.
+    """Return the configuration of one host: its share of batch, replay and fleet, and its own seed.
 
-    What an agent is built from, and what is written down, is the whole configuration.
+    Agents are built from the complete configuration, which is also the one that is saved.
     """
     if hosts == 1:
         return config
@@ -227,7 +226,7 @@ def local_share(config: Config, index: int, hosts: int) -> Config:
                 update={
                     "capacity": -(-replay.capacity // hosts),
                     "min_size": -(-replay.min_size // hosts),
-                    # As narrow as a host's part of the batch still allows (`conflicts`).
+                    # Not narrower than a host's part of the batch requires (`conflicts`).
                     "window": replay.window and max(replay.window / hosts, narrowest),
                 }
             ),

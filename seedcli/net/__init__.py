@@ -1,3 +1,4 @@
-"""How rows travel: frames, codecs, the handshake's messages, and one file a transport. It never imports TensorFlow,
-nor `envs`. It knows nothing of what the rows mean: their shapes come from `specs`.
+"""The network: frames, codecs, the handshake and its messages, and one module per transport.
+
+It imports neither TensorFlow nor `envs`. It does not interpret rows: their shapes come from `specs`.
 """

@@ -1,4 +1,4 @@
-"""Hosts and ports: resolving what a listener binds, checking that it is free, splitting what a user typed."""
+"""Hosts and ports: parse addresses, resolve the host of a listener and check that its port is free."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port
 
 
 def split_host_port(text: str) -> tuple[str, int] | None:
-    """Split "host:port" ("[::1]:8686" for IPv6, brackets kept); None where it is not that, or the port is not 1…65535.
+    """Split "host:port" ("[::1]:8686" for IPv6); None if it is not such an address, or the port is not 1 to 65535.
 
-    The brackets stay because both gRPC's and ZeroMQ's addresses want them.
+    The host keeps its brackets, because gRPC's and ZeroMQ's addresses need them.
     """
     match = _HOST_PORT.fullmatch(text)
     if match is None or not 1 <= int(match["port"]) <= 65535:
@@ -32,20 +32,20 @@ def join_host_port(host: str, port: int) -> str:
 
 
 def plain_address(host: str) -> str:
-    """A numeric address in its one form: that of IPv4 where it is one, without an interface's name."""
+    """Normalise a numeric address: an IPv4-mapped address becomes IPv4, and a zone is removed."""
     address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 def check_known(where: str, address: str) -> None:
-    """Make sure that the host of `where` ("host:port") has an address; anything else is left alone.
+    """Check that the host of `where` can be resolved; does nothing if `where` is not "host:port".
 
     Args:
-        where: what is connected to.
-        address: the same as the user typed it, for the message.
+        where: the address to connect to.
+        address: the same address as the user typed it, for the message.
 
     Raises:
-        UnreachableError: its name is not known here, at least at the moment.
+        UnreachableError: this machine cannot resolve the name, at least now.
     """
     parts = split_host_port(where)
     if parts is None:
@@ -54,12 +54,12 @@ def check_known(where: str, address: str) -> None:
         socket.getaddrinfo(parts[0].strip("[]"), parts[1], type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise UnreachableError(
-            f"no learner can be looked for at {address}: this machine knows no host {parts[0]}; check the name"
+            f"cannot connect to a learner at {address}: this machine cannot resolve {parts[0]}; check the name"
         ) from error
 
 
 def reachable_hosts(host: str) -> list[str]:
-    """Under which names or addresses a listener bound to `host` may be found, likeliest first; never empty.
+    """Return names or addresses at which a listener bound to `host` may be reached, most likely first; never empty.
 
     Args:
         host: "0.0.0.0" or "::" for every interface.
@@ -73,7 +73,7 @@ def reachable_hosts(host: str) -> list[str]:
             if not str(address[0]).startswith("127."):
                 found = [name, str(address[0])]
     except OSError:
-        pass  # the name means nothing here, and perhaps elsewhere
+        pass  # this machine cannot resolve its own name, and others may not either
     routed = _routed_address()
     if routed and routed not in found:
         found.append(routed)
@@ -81,10 +81,10 @@ def reachable_hosts(host: str) -> list[str]:
 
 
 def _routed_address() -> str:
-    """The address this machine would speak to others from; "" where it has none."""
+    """Return the source address of this machine's traffic to others, "" if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # an address for documentation: nothing is sent
+            probe.connect(("192.0.2.1", 9))  # a documentation address (RFC 5737); nothing is sent
         except OSError:
             return ""
         address = str(probe.getsockname()[0])
@@ -92,15 +92,15 @@ def _routed_address() -> str:
 
 
 def shown_host(host: str) -> str:
-    """The host a person is told to connect to."""
+    """Return the host to show in addresses for users."""
     return reachable_hosts(host)[0]
 
 
 @functools.cache
 def machine_id() -> str:
-    """What tells this machine, as long as it is up, from others: the same for all of its processes, and no secret.
+    """Return an id of this machine that all of its processes share until it reboots; it is not secret.
 
-    An address does not tell: a port that is forwarded from another machine looks like one of this machine's own.
+    An address cannot replace it: a port forwarded from another machine looks like a port of this machine.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
@@ -110,25 +110,24 @@ def machine_id() -> str:
 
 
 def bindable_ip(host: str, port: int, *, setting: str) -> str:
-    """The IP address to bind for `host`, after trying that `port` is free there.
+    """Return the IP address to bind for `host`, after checking that `port` is free there.
 
-    Trying it here gives one clear sentence for every transport; their own messages differ and gRPC also prints
-    lines of its own.
+    The check gives every transport the same clear message; the libraries' own differ, and gRPC also prints to stderr.
 
     Args:
         host: name or IP address of an interface of this machine.
-        port: 0 for any free one.
-        setting: the setting that chooses the port, for the message, e.g. "net.zmq_port".
+        port: TCP port; 0 for any free one.
+        setting: the configuration key of the port, for the message, e.g. "net.zmq_port".
 
     Raises:
-        UsageError: the host is not one of this machine's, or the port is in use or not allowed.
+        UsageError: the host is not on this machine, or the port is in use or not permitted.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
-        raise UsageError(f'net.host = "{host}" is no address of this machine ({error}): use 127.0.0.1') from error
+        raise UsageError(f'net.host = "{host}" is not an address of this machine ({error}): use 127.0.0.1') from error
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As both libraries do: connections of an earlier learner that linger in TIME_WAIT do not count.
+        # As both libraries do: ignore connections of a previous learner in TIME_WAIT.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
@@ -139,13 +138,14 @@ def bindable_ip(host: str, port: int, *, setting: str) -> str:
 
 
 def listen_error(host: str, port: int, number: int, *, setting: str) -> UsageError:
-    """The sentence for a listener that cannot be opened for the reason `number` (an errno)."""
+    """Return the error for a listener that cannot be opened because of errno `number`."""
     if number == errno.EADDRINUSE:
         return UsageError(
-            f"port {port} on {host} is in use: stop what holds it, or choose another with --set {setting}=… (0: any)"
+            f"port {port} on {host} is in use: stop the process that uses it, or choose another port with "
+            f"--set {setting}=… (0: any)"
         )
     if number == errno.EACCES:
-        return UsageError(f"port {port} on {host} is not allowed to you: choose one above 1023, --set {setting}=…")
+        return UsageError(f"port {port} on {host} is not permitted: choose one above 1023 with --set {setting}=…")
     return UsageError(
         f"cannot listen on port {port} of {host} ({errno.errorcode.get(number, number)}): "
         f"check --set net.host=… and --set {setting}=…"
@@ -153,10 +153,10 @@ def listen_error(host: str, port: int, number: int, *, setting: str) -> UsageErr
 
 
 def check_address(address: str) -> tuple[str, str]:
-    """Take an address apart: "grpc", "zmq" or "shm", and "host:port" or the path.
+    """Split an address into its scheme, "grpc", "zmq" or "shm", and "host:port" or the path.
 
     Raises:
-        UsageError: not such an address.
+        UsageError: the address is invalid.
     """
     scheme, separator, rest = address.partition("://")
     if not separator:
@@ -167,6 +167,6 @@ def check_address(address: str) -> tuple[str, str]:
     if parts is not None and scheme in ("zmq", "grpc"):
         return scheme, join_host_port(parts[0].strip("[]"), parts[1])
     raise UsageError(
-        f'"{address}" is no learner\'s address: give HOST:PORT for gRPC (127.0.0.1:8686), '
-        "zmq://HOST:PORT for ZeroMQ (zmq://127.0.0.1:8687), shm:///PATH on one machine, or the folder of its run"
+        f'"{address}" is not a learner\'s address: give HOST:PORT for gRPC (127.0.0.1:8686), '
+        "zmq://HOST:PORT for ZeroMQ (zmq://127.0.0.1:8687), shm:///PATH on one machine, or the run's folder"
     )

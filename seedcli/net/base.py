@@ -1,8 +1,8 @@
-"""What a transport is, for the learner (server) and for the actor (client).
+"""The transport interfaces of the learner (server) and the actor (client).
 
-Transports move frames and know nothing of environments, agents or sessions. The server side is driven by
-one thread: it waits until `fileno()` is readable, then calls `receive(handler)`, which hands over every
-waiting frame without blocking.
+Transports move frames and know nothing of environments, agents or sessions. One thread drives the server side: it
+waits until `fileno()` is readable, then calls `receive(handler)`, which passes every waiting frame to the handler
+without blocking.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Payload = bytes | bytearray | memoryview
 
 
 class Peer(NamedTuple):
-    """One connection as the server sees it: hashable, and good for `send` until `lost` is reported.
+    """One connection, as the server sees it: hashable, and valid for `send` until `lost` is called.
 
     Attributes:
         transport: "grpc", "zmq" or "shm".
-        key: the transport's own name of the connection.
-        address: for people, e.g. "10.0.0.7:51234", as far as the transport knows it.
+        key: the transport's key of the connection.
+        address: for messages, e.g. "10.0.0.7:51234", as far as the transport knows it.
     """
 
     transport: str
@@ -32,14 +32,14 @@ class Peer(NamedTuple):
 
 
 class Destination(NamedTuple):
-    """Where the row of a STEP goes.
+    """The memory for the row of a STEP.
 
     Attributes:
-        owner: the handler's own: whose row it is.
+        owner: the handler's own object for the row's stream.
         row: memory of exactly the row's size.
-        encoded: the handler decodes the payload into it, which is of any size up to the largest that `open_session` was
-            given. Else the transport writes the payload there, and one whose size (the header's claim or the bytes that
-            follow) differs is a ProtocolError of that peer.
+        encoded: the payload is encoded, with a size up to the maximum passed to `open_session`, and the handler decodes
+            it into `row`. Otherwise the transport copies the payload into `row`; a payload of another size, in the
+            header or on the wire, is a ProtocolError of that peer.
     """
 
     owner: Any
@@ -48,46 +48,48 @@ class Destination(NamedTuple):
 
 
 class FrameHandler(Protocol):
-    """The learner's side of a server transport; all calls come from the thread that calls `receive`.
+    """Receives a server transport's frames; all calls come from the thread that calls `receive`.
 
     `destination`, `take_row` and `frame` may raise ProtocolError: the transport then drops that peer and calls `lost`.
 
     Attributes:
-        full: the handler has enough to work on: `receive` returns, and goes on where it was when called again.
+        full: the handler cannot take more frames now: `receive` returns, and the next call continues.
     """
 
     full: bool
 
     def destination(self, peer: Peer, header: Header) -> Destination | None:
-        """Where the row of a STEP goes: the transport then calls `take_row`. None: there is no such session, and the
-        STEP goes to `frame`.
+        """Return the memory for a STEP's row; the transport then calls `take_row`.
+
+        None: there is no such session, and the transport passes the STEP to `frame`.
         """
 
     def take_row(self, destination: Destination, header: Header, payload: Payload) -> None:
-        """The row of a STEP stands in `destination.row`, and `payload` is empty; or `payload` is the encoded row.
+        """Take a STEP's row: it is in `destination.row` and `payload` is empty, or `payload` is the encoded row.
 
-        `payload` is good until this returns: a transport may use its memory again.
+        `payload` is valid only during the call: a transport may reuse its memory.
         """
 
     def frame(self, peer: Peer, header: Header, payload: Payload) -> None:
-        """A whole, size-checked frame that has no destination; `payload` as of `take_row`."""
+        """Take a complete frame of the announced size that has no destination; `payload` as for `take_row`."""
 
     def lost(self, peer: Peer, reason: str, *, malformed: bool = False) -> None:
-        """The connection ended: closed by the peer, broken, or (`malformed`) dropped for a ProtocolError.
+        """The connection ended: closed by the peer, broken, or (`malformed`) dropped because of a ProtocolError.
 
-        The peer may be one of which no frame was handed over: its first was malformed.
+        The handler may not know the peer: its first frame may have been malformed.
         """
 
 
 class ServerTransport(Protocol):
-    """A listener. Everything but `fileno` and `close` belongs to the one service thread.
+    """A listener. Everything but `fileno`, `trusts` and `close` may be called from the service thread only.
 
     Attributes:
         name: "grpc", "zmq" or "shm".
-        address: what an actor is given as --connect, e.g. "127.0.0.1:8686", "zmq://127.0.0.1:8687".
-        port: of TCP that it listens at; None: none.
-        token: that peers must prove to hold; None: they need not, for nobody else reaches it or it is to be open.
-        turned_away: connections that have failed in the secure handshake; 0 where the library does not tell (gRPC).
+        address: value for an actor's --connect, e.g. "127.0.0.1:8686", "zmq://127.0.0.1:8687".
+        port: the TCP port it listens on; None: it does not use TCP.
+        token: the token that peers must prove they hold; None: no proof, because only this user can connect or the
+            listener is open.
+        turned_away: connections that failed in the secure handshake; 0 if the library does not report them (gRPC).
     """
 
     name: str
@@ -97,55 +99,57 @@ class ServerTransport(Protocol):
     turned_away: int
 
     def fileno(self) -> int:
-        """A descriptor that polls readable whenever `receive` may have something to hand over."""
+        """Return a descriptor that polls readable whenever frames may be waiting."""
 
     def receive(self, handler: FrameHandler) -> int:
-        """Hand over every waiting frame (at most some hundred, or until `handler.full`), without blocking.
+        """Pass waiting frames to the handler without blocking, up to a few hundred or until `handler.full`.
 
-        Returns how many.
-
-        Must be called until it returns 0 before waiting on `fileno`, and once more after any `send`: ZeroMQ's
-        descriptor signals a change once, and sending uses that signal up.
+        Returns the number of frames. Call it until it returns 0 before waiting on `fileno`, and again after any `send`:
+        ZeroMQ's descriptor signals each change once, and sending consumes the signal.
         """
 
     def send(self, peer: Peer, header: bytes, payload: Payload = b"") -> None:
-        """Queue a frame; never blocks. A peer that is gone, or that does not read, is ignored or dropped."""
+        """Queue a frame; never blocks. A frame for a lost peer is discarded; a peer that does not read is dropped."""
 
     def open_session(self, peer: Peer, payload_bytes: Sequence[int]) -> dict[str, Any]:
-        """Called before READY with the size of each stream's largest payload: raises the limit, returns what READY
-        must add."""
-
-    def trust(self, peer: Peer) -> None:
-        """The peer is authenticated: admission control leaves its connection alone."""
-
-    def trusts(self, descriptor: int, address: tuple[str, int]) -> bool:
-        """Whether a TCP connection is that of a peer that is trusted; safe from any thread.
+        """Prepare a session before READY: raise the peer's payload limit and return fields to add to READY.
 
         Args:
-            descriptor: of its socket in this process.
-            address: the peer's address and port; IPv4's as such, not as one of IPv6.
+            peer: the actor's connection.
+            payload_bytes: maximum payload size of each stream.
+        """
+
+    def trust(self, peer: Peer) -> None:
+        """Mark the peer as authenticated: admission control leaves its connection open."""
+
+    def trusts(self, descriptor: int, address: tuple[str, int]) -> bool:
+        """Whether a TCP connection belongs to an authenticated peer; safe to call from any thread.
+
+        Args:
+            descriptor: the socket's descriptor in this process.
+            address: the peer's address and port; an IPv4 address is not mapped to IPv6.
         """
 
     def drop(self, peer: Peer) -> None:
-        """Forget a peer, after flushing what was sent to it; `lost` is not called for it any more."""
+        """Flush what was sent to a peer and forget it; `lost` is not called for it."""
 
     def close(self) -> None:
-        """Stop listening, flush for at most a second, free everything; safe to call twice."""
+        """Stop listening, flush for at most a second and release all resources; safe to call twice."""
 
 
 class Frame(NamedTuple):
-    """A frame as the client receives it."""
+    """A frame received by the client."""
 
     header: Header
     payload: Payload
 
 
 class ClientTransport(Protocol):
-    """One connection of an actor. `send`, `receive` belong to one thread; `heartbeat` is safe from another.
+    """An actor's connection. Call `send` and `receive` from one thread; `heartbeat` is safe from another.
 
     Attributes:
-        address: the learner's, as a user types it.
-        token: that both sides must prove to hold; None: neither does.
+        address: the learner's address, as a user types it.
+        token: the token that both sides must prove they hold; None: no proof.
     """
 
     address: str
@@ -153,31 +157,30 @@ class ClientTransport(Protocol):
 
     @property
     def shares_memory(self) -> bool:
-        """Whether the learner reads rows where they are built: then there is no wire, and nothing is encoded."""
+        """Whether the learner reads rows from the memory they are built in; they are then never encoded."""
 
     def connect(self, timeout: float) -> None:
         """Open the connection.
 
         Raises:
-            UnreachableError: nothing answers within `timeout` seconds.
-            RefusedError: the learner ends each connection before anything is said: another token, another certificate.
+            UnreachableError: no learner answers within `timeout` seconds.
+            RefusedError: the learner closes every connection in the secure handshake: tokens or certificates differ.
         """
 
     def send(self, header: bytes, payload: Payload = b"") -> None:
         """Send a frame; raises ConnectionLost."""
 
     def receive(self, timeout: float) -> Frame | None:
-        """The next frame, or None after `timeout` seconds; raises ConnectionLost or ProtocolError."""
+        """Return the next frame, or None after `timeout` seconds; raises ConnectionLost or ProtocolError."""
 
     def open_session(self, ready: Mapping[str, Any], payload_bytes: Sequence[int]) -> list[memoryview]:
-        """Called after READY: gives each stream the writable buffer its rows are built in.
+        """Return one writable buffer per stream, in which its rows are built; call it after READY.
 
-        `send_row(stream, header)` sends what stands in it.
+        `send_row` sends the content of a stream's buffer.
         """
 
     def send_row(self, stream: int, header: bytes) -> None:
-        """Send the STEP whose payload stands in the stream's buffer; the buffer may be reused on return
-        of the matching ACTION."""
+        """Send a STEP whose payload is in the stream's buffer; reuse the buffer only after the matching ACTION."""
 
     def heartbeat(self, header: bytes) -> None:
         """Send a HEARTBEAT; safe to call from another thread, never blocks, never raises."""
@@ -187,8 +190,8 @@ class ClientTransport(Protocol):
 
 
 def frame_limit(payload_bytes: Sequence[int], max_payload: int) -> int:
-    """Bytes that a payload of a session may have, given its rows'; raises RefusedError for rows over the limit."""
+    """Return a session's payload limit, bytes, given the size of its rows; raises RefusedError if over the limit."""
     largest = max(payload_bytes)
     if largest > max_payload:
-        raise RefusedError(f"rows of {largest} bytes where {max_payload} are the limit: lower --envs")
+        raise RefusedError(f"rows have {largest} bytes, more than the limit of {max_payload}: lower --envs")
     return max(largest, CONTROL_LIMIT)

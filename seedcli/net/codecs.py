@@ -1,6 +1,6 @@
-"""Observations on the wire: a codec for each array, agreed in the handshake. What was measured: docs/codecs.md.
+"""Codecs for observations on the wire: one per array, agreed in the handshake. For measurements see docs/codecs.md.
 
-An encoded row, little-endian, of E environments whose observations have n arrays:
+The encoded row of E environments whose observations have n arrays, little-endian:
 
 | bytes | field |
 |---|---|
@@ -8,9 +8,9 @@ An encoded row, little-endian, of E environments whose observations have n array
 | 4 E | reward, float32 |
 | E | terminated, uint8 |
 | E | truncated, uint8 |
-| the lengths' sum | the blocks, in the order of the arrays' names |
+| sum of the lengths | the blocks, in the order of the arrays' names |
 
-A codec knows nothing of the row before: nothing is lost with a message, and a session can start anywhere.
+Codecs are stateless: no row depends on an earlier one.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from seedcli.specs import ArraySpec, EnvSpec, RowLayout
 RAW = "raw"
 CODECS = (RAW, "bits", "zstd", "bits+zstd")
 _LEVEL = 1
-_WINDOW = (10, 31)  # the smallest and largest log2 of a window that zstd knows
+_WINDOW = (10, 31)  # zstd's limits for the log2 of a window
 
 
 def binary_values(array: ArraySpec) -> tuple[int, int] | None:
-    """The two values that an array's bytes take, (lower bit, upper bit); None where they take others."""
+    """The two values of an array's bytes, (for bit 0, for bit 1); None if they can take other values."""
     if array.dtype == "bool":
         return 0, 1
     return (array.binary[0], array.binary[1]) if array.binary else None
@@ -46,46 +46,48 @@ def fitting_codecs(array: ArraySpec) -> tuple[str, ...]:
 
 
 def check_codecs(spec: EnvSpec, codecs: Mapping[str, str], offered: Collection[str]) -> None:
-    """Refuse codecs that were not offered or do not fit.
+    """Check that the codecs were offered and fit their arrays.
 
     Args:
-        spec: the environment.
-        codecs: codec of each array, by the array's name; the names are the specification's.
-        offered: what CONFIGURE said.
+        spec: the environment's specification.
+        codecs: codec by array name, for every array of `spec`.
+        offered: the codecs that CONFIGURE listed.
 
     Raises:
-        RefusedError: names the array and the codec.
+        RefusedError: a codec was not offered or does not fit its array.
     """
     for name, array in spec.arrays.items():
         if codecs[name] not in offered or codecs[name] not in CODECS:
             raise RefusedError(
                 f"codec {codecs[name]!r:.40} of array {name!r} is not one of {', '.join(sorted(offered))}, "
-                "which this learner takes here: install the same seedcli on both sides"
+                "which this learner accepts: install the same seedcli on both sides"
             )
         if codecs[name] not in fitting_codecs(array):
-            raise RefusedError(f"codec {codecs[name]!r} needs two values, and array {name!r} may take others: send raw")
+            raise RefusedError(
+                f"codec {codecs[name]!r} needs two values, and array {name!r} may have others: use codec 'raw'"
+            )
 
 
 class ArrayCodec:
-    """One array of E environments, [E, ...], to a block of bytes and back to the bit.
+    """Encodes one array of E environments, [E, ...], as a block of bytes, without loss.
 
-    *raw* is the bytes as they are. *bits* is a bit for each byte of an array of two values, in the order of
-    `np.packbits`. *zstd* is one zstd frame (RFC 8878) that says its content's size; *bits+zstd* the frame of the bits.
-    A frame that would not be smaller than its content is left out: a block of the content's own size is the content.
+    *raw* is the array's bytes. *bits* is one bit per byte of an array with two values, in the order of `np.packbits`.
+    *zstd* is one zstd frame (RFC 8878) that includes its content's size; *bits+zstd* is the frame of the bits. If the
+    frame is not smaller than its content, the block is the content: a block of the content's size is never a frame.
 
     Args:
-        name: of `CODECS`.
-        array: one environment's.
+        name: one of `CODECS`.
+        array: the array of one environment.
         num_envs: E.
 
     Attributes:
-        raw_bytes: of the array.
-        max_bytes: of a block.
+        raw_bytes: size of the array.
+        max_bytes: maximum size of a block.
     """
 
     def __init__(self, name: str, array: ArraySpec, num_envs: int) -> None:
         if name not in fitting_codecs(array):
-            raise ValueError(f"codec {name!r} is not one of {', '.join(fitting_codecs(array))}, which fit {array}")
+            raise ValueError(f"codec {name!r} does not fit {array}: use one of {', '.join(fitting_codecs(array))}")
         self.raw_bytes = array.nbytes * num_envs
         self._values = binary_values(array) if name.startswith("bits") else None
         self.max_bytes = -(-self.raw_bytes // 8) if self._values else self.raw_bytes
@@ -97,10 +99,10 @@ class ArrayCodec:
             self._decompressor = zstandard.ZstdDecompressor(max_window_size=window)
 
     def encode(self, raw: npt.NDArray[np.uint8]) -> Any:
-        """The block of `raw`, contiguous [raw_bytes] uint8: a buffer of at most `max_bytes`.
+        """Return the block of `raw`, contiguous [raw_bytes] uint8: a buffer of at most `max_bytes`.
 
         Raises:
-            EnvironmentFailed: an array of two values holds another.
+            EnvironmentFailed: an array with two values has a third.
         """
         content: Any = raw
         if self._values is not None:
@@ -108,8 +110,8 @@ class ArrayCodec:
             upper = raw == high
             if np.count_nonzero(upper) + (np.count_nonzero(raw == low) if low != high else 0) != raw.size:
                 raise EnvironmentFailed(
-                    f"the environment gave another value than {low} and {high} in an array that, it says, holds these "
-                    "two: correct its specification, or set net.compression to off"
+                    f"the environment returned another value than {low} and {high} in an array specified to have only "
+                    "these two: correct the specification, or set net.compression to off"
                 )
             content = np.packbits(upper)
         if self._compressor is not None:
@@ -119,48 +121,49 @@ class ArrayCodec:
         return content
 
     def check_length(self, length: int) -> bool:
-        """Whether a block may have so many bytes."""
+        """Whether a block may have `length` bytes."""
         return 0 < length <= self.max_bytes if self._compressor is not None else length == self.max_bytes
 
     def decode(self, block: memoryview, out: npt.NDArray[np.uint8]) -> None:
-        """Write the array whose block this is into `out`, contiguous [raw_bytes] uint8.
+        """Decode a block into `out`, contiguous [raw_bytes] uint8.
+
+        The size in the block is compared with the specification before memory is allocated.
 
         Raises:
-            ProtocolError: not such a block; `out` may then hold anything. What a block says of its size is held
-                against the specification before anything is allocated for it.
+            ProtocolError: the block is invalid; the content of `out` is then undefined.
         """
         if not self.check_length(len(block)):
-            raise ProtocolError(f"a block of {len(block)} bytes for an array of {self.raw_bytes}")
+            raise ProtocolError(f"a block has {len(block)} bytes for an array of {self.raw_bytes}")
         content: Any = block
         if len(block) != self.max_bytes:
             try:
                 size = zstandard.frame_content_size(block)
                 if size != self.max_bytes:
-                    raise ProtocolError(f"a block that holds {size} bytes where {self.max_bytes} are expected")
+                    raise ProtocolError(f"a block announces {size} bytes, expected {self.max_bytes}")
                 content = self._decompressor.decompress(block, allow_extra_data=False)
             except zstandard.ZstdError as error:
-                raise ProtocolError(f"a block that is not a zstd frame: {error}") from error
+                raise ProtocolError(f"a block is not a zstd frame: {error}") from error
             if len(content) != self.max_bytes:
-                raise ProtocolError(f"a block that held {len(content)} bytes where {self.max_bytes} are expected")
+                raise ProtocolError(f"a block contains {len(content)} bytes, expected {self.max_bytes}")
         content = np.frombuffer(content, np.uint8)
         if self._values is None:
             out[:] = content
             return
         low, high = self._values
-        # Modulo 256, so that the values may stand in either order.
+        # Modulo 256, because the values may be in either order.
         np.multiply(np.unpackbits(content, count=self.raw_bytes), np.uint8((high - low) & 0xFF), out=out)
         if low:
             np.add(out, np.uint8(low), out=out)
 
 
 class _RowCodec:
-    """What both directions know of a row."""
+    """The layout of raw and encoded rows."""
 
     def __init__(self, layout: RowLayout, codecs: Mapping[str, str]) -> None:
         arrays = layout.spec.arrays
         self._codecs = [ArrayCodec(codecs[name], array, layout.num_envs) for name, array in arrays.items()]
         self._lengths = struct.Struct(f"<{len(arrays)}I")
-        # From row to payload, [start, stop) of each: reward, terminated, truncated.
+        # (slice of the row, slice of the payload) of reward, terminated and truncated.
         at = self._lengths.size
         self._scalars = []
         for start, width in zip(layout.offsets[len(arrays) :], (4, 1, 1), strict=False):
@@ -176,22 +179,22 @@ class _RowCodec:
 
 
 class RowEncoder(_RowCodec):
-    """Encodes the rows of one stream; belongs to one thread.
+    """Encodes the rows of one stream; not thread-safe.
 
     Args:
-        layout: of the rows.
-        codecs: codec of each array, by the array's name.
+        layout: the rows' layout.
+        codecs: codec by array name.
 
     Attributes:
-        row_bytes: of a row, uint8.
-        max_payload: bytes of the largest payload.
+        row_bytes: size of a row.
+        max_payload: maximum size of an encoded row, bytes.
     """
 
     def encode(self, row: npt.NDArray[np.uint8], out: memoryview) -> int:
-        """Write the payload of `row`, [row_bytes] uint8, into `out`, at least `max_payload` bytes; returns its bytes.
+        """Encode `row`, [row_bytes] uint8, into `out`, at least `max_payload` bytes; returns the encoded size.
 
         Raises:
-            EnvironmentFailed: an array of two values holds another.
+            EnvironmentFailed: an array with two values has a third.
         """
         at = self._head
         lengths = []
@@ -208,20 +211,22 @@ class RowEncoder(_RowCodec):
 
 
 class RowDecoder(_RowCodec):
-    """Decodes the rows of one stream; belongs to one thread. Arguments and attributes as of `RowEncoder`."""
+    """Decodes the rows of one stream; not thread-safe. Arguments and attributes are those of `RowEncoder`."""
 
     def decode(self, payload: Payload, destination: memoryview) -> None:
-        """Write the row of a payload into `destination`, [row_bytes]; the padding between its arrays stays as it is.
+        """Decode a payload into `destination`, [row_bytes]; the padding between the arrays is left unchanged.
 
         Raises:
-            ProtocolError: the payload is not what these codecs make; `destination` may then hold anything.
+            ProtocolError: the payload is invalid; the content of `destination` is then undefined.
         """
         view = memoryview(payload)
         if len(view) < self._head:
-            raise ProtocolError(f"an encoded row of {len(view)} bytes, less than the {self._head} before its blocks")
+            raise ProtocolError(f"an encoded row has {len(view)} bytes, fewer than the {self._head} before its blocks")
         lengths = self._lengths.unpack_from(view)
         if self._head + sum(lengths) != len(view):
-            raise ProtocolError(f"an encoded row of {len(view)} bytes whose blocks say {self._head + sum(lengths)}")
+            raise ProtocolError(
+                f"an encoded row has {len(view)} bytes, but its lengths add up to {self._head + sum(lengths)}"
+            )
         row = np.frombuffer(destination, np.uint8)
         at = self._head
         for codec, place, length in zip(self._codecs, self._places, lengths, strict=True):

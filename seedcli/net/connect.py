@@ -1,4 +1,4 @@
-"""The client transport for an address as a user types it."""
+"""Choose the client transport for an address."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from seedcli.net.security.keys import Security
 
 
 def connect(address: str, security: Security | None = None) -> ClientTransport:
-    """The client transport for an address as a user types it; not yet connected.
+    """Return the client transport for an address as a user types it, not yet connected.
 
-    Transports are imported here and not above: an actor must not pay for gRPC when it uses ZeroMQ.
+    Transports are imported here, so that an actor that uses ZeroMQ does not import gRPC.
 
     Args:
         address: "host:port" or "grpc://host:port" (gRPC), "zmq://host:port" (ZeroMQ), "shm:///path" (this machine).
-        security: what TCP connections are protected with; None: they are not. Sockets of this user alone never are.
+        security: token and certificates for TCP connections; None: unprotected. Shared memory is never encrypted:
+            only this user can open the socket.
 
     Raises:
-        UsageError: not such an address, or a certificate that cannot be used.
+        UsageError: the address is invalid, or a certificate is unusable.
     """
     scheme, where = check_address(address)
     if scheme == "shm":

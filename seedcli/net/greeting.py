@@ -1,6 +1,6 @@
-"""What a server says as soon as somebody connects: it tells a learner that is busy or stopped from another program.
+"""The bytes a server sends on connection: they distinguish a busy or suspended learner from another program.
 
-A learner's ZeroMQ port greets at once; its gRPC port says nothing under TLS, and HTTP/2's SETTINGS without.
+A learner's ZeroMQ port sends a greeting at once. Its gRPC port sends nothing with TLS, and HTTP/2's SETTINGS without.
 """
 
 from __future__ import annotations
@@ -10,81 +10,81 @@ import socket
 from seedcli.errors import DistrustedError, SeedError, UnreachableError
 from seedcli.net.addresses import split_host_port
 
-_BYTES = 9  # the head of an HTTP/2 frame; ZeroMQ's signature has one more
+_BYTES = 9  # an HTTP/2 frame header; ZeroMQ's signature has one more
 _SECONDS = 0.3
 _ZMQ_SIGNATURE = b"\xff"
-_SETTINGS = 4  # the type of that frame, its fourth byte
+_SETTINGS = 4  # HTTP/2's frame type, the fourth byte
 
 
 def greeting(host: str, port: int) -> bytes:
-    """The first bytes, at most 9, that the server says unasked; b"" where it says nothing, or ends the connection.
+    """Return the first bytes, at most 9, that the server sends; b"" if it sends nothing or closes the connection.
 
     Raises:
-        OSError: nobody accepts a connection there, or it was reset.
+        OSError: the connection was not accepted, or was reset.
     """
-    said = b""
+    received = b""
     with socket.create_connection((host, port), _SECONDS) as connection:
         connection.settimeout(_SECONDS)
         try:
-            while len(said) < _BYTES and (part := connection.recv(_BYTES - len(said))):
-                said += part
+            while len(received) < _BYTES and (part := connection.recv(_BYTES - len(received))):
+                received += part
         except TimeoutError:
             pass
-    return said
+    return received
 
 
-def is_zmq(said: bytes) -> bool:
-    """Whether a ZeroMQ peer begins like this."""
-    return said.startswith(_ZMQ_SIGNATURE)
+def is_zmq(received: bytes) -> bool:
+    """Whether the bytes begin a ZeroMQ greeting."""
+    return received.startswith(_ZMQ_SIGNATURE)
 
 
-def is_http2(said: bytes) -> bool:
-    """Whether an HTTP/2 server begins like this."""
-    return len(said) == _BYTES and said[3] == _SETTINGS
+def is_http2(received: bytes) -> bool:
+    """Whether the bytes begin an HTTP/2 connection."""
+    return len(received) == _BYTES and received[3] == _SETTINGS
 
 
 def other_protocol(address: str) -> DistrustedError | None:
-    """The error for an address at which something answers that is no learner; None where that does not show.
+    """Return the error for an address at which another program answers; None if that cannot be detected.
 
     Args:
-        address: of the learner, "host:port" for gRPC, "zmq://host:port", "shm://path".
+        address: the learner's address: "host:port" for gRPC, "zmq://host:port" or "shm://path".
     """
-    said = _heard_at(address)
-    return not_a_learner(address) if said and _is_other(address, said) else None
+    received = _greeting_at(address)
+    return not_a_learner(address) if received and _is_other(address, received) else None
 
 
 def not_a_learner(address: str) -> DistrustedError:
-    """The error for an address, see `other_protocol`, at which something else than a learner answers."""
+    """Return the error for an address, see `other_protocol`, at which another program answers."""
     protocol = "ZeroMQ" if address.startswith("zmq:") else "gRPC"
     return DistrustedError(
-        f"what answers at {address} does not speak {protocol}, so no learner listens there: check the host and the "
-        "port; a learner's gRPC port is written HOST:PORT, its ZeroMQ port zmq://HOST:PORT"
+        f"the server at {address} does not speak {protocol}, so it is not a learner: check the host and the port; a "
+        "learner's gRPC port is written HOST:PORT, its ZeroMQ port zmq://HOST:PORT"
     )
 
 
 def unanswered(address: str, timeout: float) -> SeedError:
-    """The error for an address, see `other_protocol`, at which nobody has shaken hands within `timeout` seconds."""
-    said = _heard_at(address)
-    if said and _is_other(address, said):
+    """Return the error for an address, see `other_protocol`, without a handshake within `timeout` seconds."""
+    received = _greeting_at(address)
+    if received and _is_other(address, received):
         return not_a_learner(address)
-    nobody = f"no learner answered at {address} within {timeout:g} s"
-    if said is None:
-        return UnreachableError(f"{nobody}: check the address, and that the learner runs")
+    sentence = f"no learner answered at {address} within {timeout:g} s"
+    if received is None:
+        return UnreachableError(f"{sentence}: check the address and that the learner is running")
     return UnreachableError(
-        f"{nobody}, though connections are accepted there: wait if the learner is starting or busy, else check that it "
-        "is not stopped, and that the port is a learner's"
+        f"{sentence}, though connections are accepted there: wait if the learner is starting or busy; otherwise check "
+        "that it is not suspended and that the port is a learner's"
     )
 
 
-def _is_other(address: str, said: bytes) -> bool:
-    return not (is_zmq(said) if address.startswith("zmq:") else is_http2(said))
+def _is_other(address: str, received: bytes) -> bool:
+    return not (is_zmq(received) if address.startswith("zmq:") else is_http2(received))
 
 
-def _heard_at(address: str) -> bytes | None:
-    """The greeting of one address; None where none accepts a connection."""
+def _greeting_at(address: str) -> bytes | None:
+    """Return the greeting at an address; None if no connection is accepted there."""
     parts = split_host_port(address.removeprefix("zmq://"))
     if parts is None:
-        return None  # a socket of this machine
+        return None  # a path, for shared memory
     try:
         return greeting(parts[0].strip("[]"), parts[1])
     except OSError:

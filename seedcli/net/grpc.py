@@ -1,11 +1,11 @@
-"""The gRPC transport: one bidirectional stream an actor, raw bytes through generic handlers.
+"""The gRPC transport: one bidirectional stream per actor, carrying raw bytes through generic handlers.
 
-A message is a frame: header, then payload. The server runs grpc.aio in a thread of its own, which costs fewer
-thread hand-offs than a thread a stream; frames reach the service thread through a deque and an eventfd, answers go
-back with one wake-up of the event loop for all that are queued.
+A message is a frame: header, then payload. The server runs grpc.aio in its own thread, which needs fewer thread
+hand-offs than one thread per stream. Frames reach the service thread through a deque and an eventfd; one wake-up of
+the event loop sends all queued answers.
 
-The order of flags below relies on each operation on a deque or an attribute being atomic; every place says which
-check closes the gap.
+The code relies on each operation on a deque or an attribute being atomic. Comments marked "No race" name the check
+that makes the order of operations safe.
 """
 
 from __future__ import annotations
@@ -38,38 +38,38 @@ from seedcli.net.security.keys import Security, tls_identity
 
 __all__ = ["GrpcClient", "GrpcServer"]
 
-MAX_PAYLOAD = 256 * 2**20  # bytes of one row; gRPC fixes it when it binds, before any specification is known
+MAX_PAYLOAD = 256 * 2**20  # bytes of one row; gRPC needs the limit at bind, before any specification is known
 _SETTING = "net.grpc_port"
-_FRAMES_A_CALL = 256
-_OUTGOING = 4096  # answers waiting per connection before the peer counts as not reading
-_SPARE = 16  # frames besides steps (handshake, heartbeats) that may wait per connection
+_FRAMES_PER_CALL = 256
+_OUTGOING = 4096  # answers queued per connection; at this limit the peer is dropped because it does not read
+_SPARE = 16  # frames other than steps (handshake, heartbeats) that may be queued per connection
 _FLUSH_SECONDS = 1.0
-_HANDSHAKE_MILLISECONDS = 10_000  # that a peer gets for TLS
-_STREAMS = 8  # of one connection: an actor has one, and whoever asks for the health another
+_HANDSHAKE_MILLISECONDS = 10_000  # limit for the TLS handshake
+_STREAMS = 8  # per connection: an actor needs one, a health check another
 _UNKNOWN = pack_header(Kind.UNKNOWN)
 
 
 class _Connection:
-    """An actor's stream. `inbox` is filled by the event loop and emptied by the service thread, `outbox` inversely."""
+    """An actor's stream: the event loop fills `inbox` and empties `outbox`, the service thread does the reverse."""
 
     def __init__(self, peer: Peer, task: asyncio.Task[Any]) -> None:
         self.peer = peer
         self.task = task
         self.inbox: deque[bytes | None] = deque()  # None: the stream has ended
         self.outbox: deque[bytes | None] = deque()  # None: end the stream
-        self.error: str | None = None  # what the stream is ended with
+        self.error: str | None = None  # details of the status that ends the stream
         self.code = grpc.StatusCode.INVALID_ARGUMENT
-        self.wake = asyncio.Event()  # the outbox holds something, or the actor has gone
+        self.wake = asyncio.Event()  # the outbox is not empty, or the stream has ended
         self.resume = asyncio.Event()  # the inbox has room again
         self.paused = False
-        self.frames = _SPARE  # that the inbox may hold
+        self.frames = _SPARE  # capacity of the inbox
         self.limit = CONTROL_LIMIT  # bytes of a payload
-        self.known = False  # HELLO was handed over
-        self.ended = False  # for the service thread: whatever still comes is thrown away
+        self.known = False  # HELLO was received
+        self.ended = False  # the service thread discards later frames
 
 
 def _split(address: str) -> tuple[str, int]:
-    """A peer's address and port."""
+    """Split a peer's address into host and port."""
     host, _, port = address.rpartition(":")
     return plain_address(host), int(port)
 
@@ -79,12 +79,12 @@ class GrpcServer:
 
     Args:
         host: name or address of an interface of this machine.
-        port: 0 for any free one.
-        security: None: no encryption, and nothing is to be proved.
-        max_payload: bytes of the largest row that any session may have.
+        port: TCP port; 0 for any free one.
+        security: token and certificates; None: no encryption and no authentication.
+        max_payload: limit for the rows of all sessions, bytes.
 
     Raises:
-        UsageError: the port is in use, the host is not this machine's, or a certificate cannot be used.
+        UsageError: the port is in use, the host is not on this machine, or a certificate is unusable.
     """
 
     name = "grpc"
@@ -98,8 +98,8 @@ class GrpcServer:
         self._max_payload = max_payload
         self._bind = join_host_port(bindable_ip(host, port, setting=_SETTING), port)
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._ready: deque[_Connection] = deque()  # once for each entry of an inbox
-        self._written: deque[_Connection] = deque()  # once for each entry of an outbox
+        self._ready: deque[_Connection] = deque()  # one element per entry of an inbox
+        self._written: deque[_Connection] = deque()  # one element per entry of an outbox
         self._wake_scheduled = False
         self._numbers = itertools.count()
         self._connections: dict[int, _Connection] = {}
@@ -125,14 +125,14 @@ class GrpcServer:
         try:
             self._loop.run_until_complete(self._serve(started))
         except Exception as error:
-            started.put(error)  # whoever waits for the port must not wait for ever
+            started.put(error)  # the constructor waits for the port
             raise
         finally:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 
     async def _serve(self, started: queue.SimpleQueue[int | BaseException | None]) -> None:
-        # Not at the top: only a learner needs it, and it brings protobuf along.
+        # Imported here because only a learner needs it, and it imports protobuf.
         from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
         server = grpc.aio.server(
@@ -176,7 +176,7 @@ class GrpcServer:
         return int(server.add_secure_port(self._bind, credentials))
 
     async def _connect(self, requests: object, context: Any) -> None:
-        """Serve one stream: write what is in the outbox, while `_read` fills the inbox."""
+        """Serve one stream: write the outbox while `_read` fills the inbox."""
         task = asyncio.current_task()
         assert task is not None
         address = urllib.parse.unquote(context.peer().partition(":")[2])  # "ipv6:%5B::1%5D:51234"
@@ -194,8 +194,8 @@ class GrpcServer:
                     await context.write(message)
                 if reader.done():
                     return
-                # No gap: between the last look and this line nothing else runs, and every later append is
-                # followed by a wake-up in this thread.
+                # No race: nothing else runs in this thread between the check of the outbox and this line, and every
+                # later append schedules a wake-up in this thread.
                 connection.wake.clear()
                 await connection.wake.wait()
         finally:
@@ -209,11 +209,11 @@ class GrpcServer:
                 while len(connection.inbox) >= connection.frames:
                     connection.resume.clear()
                     connection.paused = True
-                    # No gap: the service thread takes a frame out first and looks at `paused` then.
+                    # No race: the service thread takes a frame before it checks `paused`.
                     if len(connection.inbox) >= connection.frames:
                         await connection.resume.wait()
         except grpc.RpcError:
-            return  # e.g. a message over the limit: the stream has ended
+            return  # the stream has ended, e.g. after a message over the limit
 
     def _hand_over(self, connection: _Connection, message: bytes | None) -> None:
         connection.inbox.append(message)
@@ -221,7 +221,7 @@ class GrpcServer:
         os.eventfd_write(self._event, 1)
 
     def _wake_writers(self) -> None:
-        # Before the loop: an append after it has been emptied schedules anew.
+        # Before the loop, so that a later append schedules another wake-up.
         self._wake_scheduled = False
         while self._written:
             self._written.popleft().wake.set()
@@ -241,7 +241,7 @@ class GrpcServer:
             pass
         count = 0
         while self._ready:
-            if count >= _FRAMES_A_CALL or handler.full:
+            if count >= _FRAMES_PER_CALL or handler.full:
                 os.eventfd_write(self._event, 1)
                 break
             count += 1
@@ -272,11 +272,11 @@ class GrpcServer:
         limit = connection.limit if header.kind == Kind.STEP else CONTROL_LIMIT
         if size != header.payload_bytes or size > limit:
             raise ProtocolError(
-                f"a payload of {size} bytes where the header says {header.payload_bytes} and {limit} are the limit"
+                f"the payload has {size} bytes; the header says {header.payload_bytes}, and the limit is {limit}"
             )
         if not connection.known:
             if header.kind != Kind.HELLO:
-                # Of an earlier learner's session: the actor must introduce itself again.
+                # A frame of a session with a previous learner: the actor must start a handshake.
                 self._queue(connection, _UNKNOWN)
                 return
             connection.known = True
@@ -287,7 +287,7 @@ class GrpcServer:
             if destination is not None:
                 if not destination.encoded:
                     if destination.row.nbytes != size:
-                        raise ProtocolError(f"a step of {size} bytes where {destination.row.nbytes} are expected")
+                        raise ProtocolError(f"the step has {size} bytes, expected {destination.row.nbytes}")
                     destination.row[:] = payload
                     payload = payload[:0]
                 handler.take_row(destination, header, payload)
@@ -298,12 +298,12 @@ class GrpcServer:
         try:
             self._loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
-            pass  # the loop has ended, and every stream with it
+            pass  # the loop and all streams have ended
 
     def _queue(self, connection: _Connection, message: bytes | None) -> None:
         connection.outbox.append(message)
         self._written.append(connection)
-        # No gap: `_wake_writers` takes the flag back before it looks at what was written.
+        # No race: `_wake_writers` clears the flag before it reads `_written`.
         if not self._wake_scheduled:
             self._wake_scheduled = True
             self._call(self._wake_writers)
@@ -327,8 +327,8 @@ class GrpcServer:
         if connection is None:
             return
         if len(connection.outbox) >= _OUTGOING:
-            # It does not read: its end comes back through the inbox and is reported there.
-            connection.error = "it does not read what it is sent"
+            # The end of the stream arrives through the inbox and is reported there.
+            connection.error = "the peer does not read its messages"
             self._connections.pop(connection.peer.key, None)
             self._call(connection.task.cancel)
             return
@@ -338,7 +338,7 @@ class GrpcServer:
         """Raises RefusedError for rows over the limit."""
         connection = self._connections.get(peer.key)  # type: ignore[call-overload]
         if connection is None:
-            raise ProtocolError("a session for a connection that has ended")
+            raise ProtocolError("the connection ended before the session was opened")
         connection.limit = frame_limit(payload_bytes, self._max_payload)
         connection.frames = len(payload_bytes) + _SPARE
         return {}

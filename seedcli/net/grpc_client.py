@@ -1,7 +1,4 @@
-"""An actor's gRPC connection, apart from the server's file: an actor need not load what serves.
-
-A message is a frame: header, then payload.
-"""
+"""An actor's gRPC connection; a separate module, so that an actor does not load the server."""
 
 from __future__ import annotations
 
@@ -24,13 +21,11 @@ from seedcli.specs import aligned_empty
 
 SERVICE = "seed.Actor"
 METHOD = "Connect"
-OTHER_VERSION = grpc.StatusCode.FAILED_PRECONDITION  # what the learner ends the stream of such an actor with
+OTHER_VERSION = grpc.StatusCode.FAILED_PRECONDITION  # status with which the learner ends a stream of another version
 KEEPALIVE = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 20_000)]
-
-
-_TRUST_SECONDS = 1.0  # after which a connection that is not ready is looked into
+_PROBE_AFTER_SECONDS = 1.0  # without a ready connection, the actor probes the address
 _PROBE_SECONDS = 2.0
-_REFUSALS = 2  # in a row: a learner that is just ending closes a connection once
+_REFUSALS = 2  # in a row: a learner that is shutting down closes a connection once
 
 
 class GrpcClient:
@@ -38,10 +33,10 @@ class GrpcClient:
 
     Args:
         address: "host:port".
-        security: None: no encryption, and nothing is proved.
+        security: token and certificates; None: no encryption and no authentication.
 
     Raises:
-        UsageError: a certificate of the user's own cannot be used.
+        UsageError: a certificate given by the user is unusable.
     """
 
     def __init__(self, address: str, *, security: Security | None = None) -> None:
@@ -75,7 +70,7 @@ class GrpcClient:
         while True:
             left = deadline - time.monotonic()
             try:
-                ready.result(max(0.0, min(left, _TRUST_SECONDS)))
+                ready.result(max(0.0, min(left, _PROBE_AFTER_SECONDS)))
                 return
             except grpc.FutureTimeoutError as error:
                 if left <= 0:
@@ -95,7 +90,7 @@ class GrpcClient:
             for message in self._call:
                 header = unpack_header(message[:HEADER_BYTES])
                 if header.payload_bytes != len(message) - HEADER_BYTES:
-                    raise ProtocolError("the learner sent a frame of another size than its header says")
+                    raise ProtocolError("the learner sent a frame whose size differs from its header")
                 self._inbox.put(Frame(header, message[HEADER_BYTES:]))
         except ProtocolError as error:
             end = error
@@ -119,7 +114,7 @@ class GrpcClient:
         except queue.Empty:
             return None
         if isinstance(item, SeedError):
-            self._inbox.put(item)  # and so for every later call
+            self._inbox.put(item)  # for later calls
             raise item
         return item
 
@@ -134,9 +129,9 @@ class GrpcClient:
         self._outbox.put(header)
 
     def close(self) -> None:
-        """Wait up to half a second for what was sent last."""
+        """Flush for up to half a second and close the connection; safe to call twice."""
         if self._reader is not None:
-            # The learner ends the stream when it has read everything up to our end of it.
+            # The learner ends the stream after it has read all messages.
             self._outbox.put(None)
             self._reader.join(timeout=0.5)
             self._call.cancel()
@@ -152,9 +147,9 @@ def _channel(address: str, identity: TlsIdentity | None) -> grpc.Channel:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1000),
-        # A cluster's web proxy is not on the way to a learner.
+        # Do not connect to a learner through the cluster's web proxy.
         ("grpc.enable_http_proxy", 0),
-        # Channels of one process to one learner are connections of their own.
+        # Each channel of a process gets its own connection.
         ("grpc.use_local_subchannel_pool", 1),
         *KEEPALIVE,
     ]

@@ -1,5 +1,7 @@
-"""Both ends of a connection in one thread: what `seed train --deterministic` uses. No bytes leave the process,
-but every frame takes the same path through the handler as on a socket."""
+"""Both ends of a connection in one thread, for `seed train --deterministic`.
+
+No bytes leave the process, but every frame takes the same path through the handler as on a socket.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from seedcli.net.security.token import Token
 
 
 class InProcessServer:
-    """A server transport whose clients live in the same thread; see `net.base.ServerTransport`."""
+    """A server transport whose clients run in the same thread; see `net.base.ServerTransport`."""
 
     name = "inprocess"
     turned_away = 0
@@ -30,7 +32,7 @@ class InProcessServer:
         self._connections = 0
 
     def client(self) -> InProcessClient:
-        """A new client of this server, connected."""
+        """Return a new, connected client."""
         peer = Peer(self.name, self._connections, f"inprocess-{self._connections}")
         self._connections += 1
         client = InProcessClient(self, peer)
@@ -43,7 +45,7 @@ class InProcessServer:
             self._incoming.append((peer, header, payload))
 
     def fileno(self) -> int:
-        """An event that never fires: nothing waits in serial mode."""
+        """Return an event that is never set: serial mode does not wait."""
         return self._event
 
     def receive(self, handler: FrameHandler) -> int:
@@ -61,7 +63,7 @@ class InProcessServer:
                     continue
                 if not destination.encoded:
                     if len(payload) != len(destination.row):
-                        raise ProtocolError(f"a row of {len(payload)} bytes where {len(destination.row)} are expected")
+                        raise ProtocolError(f"the row has {len(payload)} bytes, expected {len(destination.row)}")
                     destination.row[:] = payload
                     payload = b""
                 handler.take_row(destination, header, payload)
@@ -79,10 +81,10 @@ class InProcessServer:
         return {}
 
     def trust(self, peer: Peer) -> None:
-        """Nothing: there are no unauthenticated peers."""
+        """Do nothing: there are no unauthenticated peers."""
 
     def trusts(self, descriptor: int, address: tuple[str, int]) -> bool:
-        """No connection has a descriptor."""
+        """Return False: no connection has a descriptor."""
         return False
 
     def drop(self, peer: Peer) -> None:
@@ -96,7 +98,7 @@ class InProcessServer:
 
 
 class InProcessClient:
-    """The client; see `net.base.ClientTransport`. `receive` never waits: serial mode runs the server in between."""
+    """The client; see `net.base.ClientTransport`. `receive` never waits: serial mode runs the server between calls."""
 
     token: Token | None = None
 
@@ -113,17 +115,17 @@ class InProcessClient:
         return True
 
     def pump_with(self, turn: Any) -> None:
-        """While this client waits for a frame (in the handshake), call `turn()`, which runs the server."""
+        """Set `turn`, which runs the server: `receive` calls it if no frame is waiting (in the handshake)."""
         self._pump = turn
 
     def connect(self, timeout: float) -> None:
-        """Nothing has to be done."""
+        """Do nothing: the client is connected."""
 
     def send(self, header: bytes, payload: Payload = b"") -> None:
         self._server.deliver(self._peer, header, payload)
 
     def receive(self, timeout: float) -> Frame | None:
-        """A timeout of 0 does not run the server."""
+        """Return the next frame; if none is waiting and `timeout` is not 0, run the server first."""
         if not self.inbox and timeout and self._pump is not None:
             self._pump()
         return self.inbox.popleft() if self.inbox else None
@@ -134,11 +136,11 @@ class InProcessClient:
 
     def send_row(self, stream: int, header: bytes) -> None:
         if unpack_header(header).kind != Kind.STEP:
-            raise ConnectionLost("send_row is for steps")
+            raise ConnectionLost("send_row sends steps only")
         self._server.deliver(self._peer, header, self._buffers[stream])
 
     def heartbeat(self, header: bytes) -> None:
-        """Nothing: neither end can die alone."""
+        """Do nothing: both ends are in one process."""
 
     def close(self) -> None:
         self._server.drop(self._peer)

@@ -1,4 +1,4 @@
-"""The messages of the handshake as pydantic models: every field's type and limits, and no field that is not known."""
+"""The handshake's messages as pydantic models, which check every field's type and limits and reject unknown fields."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 MAX_ENVS = 65_536  # environments of one actor
 _MAX_SENTENCE = 500  # characters
 _MAX_OBSERVATIONS = 2**31  # bytes of all observations of one actor
-_MAX_PARTS = 4096  # of an action, and categorical elements of an array
-_MAX_CATEGORIES = 2**20  # of an action or an array, all parts together: a network's input or output has as many
-_MAX_ROW = 2**32 - 1  # what a header's payload field can hold
-_MAX_SHOWN = 80  # characters of a field's name in a sentence
-_OBJECT = {"dict_type", "model_type"}  # faults of what should have been a JSON object
+_MAX_PARTS = 4096  # parts of an action, or categorical elements of an array
+_MAX_CATEGORIES = 2**20  # of all parts of an action or an array: the width of a network's input or output
+_MAX_ROW = 2**32 - 1  # bytes; maximum of the header's payload field
+_MAX_SHOWN = 80  # characters of a field's name in an error message
+_OBJECT = {"dict_type", "model_type"}  # pydantic's errors for a value that is not a JSON object
 
 
 def _check_printable(text: str) -> str:
@@ -35,7 +35,9 @@ _T = TypeVar("_T")
 _M = TypeVar("_M", bound=BaseModel)
 _Text = Annotated[str, Field(min_length=1), AfterValidator(_check_printable)]
 _Sentence = Annotated[_Text, Field(max_length=_MAX_SENTENCE)]
-_List = Annotated[tuple[_T, ...], Strict(False), FailFast()]  # JSON's lists become tuples; their elements stay strict
+_List = Annotated[
+    tuple[_T, ...], Strict(False), FailFast()
+]  # a JSON list becomes a tuple with strictly checked elements
 _Seconds = Annotated[float, Field(ge=0, le=1e12)]
 
 
@@ -44,15 +46,15 @@ class _Message(BaseModel):
 
 
 class Hello(_Message):
-    """How an actor introduces itself.
+    """An actor's first message.
 
     Attributes:
-        actor_id: its name, kept when it reconnects.
+        actor_id: the actor's name, kept when it reconnects.
         envs: number of environments.
         streams: groups they are split into, 1 to `envs`.
-        version: version of seedcli, for people.
-        failure: what made its environments fail, where that is why it reconnects.
-        placed: it must not be redirected: a learner host has redirected it here, or to a host that does not answer.
+        version: seedcli's version, for logs.
+        failure: the environments' error, if the actor reconnects because they failed; else "".
+        placed: do not redirect: a learner host has redirected this actor here, or to a host that does not answer.
     """
 
     actor_id: _Text = Field(max_length=64)
@@ -70,14 +72,14 @@ class Hello(_Message):
 
 
 class Ready(BaseModel):
-    """What the learner grants.
+    """The learner's last message of the handshake: the terms of the session.
 
     Attributes:
-        session: id that every later frame carries.
-        stream_envs: environments of each stream.
-        payload_bytes: of each stream's row, or, where rows are encoded, of the largest that its codecs can make.
-        heartbeat_seconds: between heartbeats.
-        timeout_seconds: of silence after which the other side is taken for dead.
+        session: id carried by every later frame.
+        stream_envs: number of environments of each stream.
+        payload_bytes: size of each stream's row or, if rows are encoded, the maximum size of the encoded row.
+        heartbeat_seconds: interval between heartbeats.
+        timeout_seconds: seconds without a frame after which a side considers the other lost.
         reconnect_timeout: seconds to look for a lost learner.
     """
 
@@ -98,12 +100,12 @@ class Ready(BaseModel):
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """Whatever else READY held: the transport's part, for `ClientTransport.open_session`."""
+        """READY's other fields: the transport's part, for `ClientTransport.open_session`."""
         return self.model_extra or {}
 
 
 class _Space(_Message):
-    """An array or an action: the fields of a class of `specs`, which then checks them together."""
+    """The fields of an `ArraySpec` or `ActionSpec`, whose constructor checks that they are consistent."""
 
     made: ClassVar[type[Any]]
     categories: _List[Annotated[int, Field(ge=1, lt=2**31)]] = Field(max_length=_MAX_PARTS)
@@ -112,12 +114,12 @@ class _Space(_Message):
     def _check_space(self) -> Self:
         total = sum(self.categories)
         if total > _MAX_CATEGORIES:
-            raise ValueError(f"has {total} categories in all, more than the limit of {_MAX_CATEGORIES}")
+            raise ValueError(f"has {total} categories in total, more than the limit of {_MAX_CATEGORIES}")
         self.make()
         return self
 
     def make(self) -> Any:
-        """The `ArraySpec` or `ActionSpec`; raises ValueError."""
+        """Build the `ArraySpec` or `ActionSpec`; raises ValueError."""
         return self.made(**self.__dict__)
 
 
@@ -136,12 +138,12 @@ class _Action(_Space):
 
 
 class Announcement(_Message):
-    """What SPEC holds: the specification of an actor's environments, and how it sends their arrays.
+    """SPEC's message: the specification of an actor's environments, and the codecs of their arrays.
 
     Attributes:
         name, observation, observations, action, frames_per_step: as in `specs.EnvSpec.to_dict`; see `spec`.
-        codecs: codec of each array, by the array's name; whether each is known and fits is not checked.
-        notice: what the actor tells people of how its environments are used, "" for nothing.
+        codecs: codec by array name; `net.codecs.check_codecs` checks that each is known and fits.
+        notice: a sentence for the learner's log on how the environments are used, or "".
     """
 
     name: _Text = Field(max_length=256)
@@ -158,14 +160,14 @@ class Announcement(_Message):
     def _check_names(self) -> Self:
         given = self.model_fields_set & {"observation", "observations"}
         if len(given) != 1 or getattr(self, *given) is None:
-            raise ValueError("a specification holds either observation or observations")
+            raise ValueError("a specification must have either observation or observations")
         if self.codecs.keys() != self.spec.arrays.keys():
-            raise ValueError("codecs must name every array of the observation and nothing else")
+            raise ValueError("codecs must name exactly the arrays of the observation")
         return self
 
     @cached_property
     def spec(self) -> EnvSpec:
-        """The specification."""
+        """The environments' specification."""
         single, several = self.observation, self.observations or {}
         observation = single.make() if single else {name: array.make() for name, array in several.items()}
         return EnvSpec(self.name, observation, self.action.make(), self.frames_per_step)
@@ -180,7 +182,7 @@ class _Goodbye(_Message):
 
 
 def parse(model: type[_M], message: Mapping[str, Any]) -> _M:
-    """Check every field of a message; raises ProtocolError for the first that is wrong."""
+    """Check every field of a message; raises ProtocolError for the first invalid one."""
     try:
         return model.model_validate(message)
     except ValidationError as error:
@@ -194,65 +196,65 @@ def parse(model: type[_M], message: Mapping[str, Any]) -> _M:
 
 
 def _unknown(name: str) -> ProtocolError:
-    return ProtocolError(f"a handshake message with the unknown field {name!r:.{_MAX_SHOWN}}")
+    return ProtocolError(f"a handshake message has the unknown field {name!r:.{_MAX_SHOWN}}")
 
 
-def only(message: Mapping[str, Any], keys: frozenset[str]) -> None:
-    """Refuse a message with any other field; raises ProtocolError."""
+def check_keys(message: Mapping[str, Any], keys: frozenset[str]) -> None:
+    """Raise ProtocolError if a message has a field that is not in `keys`."""
     unknown = sorted(set(message) - keys)
     if unknown:
         raise _unknown(unknown[0])
 
 
 def printable(sentence: str) -> str:
-    """A sentence as the messages may hold it."""
+    """Make a sentence valid as a message field: unprintable characters become spaces, and it is cut to the limit."""
     shown = "".join(c if c.isprintable() else " " for c in sentence)
     return shown[:_MAX_SENTENCE]
 
 
 def parse_redirect(message: Mapping[str, Any], scheme: str) -> str:
-    """The address that a REDIRECT names, as a user would type it.
+    """Return a REDIRECT's address, as a user would type it.
 
     Args:
-        message: the learner's, without its proof.
-        scheme: "grpc" or "zmq": how the actor has reached this learner, and is to reach the other.
+        message: the learner's message, without its proof.
+        scheme: "grpc" or "zmq": the transport of this connection, which the address must use too.
 
     Raises:
-        ProtocolError: it is no address, or one of another transport.
+        ProtocolError: the address is invalid or uses another transport.
     """
     address = parse(_Redirect, message).address
     try:
         found, _ = check_address(address)
     except UsageError as error:
-        raise ProtocolError(f"the learner sends this actor to {address!r}, which is no address") from error
+        raise ProtocolError(f"the learner redirects this actor to {address!r}, which is not a valid address") from error
     if found != scheme:
-        raise ProtocolError(f"the learner sends this actor to {address}, which is not of its transport, {scheme}")
+        raise ProtocolError(f"the learner redirects this actor to {address}, but the actor's transport is {scheme}")
     return address
 
 
 def goodbye(failure: str = "") -> bytes:
-    """The payload of a GOODBYE: empty, or with what made the actor's environments fail."""
+    """Return a GOODBYE's payload: empty, or the error that made the actor's environments fail."""
     return encode_control({"failure": printable(failure)}) if failure else b""
 
 
 def parse_goodbye(payload: Payload) -> str:
-    """What a GOODBYE says of the actor's environments, "" for nothing; raises ProtocolError."""
+    """Return the environments' error from a GOODBYE's payload, "" if there is none; raises ProtocolError."""
     return parse(_Goodbye, decode_control(payload)).failure if len(payload) else ""
 
 
 def parse_spec(message: Mapping[str, Any], envs: int) -> Announcement:
-    """Check every field of a SPEC of an actor with `envs` environments.
+    """Check every field of a SPEC from an actor with `envs` environments.
 
     Raises:
-        ProtocolError: a field is missing, unknown, of another type or beyond its limit.
+        ProtocolError: a field is missing, unknown, of the wrong type or beyond its limit.
     """
     announcement = parse(Announcement, message)
     spec = announcement.spec
     if 4 * max(len(spec.action.categories), spec.action.size) * envs > ANSWER_LIMIT:
-        raise ProtocolError(f"actions of {envs} environments are more than the limit of {ANSWER_LIMIT} bytes")
-    # Counted with Python's integers: a NumPy product that overflowed would pass any limit.
+        raise ProtocolError(f"the actions of {envs} environments exceed the limit of {ANSWER_LIMIT} bytes")
+    # Python integers: an overflowing NumPy product could pass the check.
     if spec.observation_bytes * envs > _MAX_OBSERVATIONS:
         raise ProtocolError(
-            f"{envs} observations of {spec.observation_bytes} bytes are more than the limit of {_MAX_OBSERVATIONS}"
+            f"{envs} observations of {spec.observation_bytes} bytes exceed the limit of {_MAX_OBSERVATIONS} bytes"
         )
     return announcement

@@ -1,9 +1,9 @@
-"""A learner's ZeroMQ ROUTER: what the transports `zmq` and `shm` have in common.
+"""A learner's ZeroMQ ROUTER: the common part of the transports `zmq` and `shm`.
 
-ZeroMQ reconnects behind one's back and tells a ROUTER nothing about connections that end. The socket's monitor
-does, by descriptor; the identity that came over it is then tried, which is exact however descriptors are reused.
-A ROUTER cannot close one connection: a peer that was dropped is remembered, its frames are thrown away and
-answered with UNKNOWN.
+ZeroMQ reconnects silently and does not tell a ROUTER about connections that end. The socket's monitor reports their
+descriptors, and the server then sends a probe to the identity that used the descriptor; the probe also gives the right
+answer if the descriptor has been reused. A ROUTER cannot close a single connection: the server remembers dropped
+peers, discards their frames and answers them with UNKNOWN.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from zmq.utils.monitor import parse_monitor_message
 from seedcli.errors import ProtocolError
 from seedcli.net.base import FrameHandler, Payload, Peer, frame_limit
 from seedcli.net.frames import CONTROL_LIMIT, Header, Kind, pack_header, unpack_header
-from seedcli.net.security.curve import HANDSHAKE_MILLISECONDS, Gate, protect_listener
+from seedcli.net.security.curve import HANDSHAKE_MILLISECONDS, ZapHandler, protect_listener
 from seedcli.net.security.keys import Security
 
-_FRAMES_A_CALL = 256
-_INCOMING = 64  # messages waiting per connection before TCP's own flow control holds the actor back
-_OUTGOING = 4096  # small messages waiting per connection before the peer counts as not reading
-_DROPPED = 1024  # identities remembered after their connection was ended
-_SUSPICION_SECONDS = 1.0
+_FRAMES_PER_CALL = 256
+_INCOMING = 64  # messages queued per connection before TCP's flow control holds the actor back
+_OUTGOING = 4096  # messages queued per connection; at this limit the peer is dropped because it does not read
+_DROPPED = 1024  # dropped identities that are remembered
+_SUSPICION_SECONDS = 1.0  # for which a connection that may have ended is probed
 _NOWAIT = zmq.NOBLOCK
 _MORE = zmq.SNDMORE | zmq.NOBLOCK
 _NOTHING = bytearray()
-_TURNED_AWAY = (
+_HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 _UNKNOWN = pack_header(Kind.UNKNOWN)
@@ -41,13 +41,13 @@ _PROBE = pack_header(Kind.HEARTBEAT_ACK)
 
 
 def skip(socket: zmq.Socket[bytes]) -> None:
-    """Throw away the parts left of the message being received."""
+    """Discard the remaining parts of the message being received."""
     while socket.getsockopt(zmq.RCVMORE):
         socket.recv_into(_NOTHING)
 
 
 def keep_alive(socket: zmq.Socket[bytes]) -> None:
-    """Have the kernel find out that the other machine is gone."""
+    """Enable TCP keepalive, so that the kernel detects a lost machine."""
     for option, value in (
         (zmq.TCP_KEEPALIVE, 1),
         (zmq.TCP_KEEPALIVE_IDLE, 30),
@@ -58,18 +58,18 @@ def keep_alive(socket: zmq.Socket[bytes]) -> None:
 
 
 def watch(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-    """A socket that gives the monitor's `events` of `socket`."""
+    """Return a socket that receives the monitor's `events` of `socket`."""
     address = f"inproc://monitor-{id(socket)}"
     socket.monitor(address, events)
     monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
-    # Unbounded: at a bound, ZeroMQ's own thread would wait for the reader.
+    # Unbounded: with a limit, ZeroMQ's I/O thread would wait for the reader.
     monitor.setsockopt(zmq.RCVHWM, 0)
     monitor.connect(address)
     return monitor
 
 
 def _property(frame: zmq.Frame, name: int | str) -> int | str | bytes | None:
-    """What ZeroMQ knows of a message's connection; None where it does not, as for peers of its first protocol."""
+    """Return a property of a message's connection; None if unknown, as for peers of the first ZeroMQ protocol."""
     try:
         return frame.get(name)
     except zmq.ZMQError:
@@ -77,26 +77,26 @@ def _property(frame: zmq.Frame, name: int | str) -> int | str | bytes | None:
 
 
 class _Connection:
-    """A peer that has said HELLO."""
+    """A peer that has sent HELLO."""
 
     __slots__ = ("descriptor", "heartbeats", "limit", "peer", "trusted")
 
     def __init__(self, peer: Peer, descriptor: int) -> None:
         self.peer = peer
-        self.descriptor = descriptor  # of its socket, as the monitor names it
-        self.heartbeats = -1  # descriptor of the connection its heartbeats come over
+        self.descriptor = descriptor  # of its socket, as the monitor reports it
+        self.heartbeats = -1  # descriptor of its connection for heartbeats
         self.limit = CONTROL_LIMIT  # bytes of a payload
         self.trusted = False
 
 
 class RouterServer:
-    """What the ZeroMQ and the shared-memory server have in common; see `net.base.ServerTransport`.
+    """The common part of the ZeroMQ and the shared-memory server; see `net.base.ServerTransport`.
 
     Args:
-        name: of the transport.
-        url: ZeroMQ's own, to bind.
-        max_payload: bytes of the largest row that any session may have.
-        security: None: no encryption.
+        name: the transport's name.
+        url: ZeroMQ URL to bind.
+        max_payload: limit for the rows of all sessions, bytes.
+        security: token and certificates; None: no encryption and no authentication.
 
     Raises:
         zmq.ZMQError: the address cannot be bound.
@@ -114,7 +114,7 @@ class RouterServer:
         self._dropped: OrderedDict[bytes, None] = OrderedDict()
         self._suspects: dict[bytes, float] = {}
         self._stuck: list[bytes] = []
-        # Where steps without a destination are received: nothing is allocated for what a peer says or sends.
+        # Receives steps that have no destination, so that no frame makes the server allocate memory.
         self._scratch = memoryview(bytearray(CONTROL_LIMIT))
         self._poked = False
         self._closed = False
@@ -134,14 +134,14 @@ class RouterServer:
             self._socket.setsockopt(option, value)
         keep_alive(self._socket)
         if security is not None:
-            Gate(self._context, security)
+            ZapHandler(self._context, security)
             protect_listener(self._socket, security)
         self.turned_away = 0
-        self._monitor = watch(self._socket, zmq.EVENT_DISCONNECTED | _TURNED_AWAY)
+        self._monitor = watch(self._socket, zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED)
         try:
             self._socket.bind(url)
         except zmq.ZMQError:
-            # Not `destroy`: the gate's socket belongs to the gate's thread, which closes it when the context ends.
+            # Not `destroy`: the ZAP handler's thread owns its socket and closes it when the context ends.
             self._socket.disable_monitor()
             self._monitor.close(linger=0)
             self._socket.close(linger=0)
@@ -164,7 +164,7 @@ class RouterServer:
             os.eventfd_read(self._event)
         count = 0
         receive = self._socket.recv
-        while count < _FRAMES_A_CALL and not handler.full:
+        while count < _FRAMES_PER_CALL and not handler.full:
             try:
                 identity = receive(_NOWAIT)
             except zmq.Again:
@@ -179,24 +179,26 @@ class RouterServer:
             except ProtocolError as error:
                 self._end(identity, str(error), handler, malformed=True)
         else:
-            return count  # more may wait: the caller asks again before it sleeps
-        # Only now that every waiting frame is handed over: what a peer sent last comes before its end.
+            return count  # more frames may be waiting: the caller calls again before it sleeps
+        # After all waiting frames, so that a peer's last frames come before its end.
         return count + self._find_lost(handler)
 
     def _take(self, connection: _Connection, header: Header, handler: FrameHandler) -> None:
         socket = self._socket
         if not socket.getsockopt(zmq.RCVMORE):
-            raise ProtocolError("a frame without a payload part")
+            raise ProtocolError("a frame has no payload part")
         if header.kind == Kind.STEP:
             if header.payload_bytes > connection.limit:
-                raise ProtocolError(f"a step of {header.payload_bytes} bytes where {connection.limit} are the limit")
+                raise ProtocolError(
+                    f"the step has {header.payload_bytes} bytes, more than the limit of {connection.limit}"
+                )
             self._take_step(connection, header, handler)
             return
         if header.payload_bytes > CONTROL_LIMIT:
-            raise ProtocolError(f"a payload of {header.payload_bytes} bytes where {CONTROL_LIMIT} are the limit")
+            raise ProtocolError(f"the payload has {header.payload_bytes} bytes, more than the limit of {CONTROL_LIMIT}")
         body = socket.recv(_NOWAIT)
         if len(body) != header.payload_bytes or socket.getsockopt(zmq.RCVMORE):
-            raise ProtocolError(f"a payload of {len(body)} bytes where the header says {header.payload_bytes}")
+            raise ProtocolError(f"the payload has {len(body)} bytes, but the header says {header.payload_bytes}")
         handler.frame(connection.peer, header, body)
 
     def _take_step(self, connection: _Connection, header: Header, handler: FrameHandler) -> None:
@@ -208,7 +210,7 @@ class RouterServer:
             payload = self._scratch[: header.payload_bytes]
             self._receive_into(header, payload)
         elif header.payload_bytes != destination.row.nbytes:
-            raise ProtocolError(f"a step of {header.payload_bytes} bytes where {destination.row.nbytes} are expected")
+            raise ProtocolError(f"the step has {header.payload_bytes} bytes, expected {destination.row.nbytes}")
         else:
             self._receive_row(connection, header, destination.row)
         if destination is None:
@@ -217,17 +219,17 @@ class RouterServer:
             handler.take_row(destination, header, payload)
 
     def _receive_row(self, connection: _Connection, header: Header, row: memoryview) -> None:
-        """Fill `row`, whose size the header claims, with what follows."""
+        """Receive the payload into `row`, which has the size in the header."""
         self._receive_into(header, row)
 
     def _receive_into(self, header: Header, memory: memoryview) -> None:
-        # Reports the size of the part even where that is more than fits; nothing is written beyond the buffer.
+        # Returns the size of the part even if it does not fit; nothing is written beyond the buffer.
         count = self._socket.recv_into(memory, flags=_NOWAIT)
         if count != header.payload_bytes or self._socket.getsockopt(zmq.RCVMORE):
-            raise ProtocolError(f"a row of {count} bytes where the header says {header.payload_bytes}")
+            raise ProtocolError(f"the row has {count} bytes, but the header says {header.payload_bytes}")
 
     def _unknown(self, identity: bytes, handler: FrameHandler) -> None:
-        """A frame of an identity without a connection: a heartbeat, a HELLO, or nothing we know."""
+        """Take a frame of an identity without a connection: a heartbeat, a HELLO or an unexpected frame."""
         socket = self._socket
         if identity in self._dropped:
             skip(socket)
@@ -241,16 +243,16 @@ class RouterServer:
                 self._heartbeat(owner, header, handler, _property(first, zmq.SRCFD))
                 return
             if header.kind != Kind.HELLO:
-                # Of an earlier learner's session, or of one that has ended: the actor must introduce itself again.
+                # A frame of a session that has ended or was with a previous learner: the actor must start a handshake.
                 skip(socket)
                 self._post(identity, _UNKNOWN)
                 return
             descriptor = _property(first, zmq.SRCFD)
             if not isinstance(descriptor, int):
-                raise ProtocolError("the peer speaks an outdated ZeroMQ protocol")
+                raise ProtocolError("the peer uses an outdated ZeroMQ protocol")
             connection = _Connection(self._peer(identity, first), descriptor)
             earlier = self._by_descriptor.get(descriptor)
-            if earlier is not None:  # it is gone, or its descriptor would not be free
+            if earlier is not None:  # its descriptor was reused, so its connection has ended
                 self._suspects[earlier] = time.monotonic() + _SUSPICION_SECONDS
             self._connections[identity] = connection
             self._by_descriptor[descriptor] = identity
@@ -262,7 +264,7 @@ class RouterServer:
 
     def _heartbeat(self, owner: bytes, header: Header, handler: FrameHandler, descriptor: object) -> None:
         if header.kind != Kind.HEARTBEAT or header.payload_bytes:
-            raise ProtocolError(f"a frame of kind {header.kind} on a connection for heartbeats")
+            raise ProtocolError(f"a connection for heartbeats received a frame of kind {header.kind}")
         skip(self._socket)
         connection = self._connections.get(owner)
         if connection is None:
@@ -288,10 +290,10 @@ class RouterServer:
         stuck, self._stuck = self._stuck, []
         for identity in stuck:
             if identity in self._connections:
-                self._end(identity, "it does not read what it is sent", handler)
+                self._end(identity, "the peer does not read its messages", handler)
                 lost += 1
-        # A connection's end is in the monitor a moment before the ROUTER knows of it: suspects are tried
-        # again at the next calls, which the ROUTER's own descriptor brings about.
+        # The monitor reports the end of a connection shortly before the ROUTER notices it: suspects are probed again
+        # in the next calls, which the ROUTER's descriptor triggers.
         now = time.monotonic()
         for identity, deadline in list(self._suspects.items()):
             if identity not in self._connections or now > deadline:
@@ -301,13 +303,13 @@ class RouterServer:
                 lost += 1
         while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             event = parse_monitor_message(self._monitor.recv_multipart(_NOWAIT))
-            if event["event"] & _TURNED_AWAY:
+            if event["event"] & _HANDSHAKE_FAILED:
                 self.turned_away += 1
                 continue
             suspect = self._by_descriptor.get(event["value"])
             if suspect is not None:
                 self._suspects[suspect] = now + _SUSPICION_SECONDS
-            lost += 1  # something happened: call again
+            lost += 1  # makes the caller call again
         if self._suspects:
             self._rearm()
         return lost
@@ -332,7 +334,7 @@ class RouterServer:
             self._dropped.popitem(last=False)
 
     def _distrust(self, identity: bytes, descriptor: int) -> None:
-        if self._trusted.get(descriptor) == identity:  # else it was closed, and is another's now
+        if self._trusted.get(descriptor) == identity:  # else the descriptor was closed and reused
             del self._trusted[descriptor]
 
     def _poke(self) -> None:
@@ -341,12 +343,12 @@ class RouterServer:
             os.eventfd_write(self._event, 1)
 
     def _rearm(self) -> None:
-        """Call after sending, which uses up the socket's signals: a frame that came since must still wake the poll."""
+        """Call after sending, which consumes the socket's signals: a frame received since must still wake the poll."""
         if not self._poked and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._poke()
 
     def _post(self, identity: bytes, header: bytes, payload: Payload = b"") -> bool:
-        """Send a frame; False where no such peer is connected."""
+        """Send a frame; returns False if no such peer is connected."""
         send = self._socket.send
         try:
             send(identity, _MORE)
@@ -371,7 +373,7 @@ class RouterServer:
         """Raises RefusedError for rows over the limit."""
         connection = self._connections.get(peer.key)  # type: ignore[call-overload]
         if connection is None:
-            raise ProtocolError("a session for a connection that has ended")
+            raise ProtocolError("the connection ended before the session was opened")
         connection.limit = frame_limit(payload_bytes, self._max_payload)
         return {}
 

@@ -1,9 +1,9 @@
-"""The transport of one machine: rows in shared memory, ZeroMQ over ipc to say that they are there.
+"""The transport within one machine: rows in shared memory, announced over ZeroMQ on an ipc socket.
 
-Each session has one mapping, made by the learner as a 0600 file in /dev/shm, with a part for each stream. The actor
-builds its rows there; a STEP is a header with an empty payload, whose `payload_bytes` counts what stands in the
-mapping, and the learner copies from there into the arena: the one copy. The actor unlinks the file as soon as it
-has mapped it, so that nothing is left behind whoever is killed.
+Each session has one mapping, created by the learner as a 0600 file in /dev/shm, with a region for each stream. The
+actor builds its rows there. A STEP is a header and an empty payload; its `payload_bytes` is the size of the row in the
+mapping, which the learner copies into the arena. The actor unlinks the file as soon as it has mapped it, so that no
+file remains if either process is killed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from seedcli.net.zmq import ZmqClient
 
 _PAGE = mmap.PAGESIZE
 _FOLDER = "/dev/shm"
-_KEY = "shared_memory"  # READY's field: the path of the file
-_PATH_LIMIT = 107  # bytes; the kernel's for a socket's path
+_KEY = "shared_memory"  # READY's field for the file's path
+_PATH_LIMIT = 107  # bytes; the kernel's limit for a socket's path
 
 
 def _offsets(payload_bytes: Sequence[int]) -> tuple[list[int], int]:
-    """Where each stream's row lies in the mapping, on pages of its own; and the size of the whole."""
+    """Return the page-aligned offset of each stream's row in the mapping, and the mapping's size, bytes."""
     offsets, end = [], 0
     for nbytes in payload_bytes:
         offsets.append(end)
@@ -38,7 +38,7 @@ def _offsets(payload_bytes: Sequence[int]) -> tuple[list[int], int]:
 
 
 class _Mapping:
-    """A shared mapping and its streams' rows."""
+    """A shared mapping with one row per stream."""
 
     def __init__(self, descriptor: int, path: str, payload_bytes: Sequence[int]) -> None:
         offsets, size = _offsets(payload_bytes)
@@ -48,12 +48,12 @@ class _Mapping:
         self.rows = [whole[start : start + n] for start, n in zip(offsets, payload_bytes, strict=True)]
 
     def unlink(self) -> None:
-        """Remove the file's name; the memory lives on as long as it is mapped."""
+        """Remove the file; the memory remains as long as it is mapped."""
         if self._path:
             try:
                 os.unlink(self._path)
             except FileNotFoundError:
-                pass  # the other side was first
+                pass  # the other side has unlinked it
             self._path = ""
 
 
@@ -61,10 +61,10 @@ class ShmServer(RouterServer):
     """The learner's shared-memory listener.
 
     Args:
-        path: of the ipc socket to create; only this user should be able to reach it.
+        path: path of the ipc socket to create; only this user should have access to its directory.
 
     Raises:
-        UsageError: no socket can be made there.
+        UsageError: the socket cannot be created.
     """
 
     def __init__(self, path: str) -> None:
@@ -78,26 +78,26 @@ class ShmServer(RouterServer):
         try:
             super().__init__("shm", f"ipc://{path}", max_payload=CONTROL_LIMIT)
         except zmq.ZMQError as error:
-            raise UsageError(f'cannot make a socket at "{path}" ({error.strerror}): check the folder') from error
+            raise UsageError(f'cannot create a socket at "{path}" ({error.strerror}): check the folder') from error
         os.chmod(path, 0o600)
         self.address = f"shm://{path}"
 
     def open_session(self, peer: Peer, payload_bytes: Sequence[int]) -> dict[str, Any]:
-        """Make the mapping; returns its path.
+        """Create the mapping; returns its path as a field for READY.
 
         Raises:
             RefusedError: there is not enough shared memory.
         """
         connection = self._connections.get(peer.key)  # type: ignore[call-overload]
         if connection is None:
-            raise ProtocolError("a session for a connection that has ended")
+            raise ProtocolError("the connection ended before the session was opened")
         size = _offsets(payload_bytes)[1]
         folder = _FOLDER if os.path.isdir(_FOLDER) else None
         path = ""
         try:
             descriptor, path = tempfile.mkstemp(prefix="seed-", dir=folder)  # 0600
             try:
-                # Takes the pages now: a full file system is an error here, and SIGBUS at a later write.
+                # Allocates the pages now: a full file system is an error here but SIGBUS in a later write.
                 os.posix_fallocate(descriptor, 0, size)
                 mapping = _Mapping(descriptor, path, payload_bytes)
             finally:
@@ -106,8 +106,8 @@ class ShmServer(RouterServer):
             if path:
                 os.unlink(path)
             raise RefusedError(
-                f"{size} bytes of shared memory for this actor cannot be had in {folder or tempfile.gettempdir()} "
-                f"({error.strerror}): free some, or use --transport zmq"
+                f"{size} bytes of shared memory for this actor cannot be allocated in "
+                f"{folder or tempfile.gettempdir()} ({error.strerror}): free some, or use --transport zmq"
             ) from error
         self._mappings[connection.peer.key] = mapping
         connection.limit = max(payload_bytes)
@@ -116,11 +116,14 @@ class ShmServer(RouterServer):
     def _receive_row(self, connection: Any, header: Header, row: memoryview) -> None:
         mapping = self._mappings.get(connection.peer.key)
         if mapping is None or header.stream >= len(mapping.rows):
-            raise ProtocolError(f"a step of stream {header.stream}, which has no shared memory")
+            raise ProtocolError(f"a step is for stream {header.stream}, which has no shared memory")
         shared = mapping.rows[header.stream]
         count = self._socket.recv_into(bytearray(1), flags=zmq.NOBLOCK)
         if count or self._socket.getsockopt(zmq.RCVMORE) or shared.nbytes != header.payload_bytes:
-            raise ProtocolError(f"a step with {count} bytes of its own, where its row is in shared memory")
+            raise ProtocolError(
+                f"a step has a payload of {count} bytes and announces {header.payload_bytes}; expected none "
+                f"and {shared.nbytes} bytes in shared memory"
+            )
         mapping.unlink()
         row[:] = shared
 
@@ -142,7 +145,7 @@ class ShmClient(ZmqClient):
     """An actor's connection through shared memory; see `net.base.ClientTransport`.
 
     Args:
-        path: of the learner's ipc socket.
+        path: path of the learner's ipc socket.
     """
 
     def __init__(self, path: str) -> None:
@@ -153,17 +156,17 @@ class ShmClient(ZmqClient):
         return True
 
     def open_session(self, ready: Mapping[str, Any], payload_bytes: Sequence[int]) -> list[memoryview]:
-        """The buffers are the mapping that the learner reads."""
+        """Map the session's shared memory; the buffers are its rows, which the learner reads."""
         path = ready.get(_KEY)
         if not isinstance(path, str):
-            raise ProtocolError("the learner named no shared memory: is it of this version?")
+            raise ProtocolError("the learner's READY names no shared memory: check that it has this version")
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
-            raise ConnectionLost(f"the shared memory of this session is gone ({error.strerror})") from error
+            raise ConnectionLost(f"the shared memory of this session cannot be opened ({error.strerror})") from error
         try:
             if os.fstat(descriptor).st_size != _offsets(payload_bytes)[1]:
-                raise ProtocolError("the shared memory of this session has another size than its rows")
+                raise ProtocolError("the size of this session's shared memory differs from that of its rows")
             mapping = _Mapping(descriptor, path, payload_bytes)
         finally:
             os.close(descriptor)
@@ -172,5 +175,5 @@ class ShmClient(ZmqClient):
         return self._buffers
 
     def send_row(self, stream: int, header: bytes) -> None:
-        """The row is there already, only its header travels."""
+        """Send the header only: the row is in shared memory."""
         self.send(header)

@@ -1,11 +1,11 @@
 """The ZeroMQ transport: a ROUTER at the learner, a DEALER at each actor.
 
-A frame is a message of two parts, header and payload; ROUTER puts the connection's identity in front. A step's
-payload is received straight into the arena (`recv_into`): one copy.
+A frame is a message of two parts, header and payload; the ROUTER prepends the connection's identity. A step's payload
+is received directly into the arena (`recv_into`), with one copy.
 
-An actor has two sockets, because a ZeroMQ socket belongs to one thread: one for steps and answers, whose identity
-is b"C" and 15 random bytes, and one that only sends heartbeats, b"H" and the same bytes. The learner reports a
-heartbeat as coming from the first, so its acknowledgement travels there too.
+An actor has two sockets, because a ZeroMQ socket is not thread-safe: one for steps and answers, whose identity is b"C"
+and 15 random bytes, and one that only sends heartbeats, b"H" and the same bytes. The learner attributes a heartbeat to
+the first, and sends the acknowledgement there.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from seedcli.net.security.curve import protect_client
 from seedcli.net.security.keys import Security, refusal
 from seedcli.specs import aligned_empty
 
-MAX_PAYLOAD = 256 * 2**20  # bytes of one row; ZeroMQ fixes it when it binds, before any specification is known
+MAX_PAYLOAD = 256 * 2**20  # bytes of one row; ZeroMQ needs the limit at bind, before any specification is known
 _SETTING = "net.zmq_port"
-_OTHER_PORT = "if that is its gRPC port, leave zmq:// out"
-_OTHER_WAY = f"one of the two does not encrypt; {_OTHER_PORT}"
-_REJECTIONS = 3  # connections that were accepted and ended before anything was said
-_PAUSE_MILLISECONDS = 100  # between them
+_OTHER_PORT = "if that is its gRPC port, leave out zmq://"
+_ONE_ENCRYPTS = f"only one of the two encrypts; {_OTHER_PORT}"
+_REJECTIONS = 3  # connections that were accepted and then closed before the handshake
+_PAUSE_MILLISECONDS = 100  # between attempts
 _REJECTED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _OTHER = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
@@ -44,12 +44,12 @@ class ZmqServer(RouterServer):
 
     Args:
         host: name or address of an interface of this machine.
-        port: 0 for any free one.
-        security: None: no encryption, and nothing is to be proved.
-        max_payload: bytes of the largest row that any session may have.
+        port: TCP port; 0 for any free one.
+        security: token and certificates; None: no encryption and no authentication.
+        max_payload: limit for the rows of all sessions, bytes.
 
     Raises:
-        UsageError: the port is in use, or the host is not this machine's.
+        UsageError: the port is in use, or the host is not on this machine.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class ZmqClient:
     """An actor's ZeroMQ connection; see `net.base.ClientTransport`.
 
     Args:
-        url: ZeroMQ's own, "tcp://host:port" or "ipc://path".
-        address: the learner's as the user typed it; default: made from `url`.
-        security: None: no encryption, and nothing is proved.
+        url: ZeroMQ URL, "tcp://host:port" or "ipc://path".
+        address: the learner's address, as the user typed it; default: derived from `url`.
+        security: token and certificates; None: no encryption and no authentication.
     """
 
     def __init__(self, url: str, *, address: str | None = None, security: Security | None = None) -> None:
@@ -83,7 +83,7 @@ class ZmqClient:
         self._name = os.urandom(15)
         self._socket = self._dealer(b"C" + self._name, incoming=0)
         self._monitor = watch(self._socket, _REJECTED | _OTHER)
-        # Only `close` contends for it, and only once: a heartbeat never waits for a frame.
+        # Contended only by `close`: a heartbeat never waits for a frame.
         self._heartbeat_lock = threading.Lock()
         self._heartbeat: zmq.Socket[bytes] | None = None
         self._closed = False
@@ -95,7 +95,7 @@ class ZmqClient:
     def _dealer(self, identity: bytes, *, incoming: int) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         for option, value in (
-            (zmq.SNDHWM, 0),  # an actor never has more than its streams' steps on the way
+            (zmq.SNDHWM, 0),  # unbounded: an actor has at most one step per stream in flight
             (zmq.RCVHWM, incoming),
             (zmq.MAXMSGSIZE, ANSWER_LIMIT),
             (zmq.IPV6, int(self._url.startswith("tcp://["))),
@@ -110,7 +110,7 @@ class ZmqClient:
         return socket
 
     def connect(self, timeout: float) -> None:
-        """Wait until a ZeroMQ peer has shaken hands."""
+        """Connect and wait for the ZeroMQ handshake."""
         check_known(self._url.removeprefix("tcp://"), self.address)
         self._dial()
         deadline = time.monotonic() + timeout
@@ -122,14 +122,14 @@ class ZmqClient:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 return
             if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-                # Where only one side encrypts; ZeroMQ itself does not try again after this.
-                raise DistrustedError(refusal(self.address, self._security, _OTHER_WAY))
+                # Only one side encrypts. ZeroMQ does not retry after this event.
+                raise DistrustedError(refusal(self.address, self._security, _ONE_ENCRYPTS))
             if event == zmq.EVENT_CONNECTED:
                 accepted = True
             elif accepted and event & _REJECTED:
-                # A learner that is just ending closes a connection once; one that does not want us does it each time.
+                # A learner that is shutting down closes one connection; one that rejects this actor closes each.
                 accepted, rejections = False, rejections + 1
-                # Without a failed handshake before it: what came was no greeting of ZeroMQ's.
+                # A disconnection without a failed handshake: the peer did not send a ZeroMQ greeting.
                 other = event == zmq.EVENT_DISCONNECTED
                 if rejections >= _REJECTIONS:
                     raise self._rejected(other)
@@ -141,10 +141,10 @@ class ZmqClient:
         try:
             self._socket.connect(self._url)
         except zmq.ZMQError as error:
-            raise UsageError(f'"{self.address}" is no address to connect to ({error.strerror}): check it') from error
+            raise UsageError(f'cannot connect to "{self.address}" ({error.strerror}): check the address') from error
 
     def _dial_again(self) -> None:
-        """Try a socket of its own: ZeroMQ gives an address up at which another protocol was spoken."""
+        """Retry with a new socket: ZeroMQ gives up an address after a greeting of another protocol."""
         socket, monitor = self._socket, self._monitor
         time.sleep(_PAUSE_MILLISECONDS / 1000)
         self._socket = self._dealer(b"C" + self._name, incoming=0)
@@ -155,7 +155,7 @@ class ZmqClient:
         self._dial()
 
     def _rejected(self, other: bool) -> DistrustedError:
-        """The error for connections that came to nothing each time, the last because an `other` protocol was spoken."""
+        """Return the error for repeated rejections; `other`: the last one did not come from a ZeroMQ handshake."""
         found = not_a_learner(self.address) if other else other_protocol(self.address)
         return found or DistrustedError(refusal(self.address, self._security, _OTHER_PORT))
 
@@ -186,9 +186,9 @@ class ZmqClient:
             if self._closed:
                 raise ConnectionLost(f"the connection to the learner at {self.address} is closed")
             wait = 0 if self._lost is not None else max(0.0, deadline - time.monotonic())
-            # poll counts milliseconds: round up, so as not to spin through the last one.
+            # poll takes milliseconds: round up to avoid spinning through the last one.
             ready = dict(zmq.zmq_poll(sockets, int(wait * 1000) + 1 if wait else 0))
-            # What the learner sent before it left comes first.
+            # Frames that the learner sent before it disconnected come first.
             if self._socket in ready:
                 return self._frame()
             if self._lost is not None:
@@ -205,7 +205,7 @@ class ZmqClient:
                 raise ProtocolError("the learner sent a frame without a payload part")
             payload = self._socket.recv(zmq.NOBLOCK)
             if len(payload) != header.payload_bytes or self._socket.getsockopt(zmq.RCVMORE):
-                raise ProtocolError("the learner sent a frame of another size than its header says")
+                raise ProtocolError("the learner sent a frame whose size differs from its header")
         finally:
             skip(self._socket)
         return Frame(header, payload)
@@ -230,7 +230,7 @@ class ZmqClient:
             self._heartbeat.send(b"", zmq.NOBLOCK)
 
     def close(self) -> None:
-        """Wait up to half a second for what was sent last."""
+        """Flush for up to half a second and close the connection; safe to call twice."""
         with self._heartbeat_lock:
             if self._closed:
                 return

@@ -1,3 +1,4 @@
-"""Connections to the step engine: listeners, handshakes, sessions, limits before authentication, and the serving
-loop. It may import `inference`, `net` and what lies below. It knows nothing of training.
+"""Connections to the step engine: listeners, handshakes, sessions, admission control and the serving loop.
+
+It may import `inference`, `net` and the layers below. It knows nothing of training.
 """

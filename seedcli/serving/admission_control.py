@@ -1,10 +1,9 @@
-"""Admission control: what a learner spends on a TCP connection before its peer is authenticated is bounded.
+"""Admission control: limits on the resources that unauthenticated TCP connections may use.
 
-The libraries behind the transports accept whoever connects, and read what is sent before any proof. So peers without
-the token could hold every descriptor of the learner with silent connections (then no checkpoint can be written), or
-fill its memory with the largest message each of them may claim. A thread watches the kernel's side of each connection
-to a listener: one whose peer is not authenticated is ended when it is too old or has sent too much, and the oldest are
-ended when there are too many.
+The transports' libraries accept every connection and read data before any proof. Without limits, peers without the
+token could take all of the learner's descriptors with idle connections (and checkpoints could not be written), or fill
+its memory with messages of the maximum size. A thread inspects each connection to a listener in the kernel. It closes
+unauthenticated connections that are too old or have sent too much, and the oldest ones if there are too many.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from seedcli.telemetry.logs import log_once_per
 _log = logging.getLogger(__name__)
 
 PROOF_SECONDS = 10.0  # from a connection to the proof of the token
-MAX_UNAUTHENTICATED = 1024  # connections and handshakes without proof at once
-_MIN_UNAUTHENTICATED = 8  # of them that there is always room for
-_MAX_BYTES = 4 * CONTROL_LIMIT  # of a connection before the proof: HELLO and PROOF, and TLS around them
-_BUSY_SECONDS = 0.1  # between looks while there are unauthenticated connections
-_QUIET_SECONDS = 0.5
-_STALLED_SECONDS = 2.0  # a service that took nothing for so long could not see a proof either
+MAX_UNAUTHENTICATED = 1024  # maximum number of connections and handshakes without proof
+_MIN_UNAUTHENTICATED = 8  # always permitted
+_MAX_BYTES = 4 * CONTROL_LIMIT  # received before the proof: HELLO and PROOF, with TLS overhead
+_BUSY_SECONDS = 0.1  # between checks while there are unauthenticated connections
+_QUIET_SECONDS = 0.5  # between checks otherwise
+_STALLED_SECONDS = 2.0  # without a turn of the service, after which it counts as stalled and cannot read proofs
 _LOG_SECONDS = 5.0
 _BYTES_RECEIVED = struct.Struct("=128xQ")  # of Linux's struct tcp_info: tcpi_bytes_received
 
 
 class Listener(Protocol):
-    """What admission control asks of a transport; safe to ask from its thread.
+    """The interface that admission control needs of a transport; `trusts` must be thread-safe.
 
     Attributes:
-        port: of TCP that is listened at; None: none.
+        port: the TCP port it listens on; None: it does not use TCP.
     """
 
     port: int | None
@@ -52,8 +51,8 @@ class Listener(Protocol):
         """Whether this connection's peer is authenticated.
 
         Args:
-            descriptor: of its socket in this process.
-            address: of the peer, an IPv4 address not as one of IPv6.
+            descriptor: the socket's descriptor in this process.
+            address: the peer's address and port; an IPv4 address is not mapped to IPv6.
         """
 
 
@@ -62,12 +61,12 @@ class _Connection:
     """A connection to one of the listeners.
 
     Attributes:
-        descriptor, inode: of its socket.
-        seen: monotonic seconds of the first look at it.
-        listener: None: it is no connection to any of them, and is left alone.
-        address: of the peer.
-        since: monotonic seconds since which its peer could have proved the token; None: it has.
-        before: bytes received until then.
+        descriptor, inode: descriptor and inode of its socket.
+        seen: when it was first seen, monotonic seconds.
+        listener: its listener; None: the socket is not a connection to a listener, and is ignored.
+        address: the peer's address and port.
+        since: start of the time for the proof, monotonic seconds; None: the peer is authenticated.
+        before: bytes received until `since`.
     """
 
     descriptor: int
@@ -80,27 +79,27 @@ class _Connection:
 
 
 def descriptor_limit() -> int:
-    """How many files and sockets this process may have open at once."""
+    """Return how many files and sockets this process may have open."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def _for_connections(limit: int) -> int:
-    """How many of `limit` descriptors connections may take: the learner needs the rest for its own files."""
+    """Return how many of `limit` descriptors connections may use; the learner needs the rest for its own files."""
     return limit - max(32, limit // 16)
 
 
 class AdmissionControl:
-    """A thread that bounds unauthenticated connections to some listeners; see the module.
+    """A thread that limits unauthenticated connections to the listeners; see the module's docstring.
 
     Args:
-        listeners: those without a port are left out; with none at all there is no thread.
-        last_turn: gives the monotonic seconds at which the service last took what had come: while it is stalled, no
+        listeners: transports; those without a port are ignored, and without any port no thread is started.
+        last_turn: returns when the service last received frames, monotonic seconds; while the service is stalled, no
             connection is too old.
 
     Attributes:
-        ended: connections that were ended so far.
-        unauthenticated: connections at the last look whose peers had not proved the token.
-        descriptors: files and sockets that were open then.
+        ended: number of connections closed so far.
+        unauthenticated: number of unauthenticated connections at the last check.
+        descriptors: number of open files and sockets at the last check.
     """
 
     def __init__(self, listeners: Iterable[Listener], last_turn: Callable[[], float]) -> None:
@@ -113,8 +112,8 @@ class AdmissionControl:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         if self._listeners:
-            # Sockets are looked at through a duplicate that nothing else closes. Its number is taken now: where no
-            # descriptor is left, that is when it is needed.
+            # Sockets are inspected through a duplicate that nothing else closes. Its descriptor is reserved now,
+            # because it is needed most when no descriptor is left.
             self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             self._duplicate = os.dup(self._nothing)
             self._thread = threading.Thread(target=self._run, name="admission control", daemon=True)
@@ -122,7 +121,7 @@ class AdmissionControl:
 
     @property
     def crowded(self) -> bool:
-        """Whether actors hold so many descriptors that the learner needs the rest; other peers do not count."""
+        """Whether authenticated actors use all descriptors that connections may use."""
         limit = descriptor_limit()
         return self.descriptors - self.unauthenticated > _for_connections(limit)
 
@@ -143,11 +142,11 @@ class AdmissionControl:
             for reason, count in ended.items():
                 log_once_per(
                     f"unauthenticated {reason}", _LOG_SECONDS, _log, logging.WARNING,
-                    "%d connections of peers that have not proved the token were ended: %s", count, reason,
+                    "%d connections of unauthenticated peers were closed: %s", count, reason,
                 )  # fmt: skip
 
     def _look(self, now: float) -> Counter[str]:
-        """Look at every connection; returns how many were ended for which reason."""
+        """Check every connection; returns the number closed, by reason."""
         self._take_stock(now)
         ended: Counter[str] = Counter()
         staying = []
@@ -158,7 +157,7 @@ class AdmissionControl:
                 staying.append(connection)
             elif self._end(connection):
                 ended[reason] += 1
-        # The oldest first: a holder of the token proves it within a moment.
+        # The oldest first: a holder of the token proves it at once.
         staying.sort(key=lambda connection: connection.seen)
         for connection in staying[: self._surplus(len(staying))]:
             ended["there were too many of them"] += self._end(connection)
@@ -176,7 +175,7 @@ class AdmissionControl:
                 connection.since = None
                 continue
             if connection.since is None:
-                # It has lost that: its time starts again, so that what it was sent last still reaches it.
+                # Its session has ended: restart its time, so that the last frames still reach it.
                 connection.since, connection.before = now, self._received(connection)
             elif stalled:
                 connection.since = now
@@ -184,7 +183,7 @@ class AdmissionControl:
         return found
 
     def _surplus(self, unauthenticated: int) -> int:
-        # There is always room for a few: a fleet that reconnects must get an answer, and be refused if it is too large.
+        # A few are always permitted: a reconnecting fleet must get an answer, if only a refusal.
         limit = descriptor_limit()
         left = _for_connections(limit) - (self.descriptors - unauthenticated)
         return max(0, unauthenticated - min(MAX_UNAUTHENTICATED, max(_MIN_UNAUTHENTICATED, min(limit // 4, left))))
@@ -196,7 +195,7 @@ class AdmissionControl:
             try:
                 status = os.fstat(descriptor)
             except OSError:
-                continue  # closed meanwhile, or never open
+                continue  # not open any more
             count += 1
             if not stat.S_ISSOCK(status.st_mode):
                 continue
@@ -218,12 +217,12 @@ class AdmissionControl:
         return connection
 
     def _too_much(self, connection: _Connection, now: float) -> str | None:
-        """Why this one is ended; None: it is not."""
+        """Return why the connection must be closed, or None."""
         assert connection.since is not None
         if now - connection.since > PROOF_SECONDS:
             return f"no proof within {PROOF_SECONDS:.0f} s"
         if self._received(connection) - connection.before > _MAX_BYTES:
-            return f"more than {_MAX_BYTES} bytes before the proof"
+            return f"more than {_MAX_BYTES} bytes before the proof of the token"
         return None
 
     def _received(self, connection: _Connection) -> int:
@@ -233,21 +232,21 @@ class AdmissionControl:
         def ask(sock: socket.socket) -> None:
             nonlocal received
             info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
-            if len(info) == _BYTES_RECEIVED.size:  # less where another system plays Linux
+            if len(info) == _BYTES_RECEIVED.size:  # less on systems that emulate Linux
                 (received,) = _BYTES_RECEIVED.unpack(info)
 
         self._with_socket(connection, ask)
         return received
 
     def _end(self, connection: _Connection) -> bool:
-        # Asked again, last of all: it may have proved the token a moment ago, and all it sent was right.
+        # Checked again here: it may have proved the token since.
         assert connection.listener is not None
         if connection.listener.trusts(connection.descriptor, connection.address):
             return False
         return self._with_socket(connection, lambda sock: sock.shutdown(socket.SHUT_RDWR))
 
     def _with_socket(self, connection: _Connection, action: Callable[[socket.socket], None]) -> bool:
-        """Do something with a connection's socket; whether that was possible: it may be closed."""
+        """Call `action` with a connection's socket; returns False if that failed, e.g. because it is closed."""
         try:
             os.dup2(connection.descriptor, self._duplicate, inheritable=False)
         except OSError:
@@ -268,8 +267,8 @@ class AdmissionControl:
 
 
 def _open_descriptors() -> Iterable[int]:
-    """Numbers among which are those of all open files and sockets."""
+    """Return descriptors that include those of all open files and sockets."""
     try:
         return map(int, os.listdir("/proc/self/fd"))
     except OSError:
-        return range(descriptor_limit())  # no descriptor is left to read the folder with
+        return range(descriptor_limit())  # no descriptor is left to open the folder

@@ -1,4 +1,4 @@
-"""What the learner's service knows of each actor, as the rows that people and monitoring see."""
+"""One row per actor with its state, for the live view and monitoring."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from seedcli.serving.service import InferenceService
 from seedcli.serving.sessions import Departed, Session
 from seedcli.telemetry.fleet import ActorRow, State
 
-SILENT_HEARTBEATS = 2.5  # so many without a heartbeat: something is wrong, though one may come late
-LOST_SECONDS = 60.0  # so long a lost actor is shown
-_WAITING_SECONDS = 0.25  # an answer takes milliseconds: a step this old is held back
+SILENT_HEARTBEATS = 2.5  # heartbeat intervals without a frame, after which an actor is silent
+LOST_SECONDS = 60.0  # for which a lost actor is shown
+_WAITING_SECONDS = 0.25  # an answer takes milliseconds: an older step is held back
 
 
 class FleetWatch:
-    """Looks at the actors now and then; belongs to one thread, which need not be the service's.
+    """Samples the actors' states; call it from one thread, which need not be the service's.
 
     Args:
-        service: whose sessions are looked at.
-        heartbeat_seconds: what its actors were told.
+        service: the service of the actors.
+        heartbeat_seconds: interval between their heartbeats.
     """
 
     def __init__(self, service: InferenceService, heartbeat_seconds: float) -> None:
         self._service = service
         self._heartbeat = heartbeat_seconds
         self._steps: dict[int, int] = {}
-        self._present: dict[str, float] = {}  # when an actor was last found to be in
+        self._present: dict[str, float] = {}  # when an actor was last found connected
         self._looked = time.monotonic()
 
     def look(self) -> list[ActorRow]:
-        """A row for each actor: of those that are in, on their way in, and lost within the last minute.
+        """Return one row for each actor that is connected, joining, or was lost within the last minute.
 
-        An actor has one row, whatever it was before: one that came back is not lost.
+        An actor that reconnected has a single row and is not lost.
         """
         now, service = time.monotonic(), self._service
         before, self._steps = self._steps, {}
@@ -42,7 +42,7 @@ class FleetWatch:
                 rows[departed.actor_id] = _lost(departed, now)
         for peer, admission in service.reception.handshakes().items():
             hello = admission.handshake.hello
-            # What an unauthenticated peer says of itself is not shown.
+            # Unauthenticated peers are not shown: their HELLO is not trusted.
             if hello is not None and admission.handshake.proved:
                 rows[hello.actor_id] = ActorRow(
                     hello.actor_id, peer.address, peer.transport, hello.envs, None, None, "joining"
@@ -66,7 +66,7 @@ class FleetWatch:
         return list(rows.values())
 
     def _state(self, session: Session) -> State:
-        # As of the service's last turn: while it builds an agent it reads no heartbeats, and nobody is silent.
+        # Relative to the service's last turn: while it builds an agent it reads no heartbeats.
         if self._service.last_turn - session.last_seen > SILENT_HEARTBEATS * self._heartbeat:
             return "silent"
         now = time.perf_counter()

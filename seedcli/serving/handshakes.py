@@ -1,4 +1,4 @@
-"""Where actors are received: every handshake under way, and what a peer is told in it."""
+"""The handshakes in progress at the learner, and the messages it sends in them."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ Admit = Callable[[Peer, Hello, EnvSpec, dict[str, str], int], dict[str, Any]]
 
 
 class Reception:
-    """Belongs to the inference thread; others may only read `handshakes`.
+    """Runs the handshakes in the inference thread; other threads may only call `envs` and `handshakes`.
 
     Args:
-        transports: by name.
-        settings: what actors are told and held to.
-        admission_control: knows whether there is room for another connection.
-        sessions: gives those that are in.
-        admit: gives what READY says to a peer, from its introduction, specification, codecs and number of evaluation
-            environments; raises RefusedError.
-        failed: is told the name of an actor whose environments have failed, and how.
-        lost: ends a peer that is not in, for a reason.
+        transports: transports by name.
+        settings: settings of the actors.
+        admission_control: tells whether descriptors are left for another actor.
+        sessions: returns the open sessions.
+        admit: opens a session; returns READY's message for a peer, its HELLO, specification, codecs and number of
+            evaluation environments; raises RefusedError.
+        failed: called with an actor's name and error if its environments have failed.
+        lost: called with a peer and the reason when its handshake is ended.
 
     Attributes:
-        seeds_given: environments that have got a seed so far; no two get the same.
-        place: gives the address of the learner host that is to serve an actor, from its introduction and transport,
-            None for this one; None: every actor stays. Set it before actors come.
+        seeds_given: number of environments that have received a seed; no two receive the same.
+        place: returns the address of the learner host that serves an actor, from its HELLO and transport, or None for
+            this host; None: this host serves every actor. Set it before actors connect.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class Reception:
         self.place: Place | None = None
 
     def envs(self, apart_from: str = "") -> int:
-        """Environments of the actors that are in, and of those on their way in that have shown that they may be.
+        """Return the number of environments of connected actors and of authenticated actors in the handshake.
 
         Safe to call from another thread.
 
         Args:
-            apart_from: the name of an actor that is not to count.
+            apart_from: the name of an actor to leave out.
         """
         there = {session.actor_id: session.envs for session in list(self._sessions())}
         for entry in self.handshakes().values():
@@ -93,8 +93,8 @@ class Reception:
         """Take a frame of a handshake and answer it.
 
         Raises:
-            ProtocolError: it is not what is expected.
-            SeedError: the learner itself cannot go on.
+            ProtocolError: the frame is not the expected one.
+            SeedError: the learner itself must stop.
         """
         entry = self._handshakes.get(peer) or self._begin(peer)
         transport = self._transports[peer.transport]
@@ -108,7 +108,7 @@ class Reception:
             transport.drop(peer)
             self.forget(peer)
             if not isinstance(error, RefusedError):
-                raise  # the learner itself cannot go on, and the actor need not look for it
+                raise  # the learner must stop, and the actor need not look for it
             log_once_per("refused", 1.0, _log, logging.WARNING, "actor at %s refused: %s", peer.address, error)
             return
         body = encode_control(message)
@@ -122,7 +122,7 @@ class Reception:
             self.forget(peer)
         if kind == Kind.REDIRECT:
             transport.drop(peer)
-            _log.debug("actor at %s sent to %s", peer.address, message["address"])
+            _log.debug("actor at %s redirected to %s", peer.address, message["address"])
 
     def _begin(self, peer: Peer) -> Admission:
         oldest = oldest_unauthenticated(self._handshakes)
@@ -143,7 +143,7 @@ class Reception:
         self._check_room(hello)
         if hello.failure:
             self._failed(hello.actor_id, hello.failure)
-        # Every environment of the fleet gets a seed of its own, reconnections included.
+        # Every environment of the fleet gets another seed, also after a reconnection.
         seed = settings.seed * 1_000_003 + self.seeds_given
         self.seeds_given += hello.envs
         share = evaluation_share(settings, hello, self._sessions(), self._handshakes.values())
@@ -160,22 +160,22 @@ class Reception:
     def _check_room(self, hello: Hello) -> None:
         if self._admission_control.crowded:
             raise RefusedError(
-                f"the learner has {self._admission_control.descriptors} files and sockets open where its system allows "
+                f"the learner has {self._admission_control.descriptors} files and sockets open, and its system allows "
                 f"{descriptor_limit()}: raise its limit (ulimit -Hn), or run fewer actors with more --envs each"
             )
         in_use = sum(session.envs for session in self._sessions() if session.actor_id != hello.actor_id)
         if hello.envs > self._settings.max_envs - in_use:
             raise RefusedError(
-                f"{hello.envs} environments do not fit: the learner takes {self._settings.max_envs} and "
+                f"{hello.envs} environments do not fit: the learner accepts {self._settings.max_envs} and "
                 f"{in_use} are connected; lower --envs or raise inference.max_envs"
             )
 
     def forget(self, peer: Peer) -> None:
-        """The peer's handshake has ended, if there was one."""
+        """Remove the peer's handshake, if there is one."""
         self._handshakes.pop(peer, None)
 
     def end_overdue(self, now: float) -> None:
-        """End the handshakes whose time has passed; `now` in monotonic seconds."""
+        """End the handshakes whose deadline has passed; `now` in monotonic seconds."""
         for peer, entry in list(self._handshakes.items()):
             if now > entry.deadline:
                 self._end(peer, entry.overdue)
@@ -185,5 +185,5 @@ class Reception:
         self._transports[peer.transport].drop(peer)
 
     def handshakes(self) -> dict[Peer, Admission]:
-        """The handshakes under way at this moment; a copy, safe to read from another thread."""
+        """Return a copy of the handshakes in progress; safe to call from another thread."""
         return self._handshakes.copy()

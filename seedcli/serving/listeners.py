@@ -1,4 +1,4 @@
-"""The learner's doors: which listeners a configuration asks for, and what they are protected with."""
+"""The learner's listeners: which ones a configuration opens, and how they are protected."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from seedcli.net.security.token import find_token
 
 _log = logging.getLogger(__name__)
 
-_DESCRIPTORS = 2**18  # more than a learner can have actors; some systems allow a billion
+_DESCRIPTORS = 2**18  # more than actors need; some systems allow a billion
 
 
 def bound_host(config: Config) -> str:
-    """The address the listeners are bound to: what was asked for, else every interface where they are protected."""
+    """Return the address to bind: net.host or, by default, all interfaces, but 127.0.0.1 with net.insecure."""
     return config.net.host or ("127.0.0.1" if config.net.insecure else "0.0.0.0")
 
 
 def learner_security(config: Config) -> Security | None:
-    """What a learner protects its TCP listeners with; makes this user's token where there is none.
+    """Return the security of a learner's TCP listeners; creates this user's token if there is none.
 
     Raises:
-        RefusedError: there is a token that may not be used.
+        RefusedError: the token is missing, unreadable or too weak.
     """
     if config.net.insecure:
         return None
@@ -39,10 +39,10 @@ def learner_security(config: Config) -> Security | None:
 
 
 def check_listeners(config: Config) -> None:
-    """Refuse ports that cannot be had and a token that may not be used, before anything is started.
+    """Check ports and token before anything is started.
 
     Raises:
-        UsageError: a port is in use or not allowed, or the host is not this machine's.
+        UsageError: a port is in use or not permitted, or the host is not on this machine.
         RefusedError: see `learner_security`.
     """
     host = bound_host(config)
@@ -56,10 +56,10 @@ def check_listeners(config: Config) -> None:
 
 
 def open_transports(config: Config, security: Security | None) -> list[ServerTransport]:
-    """Bind the TCP listeners a configuration asks for.
+    """Bind the TCP listeners of a configuration.
 
     Raises:
-        UsageError: both are off, a port is in use, or a certificate cannot be used.
+        UsageError: both are off, a port is in use, or a certificate is unusable.
     """
     allow_descriptors()
     host = bound_host(config)
@@ -78,30 +78,30 @@ def open_transports(config: Config, security: Security | None) -> list[ServerTra
             transport.close()
         raise
     if not transports:
-        raise UsageError("net.grpc_port and net.zmq_port are both -1 (off): turn one of them on")
+        raise UsageError("net.grpc_port and net.zmq_port are both -1 (off): set one of them")
     return transports
 
 
 def ports(transports: Sequence[ServerTransport]) -> dict[str, int]:
-    """The port of each listener, by transport."""
+    """Return the port of each listener, by transport."""
     found = {transport.name: split_host_port(transport.address.removeprefix("zmq://")) for transport in transports}
     return {name: parts[1] for name, parts in found.items() if parts is not None}
 
 
 def how_to_join(config: Config, security: Security | None, transports: Sequence[ServerTransport]) -> list[str]:
-    """Lines for whoever starts actors."""
+    """Return lines that say how to start actors."""
     lines = ["waiting for actors; start one with:"]
     for transport in transports:
         flags = "".join(f" {flag}" for flag in _actor_flags(config, transport.name))
         lines.append(f"  seed actor --connect {transport.address} --envs {config.actors.envs}{flags}")
     if security is not None:
         return [f"connections are encrypted and need the token from {security.token.source}", *lines]
-    _log.warning("net.insecure: no token and no encryption, whoever reaches %s is let in", bound_host(config))
+    _log.warning("net.insecure: no token and no encryption, any peer can connect to %s", bound_host(config))
     return lines
 
 
 def _actor_flags(config: Config, transport: str) -> list[str]:
-    """What an actor needs beside the address; names of its own files are its user's to fill in."""
+    """Return an actor's flags besides the address, with placeholders for its own files."""
     net = config.net
     flags = ["--insecure"] if net.insecure else []
     if net.token_file:
@@ -114,11 +114,11 @@ def _actor_flags(config: Config, transport: str) -> list[str]:
 
 
 def allow_descriptors() -> None:
-    """Have as many files and sockets open at once as the system lets this process: an actor takes up to two."""
+    """Raise the limit of open files and sockets to what the system permits: an actor needs up to two."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         except (OSError, ValueError) as error:
-            _log.warning("only %d files and sockets may be open at once: %s", soft, error)
+            _log.warning("cannot raise the limit of %d open files and sockets: %s", soft, error)

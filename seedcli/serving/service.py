@@ -1,6 +1,6 @@
 """The inference service: one thread that polls the transports, admits actors, batches, infers and answers.
 
-One thread beats a pool here: under the GIL a hand-off between threads costs more than the copy of a step.
+One thread is faster than a pool: under the GIL, a hand-off between threads costs more than copying a step.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from seedcli.telemetry.metrics import Profile
 _log = logging.getLogger(__name__)
 
 _TURN_SECONDS = 0.5  # housekeeping, and the longest sleep
-_DEPARTED = 1024  # lost sessions that are remembered
+_DEPARTED = 1024  # most recent lost sessions that are kept
 
 
 class InferenceService:
-    """Everything between the sockets and the step engine; all of it runs in one thread.
+    """Connects the transports to the step engine, in one thread.
 
     Args:
         transports: listeners, already bound.
-        settings: what actors are told.
-        engine_for: gives the step engine for a specification; called on every SPEC, builds the agent on the
-            first; raises RefusedError, naming the field, for a specification other than the agent's.
+        settings: settings of the actors.
+        engine_for: returns the step engine for a specification and a fault callback; called on every SPEC, and builds
+            the agent on the first; raises RefusedError, naming the field, for a specification other than the agent's.
 
     Attributes:
-        turned_away: connections that came to nothing because their peers have not proved the token.
-        environment_failures: times an actor said that its environments failed.
-        row_bytes_received: bytes of the rows that came, as they came.
-        row_bytes_raw: and decoded.
-        departed: the last sessions that were lost.
-        last_turn: monotonic seconds at which the loop last took what had come.
-        admission_control: bounds the connections of peers that have not proved the token.
-        reception: after the handshakes under way.
+        turned_away: connections that ended because their peers did not prove the token.
+        environment_failures: failures of environments reported by actors.
+        row_bytes_received: bytes of the rows as received.
+        row_bytes_raw: bytes of the same rows, decoded.
+        departed: the most recent lost sessions.
+        last_turn: when the loop last received frames, monotonic seconds.
+        admission_control: bounds the connections of unauthenticated peers.
+        reception: runs the handshakes.
     """
 
     def __init__(
@@ -103,14 +103,14 @@ class InferenceService:
     # -- the loop ---------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """End the current sleep; safe from any thread."""
+        """End the current sleep; safe to call from any thread."""
         os.eventfd_write(self._wake_fd, 1)
 
     def stop(self, *, training_done: bool) -> None:
-        """End `run`; safe from any thread.
+        """End `run`; safe to call from any thread.
 
         Args:
-            training_done: tell the actors to leave; otherwise they look for a learner that continues the run.
+            training_done: send DONE, so that the actors exit; otherwise they look for a learner that resumes the run.
         """
         self._training_done = training_done
         self._stop.set()
@@ -120,21 +120,21 @@ class InferenceService:
         """Serve until `stop`."""
         idle = False
         while not self._stop.is_set():
-            # Sleep only after a turn in which nothing came and nothing was sent, as `receive` asks for.
+            # Sleep only after a turn without received or sent frames, as `ServerTransport.receive` requires.
             idle = not self.turn(block=idle)
 
     def turn(self, *, block: bool) -> bool:
-        """Receive what waits, answer what is due; returns whether anything happened.
+        """Receive waiting frames and send due answers; returns whether there were any.
 
         Args:
-            block: sleep first until there is something to do.
+            block: first sleep until there is work.
         """
         if block:
             self._sleep()
         clock = time.perf_counter
         begun = clock()
         received = 0
-        # Each begins in turn, so that none can keep the others from being read.
+        # Start with another transport in each turn, so that none starves the others.
         self._turns.rotate()
         for transport in self._turns:
             while not self.full and (count := transport.receive(self)) > 0:
@@ -154,7 +154,7 @@ class InferenceService:
             return
         seconds = _TURN_SECONDS if wait is None else min(wait, _TURN_SECONDS)
         begun = time.perf_counter()
-        # poll counts milliseconds: round up, so as not to spin through the last one.
+        # poll takes milliseconds: round up to avoid spinning through the last one.
         for descriptor, _ in self._poll.poll(int(seconds * 1000) + 1):
             if descriptor == self._wake_fd:
                 os.eventfd_read(self._wake_fd)
@@ -190,14 +190,14 @@ class InferenceService:
         if session is None:
             return None
         if header.session != session.number:
-            raise ProtocolError(f"a step of session {header.session:x} on the connection of {session.number:x}")
+            raise ProtocolError(f"a step is for session {header.session:x}, not the connection's {session.number:x}")
         if header.stream >= len(session.streams):
-            raise ProtocolError(f"a step of stream {header.stream}, where the session has {len(session.streams)}")
+            raise ProtocolError(f"a step is for stream {header.stream}, but the session has {len(session.streams)}")
         stream = session.streams[header.stream]
         if stream.pending or header.sequence != stream.sequence:
             raise ProtocolError(
-                f"step {header.sequence} of stream {header.stream} where step {stream.sequence} is expected"
-                + (" after the answer to the last" if stream.pending else "")
+                f"step {header.sequence} of stream {header.stream} is out of order: step {stream.sequence} is expected"
+                + (", after the answer to the last one" if stream.pending else "")
             )
         assert self._engine is not None
         return Destination(stream, self._engine.destination(stream), bool(session.decoders))
@@ -214,13 +214,13 @@ class InferenceService:
         session.last_seen = time.monotonic()
         session.steps += stream.num_envs
         self._engine.arrived(stream)
-        # A batch that is full goes out before more is read: actors step while others are read.
+        # A full batch is answered before more rows are read: its actors step in the meantime.
         self.full = self._engine.full
 
     def frame(self, peer: Peer, header: Header, payload: Payload) -> None:
         """See `net.base.FrameHandler`."""
         if header.kind == Kind.STEP:
-            # A learner that restarted, or a session that timed out: the actor must introduce itself again.
+            # The learner restarted or the session timed out: the actor must start a handshake.
             self._transports[peer.transport].send(peer, pack_header(Kind.UNKNOWN))
         elif header.kind == Kind.HEARTBEAT:
             self._heartbeat(peer, header)
@@ -238,7 +238,7 @@ class InferenceService:
                 self._end_session(session)
                 self._transports[peer.transport].drop(peer)
         elif peer in self._sessions:
-            raise ProtocolError(f"a handshake message (kind {header.kind}) inside a session")
+            raise ProtocolError(f"a session received a handshake message (kind {header.kind})")
         else:
             self.reception.take(peer, header, payload)
 
@@ -264,7 +264,7 @@ class InferenceService:
             )
 
     def _heartbeat(self, peer: Peer, header: Header) -> None:
-        # ZeroMQ actors send heartbeats over a second socket: the session says whose they are.
+        # ZeroMQ actors send heartbeats over a second socket: the session id identifies the actor.
         session = self._by_number.get(header.session)
         transport = self._transports[peer.transport]
         if session is None:
@@ -301,7 +301,7 @@ class InferenceService:
                 stream = self._engine.open_stream(session, index, envs, role)
                 if stream is None:
                     raise RefusedError(
-                        f"{hello.envs} environments do not fit in what is left of {self._settings.max_envs}: "
+                        f"{hello.envs} environments do not fit in the free slots of {self._settings.max_envs}: "
                         "lower --envs or raise inference.max_envs"
                     )
                 session.streams.append(stream)
@@ -341,7 +341,7 @@ class InferenceService:
             del self._by_actor[session.actor_id]
 
     def fault(self, stream: Stream, sentence: str) -> None:
-        """A stream's data is unusable: end its actor's session, and say why."""
+        """End the session of a stream with invalid data, and send its actor the reason."""
         session: Session = stream.owner
         self.protocol_errors += 1
         reason = f"stream {stream.index} of actor {session.actor_id} sent {sentence}: repair the environment"
@@ -356,9 +356,9 @@ class InferenceService:
         late = now - self._next_housekeeping > 2 * _TURN_SECONDS
         self._next_housekeeping = now + _TURN_SECONDS
         self._count_turned_away()
-        self.full = False  # what was pending may have gone with its session
+        self.full = False  # the pending rows may have ended with their sessions
         if late:
-            return  # this thread was held up: what came meanwhile has not been read yet
+            return  # this thread was held up, and frames received meanwhile are not read yet
         for session in list(self._by_number.values()):
             silent = now - session.last_seen
             if silent > self._settings.timeout_seconds:
@@ -371,12 +371,13 @@ class InferenceService:
         if count > self.turned_away:
             log_once_per(
                 "turned away", 5.0, _log, logging.WARNING,
-                "%d connections have ended in the handshake so far: another token, no encryption, or gone in it", count,
+                "%d connections have ended in the handshake so far: another token, no encryption, or disconnected",
+                count,
             )  # fmt: skip
         self.turned_away = count
 
     def finish(self) -> None:
-        """Close the listeners, after telling every actor that training is over, if it is; once `run` has ended."""
+        """Close the listeners, after sending DONE to every actor if training is done; call it after `run`."""
         if self._training_done:
             for session in list(self._by_number.values()):
                 header = pack_header(Kind.DONE, session=session.number)
@@ -388,5 +389,5 @@ class InferenceService:
             transport.close()
 
     def sessions(self) -> list[Session]:
-        """The sessions at this moment; a copy, safe to read from another thread."""
+        """Return a copy of the current sessions; safe to call from another thread."""
         return list(self._by_number.values())

@@ -1,4 +1,4 @@
-"""What the inference service knows of the actors: those that are in, those on their way in, and what they are told."""
+"""The inference service's state per actor: sessions, handshakes in progress, lost sessions and the fleet's settings."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from seedcli.net.messages import Hello
 from seedcli.serving.admission_control import MAX_UNAUTHENTICATED, PROOF_SECONDS
 from seedcli.specs import EnvSpec, RowLayout
 
-HANDSHAKE_SECONDS = 120.0  # from the proof to Ready; building environments lies in between
+HANDSHAKE_SECONDS = 120.0  # from the proof to Ready; includes building the environments
 
 
 @dataclass
 class Session:
-    """An actor that is in.
+    """A connected actor.
 
     Attributes:
-        number: the session id its frames carry.
-        actor_id: kept by the actor when it reconnects.
-        peer: where answers go.
+        number: the session id in its frames.
+        actor_id: the actor's name, kept when it reconnects.
+        peer: the connection for answers.
         streams: its streams, by index.
         started, last_seen: monotonic seconds.
         steps: environment records received.
-        decoders: of each stream's rows; none where rows are not encoded.
+        decoders: one per stream; empty if rows are not encoded.
     """
 
     number: int
@@ -50,11 +50,11 @@ class Session:
 
     @property
     def evaluation_envs(self) -> int:
-        """Those of them that only evaluate."""
+        """Environments of its evaluation streams."""
         return sum(stream.num_envs for stream in self.streams if stream.role == "evaluation")
 
     def agree(self, spec: EnvSpec, codecs: Mapping[str, str]) -> list[int]:
-        """Take the codecs of its arrays; returns the bytes of the largest payload of each stream."""
+        """Set the codecs of its arrays; returns the maximum payload size of each stream, bytes."""
         layouts = [RowLayout(spec, stream.num_envs) for stream in self.streams]
         if all(codec == RAW for codec in codecs.values()):
             return [layout.nbytes for layout in layouts]
@@ -64,12 +64,12 @@ class Session:
 
 @dataclass
 class Admission:
-    """A handshake under way.
+    """A handshake in progress.
 
     Attributes:
         handshake: its state.
-        deadline: monotonic seconds until which it must have come to the proof, or, after that, to READY.
-        evaluation_envs: that were promised in it.
+        deadline: of the proof or, after the proof, of READY, monotonic seconds.
+        evaluation_envs: evaluation environments assigned in it.
     """
 
     handshake: ServerHandshake
@@ -78,17 +78,17 @@ class Admission:
 
     @property
     def overdue(self) -> str:
-        """What is wrong once the deadline has passed."""
+        """The reason for ending the handshake after its deadline."""
         if self.handshake.proved:
             return f"no environments within {HANDSHAKE_SECONDS:.0f} s"
         return f"no proof within {PROOF_SECONDS:.0f} s"
 
 
 def oldest_unauthenticated(admissions: Mapping[Peer, Admission]) -> Peer | None:
-    """Whose handshake is given up for a new one: of those without proof the oldest, where there are too many of them.
+    """Return the peer of the oldest handshake without proof if there are too many of them, else None.
 
     Args:
-        admissions: in the order in which they have begun.
+        admissions: handshakes in the order in which they began.
     """
     waiting = [peer for peer, entry in admissions.items() if not entry.handshake.proved]
     return waiting[0] if len(waiting) >= MAX_UNAUTHENTICATED else None
@@ -98,11 +98,11 @@ class Departed(NamedTuple):
     """An actor whose session ended without a goodbye.
 
     Attributes:
-        actor_id: of the session.
-        peer: where it connected from.
-        envs, steps: of the session: environments, environment records received.
+        actor_id: the actor's name.
+        peer: its connection.
+        envs, steps: environments, and environment records received in the session.
         reason: why it ended.
-        last_seen, time: when anything last came from it, and when its session ended, monotonic seconds.
+        last_seen, time: when its last frame arrived, and when its session ended, monotonic seconds.
     """
 
     actor_id: str
@@ -116,15 +116,15 @@ class Departed(NamedTuple):
 
 @dataclass(frozen=True)
 class FleetSettings:
-    """What actors are told and held to.
+    """The settings that actors receive and the limits they must keep.
 
     Attributes:
-        environment: the environment section of the configuration, as actors get it.
+        environment: the environment section of the configuration, as sent to actors.
         seed: base of the environments' seeds.
-        max_envs: environments at once.
+        max_envs: maximum number of connected environments.
         heartbeat_seconds, timeout_seconds, reconnect_timeout: see `config.NetConfig`.
         fleet_envs: environments of the configured fleet.
-        evaluation_envs: those of them that only evaluate.
+        evaluation_envs: number of these that only evaluate.
         compression: "auto", "off" or "on"; see `config.NetConfig`.
     """
 
@@ -139,14 +139,14 @@ class FleetSettings:
     compression: str = "auto"
 
     def offered_codecs(self, transport: str) -> tuple[str, ...]:
-        """The codecs that actors on `transport` may use; with rows in shared memory nothing is gained."""
+        """Return the codecs that actors on `transport` may use; only raw for rows in shared memory."""
         return (RAW,) if self.compression == "off" or transport == "shm" else CODECS
 
 
 def evaluation_share(
     settings: FleetSettings, hello: Hello, sessions: Iterable[Session], admissions: Iterable[Admission]
 ) -> int:
-    """How many of an actor's environments only evaluate: as the whole fleet's, rounded up while there are any."""
+    """Return how many of an actor's environments only evaluate: the fleet's share, rounded up while any are left."""
     wanted = settings.evaluation_envs
     given = sum(session.evaluation_envs for session in sessions if session.actor_id != hello.actor_id)
     for entry in admissions:

@@ -268,7 +268,7 @@ def test_doctor_and_bench_pass_everything_on(role: Role, capsys: pytest.CaptureF
         ("learner --preset pong_vtrace --continue", "need --logdir"),
         ("actor", "no learner address given: give --connect HOST:PORT or --connect RUN_FOLDER, or set SEED_CONNECT"),
         ("actor --connect ,", 'no learner address given (--connect ",")'),
-        ("actor --connect h:1,nonsense", '"nonsense" is no learner\'s address'),
+        ("actor --connect h:1,nonsense", '"nonsense" is not a learner\'s address'),
         ("actor --connect h:1 --insecure --token-file T", "--insecure turns token and encryption off"),
         ("actor --connect h:1 --insecure --tls-ca T", "--insecure turns token and encryption off"),
         ("token new --replace --token-file /proc/no/token", "/proc/no/token cannot be written"),

@@ -12,8 +12,8 @@ from tests.net.harness import LIMIT
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
-    monkeypatch.setattr(rendezvous_server, "BEAT_SECONDS", BEAT)
-    monkeypatch.setattr(rendezvous_server, "SILENCE_SECONDS", SILENCE)
+    monkeypatch.setattr(rendezvous_server, "HEARTBEAT_SECONDS", BEAT)
+    monkeypatch.setattr(rendezvous_server, "HEARTBEAT_TIMEOUT_SECONDS", SILENCE)
     before = threading.active_count()
     hosts = Hosts()
     yield hosts

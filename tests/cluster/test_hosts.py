@@ -74,7 +74,7 @@ def tf_config(**cluster: Any) -> Callable[[Any, Any], dict[str, str]]:
     return of
 
 
-def test_one_learner_is_alone() -> None:
+def test_a_single_learner_has_no_hosts() -> None:
     assert resolve_hosts(Config(), {}) == ((), 0)
     assert resolve_hosts(config("a:1"), {}) == ((), 0)
     # A batch script of many tasks is no step, and a step of one is one learner; what else runs does not matter.
@@ -86,7 +86,7 @@ def test_one_learner_is_alone() -> None:
     assert resolve_hosts(Config(), tf_config(worker=["a:1"])("worker", 0)) == ((), 0)
 
 
-def test_what_is_configured_comes_first() -> None:
+def test_configured_hosts_take_precedence() -> None:
     environ = step(0, "a[1-2]", "1(x2)") | tf_config(worker=["c:1", "d:1"])("worker", 0)
     assert resolve_hosts(config("a:1", "b:2", index=1), environ) == (("a:1", "b:2"), 1)
     assert resolve_hosts(config(), environ) == (("c:1", "d:1"), 0)
@@ -99,11 +99,11 @@ def test_what_is_configured_comes_first() -> None:
         (("a:1", "b:0"), 0, '"b:0" must be host:port'),
         (("a:1", "b:70000"), 0, '"b:70000" must be host:port'),
         (("a:1", ""), 0, '"" must be host:port'),
-        (("a:1", "b:1", "a:1"), 0, "a:1 is there twice"),
-        (("a:1", "b:1"), 2, "host 2 is none of the 2 hosts: number them from 0 to 1"),
+        (("a:1", "b:1", "a:1"), 0, "a:1 is listed twice"),
+        (("a:1", "b:1"), 2, "host 2 is not one of the 2 hosts: number them from 0 to 1"),
     ],
 )
-def test_hosts_that_cannot_be(hosts: tuple[str, ...], index: int, said: str) -> None:
+def test_invalid_hosts_are_refused(hosts: tuple[str, ...], index: int, said: str) -> None:
     with pytest.raises(UsageError) as caught:
         resolve_hosts(config(*hosts, index=index), {})
     assert said in str(caught.value) and str(caught.value).startswith("topology.hosts")
@@ -117,7 +117,7 @@ def test_hosts_that_cannot_be(hosts: tuple[str, ...], index: int, said: str) -> 
         (step(0, "a[1-2]", "1(x2)"), "the SLURM step"),
     ],
 )
-def test_several_need_a_network_that_is_trusted(environ: dict[str, str], where: str) -> None:
+def test_several_hosts_need_trust_network(environ: dict[str, str], where: str) -> None:
     given = () if environ else ("a:1", "b:1")
     with pytest.raises(UsageError, match=f"^{where} names 2 learner hosts, which need --trust-network"):
         resolve_hosts(config(*given, trust=False), environ)
@@ -138,21 +138,21 @@ def test_hosts_of_tf_config(cluster: Any, task: Any, expected: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "TF_CONFIG is no JSON"),
+        ("{", "TF_CONFIG is not JSON"),
         ("[1]", "TF_CONFIG must be"),
         ('{"cluster": {"worker": ["a:1", "b:1"]}}', "TF_CONFIG must be"),
-        (tf_config(worker=["a:1"], ps=["p:1"])("worker", 0)["TF_CONFIG"], "tasks of the type 'ps'"),
+        (tf_config(worker=["a:1"], ps=["p:1"])("worker", 0)["TF_CONFIG"], "tasks of type 'ps'"),
         (tf_config(worker="a:1")("worker", 0)["TF_CONFIG"], "cluster.worker must be a list"),
         (tf_config(worker=["a:1", 2])("worker", 0)["TF_CONFIG"], "cluster.worker must be a list"),
         (tf_config(chief=["a:1", "b:1"])("chief", 0)["TF_CONFIG"], "names 2 chiefs"),
-        (tf_config(worker=["a:1", "b:1"])("worker", 2)["TF_CONFIG"], "task worker 2 is none of the 2 worker tasks"),
-        (tf_config(worker=["a:1", "b:1"])("chief", 0)["TF_CONFIG"], "task chief 0 is none of the 0 chief tasks"),
+        (tf_config(worker=["a:1", "b:1"])("worker", 2)["TF_CONFIG"], "task worker 2 is not one of the 2 worker tasks"),
+        (tf_config(worker=["a:1", "b:1"])("chief", 0)["TF_CONFIG"], "task chief 0 is not one of the 0 chief tasks"),
         (tf_config(worker=["a:1", "b:1"])("evaluator", 0)["TF_CONFIG"], 'task must be {"type"'),
         (tf_config(worker=["a:1", "b:1"])("worker", "0")["TF_CONFIG"], 'task must be {"type"'),
         (tf_config(worker=["a:1", "b"])("worker", 0)["TF_CONFIG"], '"b" must be host:port'),
     ],
 )
-def test_a_tf_config_that_cannot_be(text: str, said: str) -> None:
+def test_an_invalid_tf_config_is_refused(text: str, said: str) -> None:
     with pytest.raises(UsageError) as caught:
         resolve_hosts(config(), {"TF_CONFIG": text})
     assert said in str(caught.value) and "\n" not in str(caught.value)
@@ -196,9 +196,7 @@ def test_hosts_of_a_slurm_step(environ: dict[str, str], hosts: list[str], index:
     assert resolve_hosts(config(), environ) == (tuple(hosts), index)
 
 
-def test_nodes_whose_names_mean_nothing_are_where_slurm_reaches_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unresolvable_nodes_use_slurms_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = step(1, "n[1-2].invalid", "1(x2)", node=1)
     monkeypatch.setenv("PATH", str(tmp_path))
     names = ((f"n1.invalid:{BASE}", f"n2.invalid:{BASE}"), 1)
@@ -221,7 +219,7 @@ def test_nodes_whose_names_mean_nothing_are_where_slurm_reaches_them(
 
 
 @pytest.mark.usefixtures("_names_are_known")
-def test_steps_that_run_at_once_use_ports_of_their_own() -> None:
+def test_concurrent_steps_use_different_ports() -> None:
     def port(job: int, number: int) -> str:
         more: dict[str, Any] = {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(number)}
         return resolve_hosts(config(), step(0, "one", "16", **more))[0][0]
@@ -235,14 +233,14 @@ def test_steps_that_run_at_once_use_ports_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
-        (step(0, "a[1-2]", "1(x2)") | {"SLURM_PROCID": "x"}, "SLURM_PROCID = 'x' is no number"),
-        (step(0, "a[1-2]", "1(x3)"), "does not say where the 3 tasks are, on 2 nodes"),
-        (step(0, "a[1-2", "1(x2)"), "no list of nodes"),
+        (step(0, "a[1-2]", "1(x2)") | {"SLURM_PROCID": "x"}, "SLURM_PROCID = 'x' is not a number"),
+        (step(0, "a[1-2]", "1(x3)"), "does not describe 3 tasks on 2 nodes"),
+        (step(0, "a[1-2", "1(x2)"), "is not a SLURM node list"),
         (step(1, "a,b", "2(x2)", node=1, local=1, SLURM_GTIDS="1,2"), "in an unknown way"),
         (step(0, "a", "17"), "17 learner hosts on one node"),
     ],
 )
-def test_a_slurm_step_that_cannot_be(environ: dict[str, str], said: str) -> None:
+def test_an_invalid_slurm_step_is_refused(environ: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError) as caught:
         resolve_hosts(config(), environ)
     assert said in str(caught.value)
@@ -258,7 +256,7 @@ def test_a_slurm_step_that_cannot_be(environ: dict[str, str], said: str) -> None
         ("r[1-2]n[09-10]x", ["r1n09x", "r1n10x", "r2n09x", "r2n10x"]),
     ],
 )
-def test_lists_of_nodes(nodes: str, expected: list[str]) -> None:
+def test_node_lists_are_expanded(nodes: str, expected: list[str]) -> None:
     assert expand_nodes(nodes) == expected
 
 
@@ -266,7 +264,7 @@ def test_lists_of_nodes(nodes: str, expected: list[str]) -> None:
     "nodes",
     ["", ",", "a,", ",a", "a,,b", "a[", "a[1", "a]", "a[]", "a[3-1]", "a[x]", "a b", "a[1-99999]", "a[1-300][1-300]"],
 )
-def test_what_is_no_list_of_nodes(nodes: str) -> None:
+def test_invalid_node_lists_are_refused(nodes: str) -> None:
     with pytest.raises(UsageError):
         expand_nodes(nodes)
 
@@ -280,12 +278,12 @@ def test_flags_of_a_learner() -> None:
 # -- addresses of this host
 
 
-def test_a_port_for_tensorflow() -> None:
+def test_free_port_for_tensorflow() -> None:
     port = free_port("127.0.0.1")
     with socket.socket() as listener:
         listener.bind(("", port))
     for host in ("192.0.2.7", "no-such-host.invalid"):
-        with pytest.raises(UsageError, match=f"^{host} is no address of this machine"):
+        with pytest.raises(UsageError, match=f"^{host} is not an address of this machine"):
             free_port(host)
 
 
@@ -297,11 +295,11 @@ def test_a_port_for_tensorflow() -> None:
         ("[fd00::1]:9000", "::", {"grpc": "[fd00::1]:1", "zmq": "[fd00::1]:2"}),
     ],
 )
-def test_where_actors_reach_a_host(host: str, listening: str, expected: dict[str, str]) -> None:
+def test_actor_addresses_of_a_host(host: str, listening: str, expected: dict[str, str]) -> None:
     assert actor_addresses(host, listening, {"grpc": 1, "zmq": 2}) == expected
 
 
-def test_logs_say_which_host(caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_name_the_host(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("seedcli.test")
     with named_in_logs(1, 2):
         logger.warning("%d actors", 3)
@@ -327,7 +325,7 @@ class Fleet:
         return self.place(Hello(actor_id="actor", envs=envs, streams=1, version="1.0"), transport)
 
 
-def test_among_equals_each_in_turn_beginning_here() -> None:
+def test_equal_hosts_are_chosen_round_robin_from_this_one() -> None:
     fleet = Fleet(index=1)
     chosen = []
     for _ in range(6):
@@ -336,7 +334,7 @@ def test_among_equals_each_in_turn_beginning_here() -> None:
     assert chosen == [None, "h2:1", "h0:1"] * 2
 
 
-def test_the_fewest_environments_count() -> None:
+def test_the_host_with_the_fewest_environments_is_chosen() -> None:
     fleet = Fleet()
     fleet.own, fleet.loads = 10, [99, 20, 12]
     assert [fleet.come(4), fleet.come(4)] == [None, None]  # its own are known, whatever the others have heard
@@ -345,7 +343,7 @@ def test_the_fewest_environments_count() -> None:
     assert fleet.come(1, "zmq") == "zmq://h2:2"
 
 
-def test_those_on_their_way_count_until_they_are_reported_or_do_not_come() -> None:
+def test_redirected_actors_count_until_reported_or_expired() -> None:
     fleet = Fleet()
     fleet.own = 100
     assert [fleet.come(8) for _ in range(2)] == ["h1:1", "h2:1"]
@@ -369,7 +367,7 @@ def test_a_host_without_the_transport_is_not_chosen() -> None:
 
 
 @pytest.mark.parametrize("kind", ["grpc+token", "zmq+token", "zmq"])
-def test_an_actor_is_sent_on_once(kind: str) -> None:
+def test_an_actor_is_redirected_once(kind: str) -> None:
     scheme = "zmq://" if kind.startswith("zmq") else ""
     learner = Learner(make_server(kind), [1000, 500])
     asked: list[Hello] = []
@@ -528,7 +526,7 @@ def actor(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 @pytest.mark.parametrize("kind", ["grpc+token", "zmq+token"])
-def test_actors_are_spread_over_hosts_and_come_back(
+def test_actors_are_spread_over_hosts_and_reconnect(
     hosts: Callable[[str], list[Host]], actor: Callable[..., subprocess.Popen[str]], kind: str
 ) -> None:
     first, second = hosts(kind)
@@ -551,7 +549,7 @@ def test_actors_are_spread_over_hosts_and_come_back(
     assert {process.poll() for process in actors[2:]} == {0, None}
 
 
-def test_an_actor_that_cannot_follow_stays(
+def test_an_actor_that_cannot_reach_the_other_host_stays(
     hosts: Callable[[str], list[Host]], actor: Callable[..., subprocess.Popen[str]]
 ) -> None:
     first, second = hosts("grpc+token")
@@ -575,7 +573,7 @@ def test_an_actor_that_cannot_follow_stays(
     assert process.wait(LIMIT) == 0
 
 
-def test_a_learner_that_proves_nothing_redirects_no_actor() -> None:
+def test_an_unauthenticated_learner_cannot_redirect_actors() -> None:
     """A process at the address of a learner that is away cannot redirect actors."""
     learner = Learner(make_server("zmq+token"), [1000, 500])
     learner.place = lambda hello: "zmq://elsewhere:1"

@@ -24,7 +24,7 @@ from tests.net.protected import OTHER
 # -- joining
 
 
-def test_three_hosts_know_each_other(held: Hosts) -> None:
+def test_three_hosts_join(held: Hosts) -> None:
     for index, rendezvous in enumerate(held.all(3)):
         state = rendezvous.state
         assert (rendezvous.index, rendezvous.failure, state.spec, state.run, state.ready) == (
@@ -37,11 +37,11 @@ def test_three_hosts_know_each_other(held: Hosts) -> None:
         assert state.hosts == tuple(status(other).addresses for other in range(3)) and state.missing == ()
 
 
-def test_one_host_alone_need_not_wait(held: Hosts) -> None:
+def test_a_single_host_does_not_wait(held: Hosts) -> None:
     assert len(held.all(1)[0].state.hosts) == 1
 
 
-def test_without_a_token_where_all_are_insecure(held: Hosts) -> None:
+def test_insecure_hosts_join_without_a_token(held: Hosts) -> None:
     hosts = free_hosts(2)
     futures = [held.start(hosts, index, security=None) for index in range(2)]
     assert [future.result(LIMIT).failure for future in futures] == ["", ""]
@@ -57,7 +57,7 @@ def test_a_host_without_the_token_is_refused(held: Hosts, theirs: Security | Non
     failure(chief, RendezvousCancelled)
 
 
-def test_an_unauthenticated_peer_is_not_heard(held: Hosts) -> None:
+def test_messages_of_unauthenticated_peers_are_ignored(held: Hosts) -> None:
     hosts = free_hosts(2)
     chief = held.start(hosts, 0, timeout=2.0)
     with zmq.Context() as context, context.socket(zmq.DEALER) as intruder:
@@ -66,7 +66,7 @@ def test_an_unauthenticated_peer_is_not_heard(held: Hosts) -> None:
         body = status(1, training__batch_size=64).model_dump_json().encode()
         intruder.send_multipart([pack_header(Kind.HELLO, len(body)), body])
         # A host that holds the token would have been refused by name of the key.
-        assert "did not come" in failure(chief, UsageError)
+        assert "did not join" in failure(chief, UsageError)
         assert not intruder.poll(0)
 
 
@@ -84,7 +84,7 @@ def test_a_difference_is_named_on_every_host(held: Hosts, caplog: pytest.LogCapt
     assert f"host 2 ({hosts[2]}) has training.batch_size = 64 and host 0 ({hosts[0]}) has 32" in sentence
 
 
-def test_what_may_differ_does(held: Hosts) -> None:
+def test_host_specific_keys_may_differ(held: Hosts) -> None:
     hosts = free_hosts(2)
     own: dict[str, Any] = {"net__host": "10.0.0.2", "net__grpc_port": 1, "net__token_file": "t", "net__tls_ca": "c"}
     own |= {"net__metrics_port": 5, "telemetry__interval": 3.0}
@@ -92,50 +92,50 @@ def test_what_may_differ_does(held: Hosts) -> None:
     assert len(chief.result(LIMIT).state.hosts) == len(other.result(LIMIT).state.hosts) == 2
 
 
-def test_numbers_that_are_infinite_or_tuples_are_equal_to_themselves(held: Hosts) -> None:
+def test_infinities_and_tuples_compare_equal_across_hosts(held: Hosts) -> None:
     hosts = free_hosts(2)
     futures = [held.start(hosts, index, status(index, a__b=float("inf"), a__c=((1, 2), 3.5))) for index in range(2)]
     assert all(future.result(LIMIT).failure == "" for future in futures)
 
 
-def test_a_key_that_one_host_lacks(held: Hosts) -> None:
+def test_a_key_missing_on_one_host_is_named(held: Hosts) -> None:
     hosts = free_hosts(2)
     chief, other = held.start(hosts, 0), held.start(hosts, 1, status(1, agent__width=3))
     for future in (chief, other):
         assert "agent.width = 3 and host 0" in failure(future, UsageError)
 
 
-def test_another_version(held: Hosts) -> None:
+def test_hosts_of_different_versions_fail(held: Hosts) -> None:
     hosts = free_hosts(2)
     chief, other = held.start(hosts, 0), held.start(hosts, 1, status(1, "2.0"))
     for future in (chief, other):
         assert "runs seedcli 2.0 and host 0" in failure(future, UsageError)
 
 
-def test_a_host_that_does_not_come_is_named_everywhere(held: Hosts) -> None:
+def test_every_host_names_a_host_that_does_not_join(held: Hosts) -> None:
     hosts = free_hosts(3)
     other = held.start(hosts, 2)
     chief = held.start(hosts, 0, timeout=1.5)
     for future in (chief, other):
         sentence = failure(future, UsageError)
-        assert f"topology.host_timeout = 1.5 s: host 1 ({hosts[1]}) did not come" in sentence
+        assert f"topology.host_timeout = 1.5 s: host 1 ({hosts[1]}) did not join" in sentence
 
 
-def test_a_chief_that_is_not_there(held: Hosts) -> None:
+def test_a_missing_chief_is_unreachable(held: Hosts) -> None:
     hosts = free_hosts(2)
     assert f"host 0 ({hosts[0]}) does not answer" in failure(held.start(hosts, 1, timeout=0.5), UnreachableError)
     unknown = ["no-such-host.invalid:1", hosts[0]]
     assert "no-such-host" in failure(held.start(unknown, 1, timeout=0.5), UnreachableError)
 
 
-def test_two_hosts_of_one_number(held: Hosts) -> None:
+def test_two_processes_with_the_same_index_fail(held: Hosts) -> None:
     hosts = free_hosts(3)
     futures = [held.start(hosts, index) for index in (0, 1, 1)]
     for future in futures:
-        assert f"two hosts say that they are host 1 ({hosts[1]})" in failure(future, UsageError)
+        assert f"two processes have joined as host 1 ({hosts[1]})" in failure(future, UsageError)
 
 
-def test_two_chiefs(held: Hosts) -> None:
+def test_a_second_chief_fails(held: Hosts) -> None:
     hosts = free_hosts(2)
     futures = [held.start(hosts, 0), held.start(hosts, 0)]
     wait_until(lambda: any(future.done() for future in futures))
@@ -145,18 +145,18 @@ def test_two_chiefs(held: Hosts) -> None:
 
 
 @pytest.mark.parametrize("address", ["192.0.2.7:9999", "no-such-host.invalid:9999"])
-def test_an_address_that_is_not_the_chiefs(held: Hosts, address: str) -> None:
+def test_a_chief_address_of_another_machine_fails(held: Hosts, address: str) -> None:
     assert "topology.host_index = 0" in failure(held.start([address, "b:1"], 0), UsageError)
 
 
-def test_a_number_there_is_no_host_of(held: Hosts) -> None:
+def test_an_index_out_of_range_fails(held: Hosts) -> None:
     hosts = free_hosts(2)
     chief, other = held.start(hosts, 0), held.start(hosts, 5)
     for future in (chief, other):
         assert "topology.host_index = 5 of one host must be from 1 to 1" in failure(future, UsageError)
 
 
-def test_waiting_can_be_stopped_and_the_others_hear_of_it(held: Hosts) -> None:
+def test_waiting_can_be_stopped_and_the_others_are_notified(held: Hosts) -> None:
     hosts = free_hosts(3)
     stop = threading.Event()
     chief = held.start(hosts, 0, stopped=stop.is_set)
@@ -169,7 +169,7 @@ def test_waiting_can_be_stopped_and_the_others_hear_of_it(held: Hosts) -> None:
     assert time.monotonic() - begun < 5
 
 
-def test_one_that_was_stopped_while_waiting_may_come_again(held: Hosts) -> None:
+def test_a_host_stopped_while_waiting_can_join_again(held: Hosts) -> None:
     hosts = free_hosts(3)
     stop = threading.Event()
     chief, first = held.start(hosts, 0), held.start(hosts, 1, stopped=stop.is_set)
@@ -180,7 +180,7 @@ def test_one_that_was_stopped_while_waiting_may_come_again(held: Hosts) -> None:
     assert all(len(future.result(LIMIT).state.hosts) == 3 for future in (chief, *others))
 
 
-def test_what_is_too_large_to_say() -> None:
+def test_a_configuration_over_the_size_limit_is_refused() -> None:
     large = status(0, agent__x="x" * 70_000)
     with pytest.raises(UsageError, match="more than the 65536 bytes"):
         Rendezvous(free_hosts(2), large, SECURITY)

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 # -- what they agree on
 
 
-def test_the_first_proposal_is_that_of_all(held: Hosts) -> None:
+def test_all_hosts_adopt_the_first_specification(held: Hosts) -> None:
     joined = held.all(3)
     barrier = threading.Barrier(3)
 
@@ -48,7 +48,7 @@ def test_the_first_proposal_is_that_of_all(held: Hosts) -> None:
     assert all(rendezvous.wait_spec(LIMIT) == specs[0] for rendezvous in joined)
 
 
-def test_a_proposal_of_one_reaches_all_and_waiting_ends(held: Hosts) -> None:
+def test_a_specification_reaches_all_hosts_and_ends_waiting(held: Hosts) -> None:
     joined = held.all(2)
     assert joined[0].wait_spec(0.05) is None
     joined[1].update(spec={"name": "x"})
@@ -57,7 +57,7 @@ def test_a_proposal_of_one_reaches_all_and_waiting_ends(held: Hosts) -> None:
         joined[0].update(spec={"name": "x" * 70_000})
 
 
-def test_loads_readiness_and_what_the_chief_knows_of_the_run(held: Hosts) -> None:
+def test_loads_readiness_and_run_are_shared(held: Hosts) -> None:
     joined = held.all(3)
     for rendezvous in joined:
         rendezvous.update(envs=10 * (rendezvous.index + 1), ready=rendezvous.index != 1)
@@ -75,7 +75,7 @@ def test_loads_readiness_and_what_the_chief_knows_of_the_run(held: Hosts) -> Non
 # -- ends
 
 
-def test_a_host_that_ends_says_why(held: Hosts) -> None:
+def test_the_reason_of_a_host_that_ends_is_shared(held: Hosts) -> None:
     joined = held.all(3)
     joined[1].close("out of memory")
     for rendezvous in (joined[0], joined[2]):
@@ -85,13 +85,13 @@ def test_a_host_that_ends_says_why(held: Hosts) -> None:
     joined[1].close()
 
 
-def test_a_chief_that_ends_says_why(held: Hosts) -> None:
+def test_the_reason_of_a_chief_that_ends_is_shared(held: Hosts) -> None:
     chief, other = held.all(2)
     chief.close("the disk\nis full")
     wait_until(lambda: other.failure == f"host 0 ({chief.hosts[0]}) has ended: the disk is full")
 
 
-def test_a_host_that_has_done_everything_is_not_missed(held: Hosts) -> None:
+def test_a_host_that_completed_its_work_is_not_lost(held: Hosts) -> None:
     joined = held.all(3)
     joined[2].close()
     joined[0].close()
@@ -106,7 +106,7 @@ def test_waiting_for_a_specification_ends_with_a_loss(held: Hosts) -> None:
     assert waiting.result(5.0) is None
 
 
-def test_a_connection_that_breaks_is_opened_again(held: Hosts) -> None:
+def test_a_host_reconnects(held: Hosts) -> None:
     chief, other = held.all(2)
     other._client._lost = "cut"  # type: ignore[union-attr]
     time.sleep(2 * SILENCE)
@@ -115,7 +115,7 @@ def test_a_connection_that_breaks_is_opened_again(held: Hosts) -> None:
     assert chief.failure == other.failure == ""
 
 
-def test_a_chief_that_starts_again_does_not_take_hosts_of_the_run_before(held: Hosts) -> None:
+def test_a_restarted_chief_rejects_hosts_of_the_earlier_rendezvous(held: Hosts) -> None:
     chief, other = held.all(2)
     chief.server.close("", usage=False)  # type: ignore[union-attr]
     with other._changed:
@@ -132,7 +132,7 @@ from seedcli.cluster.rendezvous import Rendezvous
 from seedcli.net.security.keys import Security
 from seedcli.net.security.token import Token
 from tests.cluster.joining import BEAT, SILENCE, status
-rendezvous_server.BEAT_SECONDS, rendezvous_server.SILENCE_SECONDS = BEAT, SILENCE
+rendezvous_server.HEARTBEAT_SECONDS, rendezvous_server.HEARTBEAT_TIMEOUT_SECONDS = BEAT, SILENCE
 hosts, index = sys.argv[1].split(","), int(sys.argv[2])
 Rendezvous(hosts, status(index), Security(Token(sys.argv[3], "argv"))).join(20.0)
 print("joined", flush=True)
@@ -159,7 +159,7 @@ def process() -> Iterator[Callable[[list[str], int], subprocess.Popen[str]]]:
 
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_host_that_dies_or_hangs_is_found(held: Hosts, process: Any, victim: int, number: signal.Signals) -> None:
+def test_a_host_that_dies_or_stalls_is_detected(held: Hosts, process: Any, victim: int, number: signal.Signals) -> None:
     hosts = free_hosts(3)
     child = process(hosts, victim)
     others = [held.start(hosts, index) for index in range(3) if index != victim]
@@ -173,7 +173,7 @@ def test_a_host_that_dies_or_hangs_is_found(held: Hosts, process: Any, victim: i
     assert time.monotonic() - begun > SILENCE - 2 * BEAT
 
 
-def test_of_garbage_only_what_is_well_formed_is_taken() -> None:
+def test_malformed_messages_are_rejected() -> None:
     sent: list[Status | State] = [
         status(1, a__b=1.5),
         status(1).model_copy(update={"config": None, "envs": 3, "spec": {"x": 1}, "ready": True}),
@@ -204,7 +204,7 @@ def test_of_garbage_only_what_is_well_formed_is_taken() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"x", b"{}", b"[]", b"\xff" * 100, json.dumps({"index": 1}).encode()])
 @pytest.mark.parametrize("framed", [True, False])
-def test_a_peer_that_holds_the_token_and_sends_nonsense_harms_no_host(held: Hosts, body: bytes, framed: bool) -> None:
+def test_nonsense_from_an_authenticated_peer_affects_no_host(held: Hosts, body: bytes, framed: bool) -> None:
     hosts = free_hosts(2)
     chief = held.start(hosts, 0)
     with zmq.Context() as context, context.socket(zmq.DEALER) as intruder:

@@ -50,7 +50,7 @@ def counted(steps: int) -> dict[str, int]:
     return {name: steps * (number + 1) for number, name in enumerate(COUNTERS)}
 
 
-def test_all_hosts_read_the_same_from_the_sum() -> None:
+def test_all_hosts_agree_on_the_sum() -> None:
     hosts = teams(env_steps=1000, episodes=7, trained_steps=900, seeds_given=5)
     for host in hosts:
         assert host.share_run(None).folder == "/x" and host.began["seeds_given"] == 5
@@ -67,7 +67,7 @@ def test_all_hosts_read_the_same_from_the_sum() -> None:
         assert host.totals["trained_steps"] == 900 + 60 * (COUNTERS.index("trained_steps") + 1)
 
 
-def test_a_step_without_a_batch_is_no_training() -> None:
+def test_a_step_without_a_batch_counts_no_training() -> None:
     hosts = teams()
     control = np.sum([host.control(counted(10), ready=host.index != 2, status=0) for host in hosts], axis=0)
     assert control[0] == 1
@@ -76,7 +76,7 @@ def test_a_step_without_a_batch_is_no_training() -> None:
     assert hosts[0].totals["env_steps"] == 30 and hosts[0].totals["trained_steps"] == 0
 
 
-def test_patience_ends_only_where_a_host_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timeout_runs_only_while_a_host_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     host, *others = teams(patience=5.0)
@@ -96,7 +96,7 @@ def test_patience_ends_only_where_a_host_waits(monkeypatch: pytest.MonkeyPatch) 
         step(True, False, False)
 
 
-def test_waiting_for_the_others_ends_with_a_signal() -> None:
+def test_a_signal_ends_waiting_for_the_others() -> None:
     address = "127.0.0.1:9"  # where no chief is
     own = Status(index=1, process="x", version="1", addresses=Addresses(tensorflow=address, actors={}), config={})
     rendezvous = Rendezvous([address, "b:1"], own, None, lambda: True)
@@ -104,12 +104,12 @@ def test_waiting_for_the_others_ends_with_a_signal() -> None:
         team.wait_for_all()
 
 
-def test_a_host_that_the_others_wait_for_in_vain_is_an_error() -> None:
-    with pytest.raises(SeedError, match="not every host is there"):
+def test_waiting_for_a_host_times_out() -> None:
+    with pytest.raises(SeedError, match="not every host is ready"):
         teams()[1].wait_for_all()
 
 
-def test_a_block_that_fails_or_stops_early_says_why() -> None:
+def test_a_failed_or_stopped_host_reports_the_reason() -> None:
     failed, stopped, done = teams()
     with pytest.raises(SeedError), failed:
         raise SeedError("the disk is full")
@@ -118,7 +118,7 @@ def test_a_block_that_fails_or_stops_early_says_why() -> None:
     with done:
         done.finished = True
     reasons = [team.rendezvous.closed for team in (failed, stopped, done)]  # type: ignore[attr-defined]
-    assert reasons == [["the disk is full"], ["it was stopped before training had begun"], [""]]
+    assert reasons == [["the disk is full"], ["it was stopped before training began"], [""]]
 
 
 def test_shares_add_up_to_the_whole() -> None:

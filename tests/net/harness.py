@@ -1,6 +1,6 @@
 """A small learner for tests: lets actors in, keeps every row, answers each with its checksum.
 
-`python -m tests.net.harness KIND SIZE…` serves as a process of its own and prints its address.
+`python -m tests.net.harness KIND SIZE…` serves in its own process and prints its address.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Row(NamedTuple):
 
 
 class Learner:
-    """Serves one transport in a thread of its own; `call` runs something in that thread."""
+    """Serves one transport in its own thread; `call` runs a function in that thread."""
 
     def __init__(self, server: ServerTransport, sizes: Sequence[int]) -> None:
         self.server = server
@@ -252,7 +252,7 @@ def expect(client: ClientTransport, kind: Kind) -> Any:
 
 
 def wait_until_gone(client: ClientTransport) -> None:
-    """Wait until the client is told that its connection or session has ended."""
+    """Wait until the client learns that its connection or session has ended."""
     deadline = time.monotonic() + LIMIT
     while time.monotonic() < deadline:
         try:

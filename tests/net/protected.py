@@ -18,7 +18,7 @@ from tests.net.harness import TOKEN, Actor
 Join = Callable[..., Actor]
 MINE = Token(TOKEN, "these tests")
 OTHER = Token("another-token-of-these-tests-0123456789", "elsewhere")
-CONNECT = 5.0  # seconds an actor gives a connection
+CONNECT = 5.0  # seconds for an actor to connect
 PROTECTED = pytest.mark.parametrize("kind", ["grpc+token", "zmq+token"])
 
 

@@ -56,14 +56,14 @@ def arrays(draw: st.DrawFn) -> tuple[ArraySpec, npt.NDArray[Any]]:
 
 @settings(deadline=None, max_examples=300)
 @given(arrays())
-def test_every_codec_brings_random_arrays_back(case: tuple[ArraySpec, npt.NDArray[Any]]) -> None:
+def test_every_codec_round_trips_random_arrays(case: tuple[ArraySpec, npt.NDArray[Any]]) -> None:
     spec, array = case
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     for name in fitting_codecs(spec):
         round_trip(ArrayCodec(name, spec, len(array)), raw)
 
 
-def test_bits_fit_arrays_of_two_values_alone() -> None:
+def test_bits_fit_only_arrays_of_two_values() -> None:
     assert fitting_codecs(FRAMES) == ("raw", "zstd")
     assert fitting_codecs(PLANES) == fitting_codecs(ArraySpec((3,), "bool")) == CODECS
     for name in ("bits", "bits+zstd", "lz4", ""):
@@ -72,7 +72,7 @@ def test_bits_fit_arrays_of_two_values_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["bits", "bits+zstd"])
-def test_a_third_value_is_the_environments_fault(name: str) -> None:
+def test_a_third_value_is_an_environment_error(name: str) -> None:
     codec = ArrayCodec(name, ArraySpec((9,), "uint8", binary=(3, 200)), 2)
     raw = np.full(18, 3, np.uint8)
     round_trip(codec, raw)
@@ -81,7 +81,7 @@ def test_a_third_value_is_the_environments_fault(name: str) -> None:
         codec.encode(raw)
 
 
-def test_what_does_not_shrink_is_sent_as_it_is() -> None:
+def test_incompressible_arrays_are_sent_raw() -> None:
     rng = np.random.default_rng(0)
     for name, spec, size in (("zstd", FRAMES, 7056), ("bits+zstd", PLANES, 3456), ("bits", PLANES, 3456)):
         noise = rng.integers(0, 2, spec.nbytes, np.uint8) * np.uint8(255)
@@ -155,7 +155,7 @@ def encoded(layout: RowLayout, row: npt.NDArray[np.uint8], names: dict[str, str]
 
 
 @pytest.mark.parametrize("envs", [1, 3, 32])
-def test_a_row_comes_back_and_its_padding_is_left_alone(envs: int) -> None:
+def test_rows_round_trip_and_keep_their_padding(envs: int) -> None:
     layout = RowLayout(SPEC, envs)
     decoder = RowDecoder(layout, NAMES)
     target = aligned_empty(layout.nbytes)
@@ -200,12 +200,12 @@ def with_block(index: int, block: bytes) -> bytes:
 
 
 def bomb(nbytes: int) -> bytes:
-    """A valid frame of zeros, a thousandth of what it holds."""
+    """A valid frame of zeros, a thousandth of the size of its content."""
     return zstandard.ZstdCompressor(level=1).compress(bytes(nbytes))
 
 
 def claiming(nbytes: int, frame: bytes) -> bytes:
-    """A frame whose header says another size, in eight bytes, without a window of its own."""
+    """A frame whose header announces another size, in eight bytes, and has no window."""
     parameters = zstandard.get_frame_parameters(frame)
     assert parameters.dict_id == 0
     return frame[:4] + b"\xe0" + nbytes.to_bytes(8, "little") + frame[zstandard.frame_header_size(frame) :]
@@ -213,35 +213,35 @@ def claiming(nbytes: int, frame: bytes) -> bytes:
 
 PIXELS = 2 * 7056
 CORRUPT = {
-    "nothing": (b"", "less than"),
-    "half a table": (GOOD[:10], "less than"),
-    "no blocks": (GOOD[:HEAD], "whose blocks say"),
-    "one byte less": (GOOD[:-1], "whose blocks say"),
-    "one byte more": (GOOD + b"\0", "whose blocks say"),
-    "lengths that overflow 32 bits": (struct.pack("<3I", 2**32 - 1, 2**32 - 1, 2) + GOOD[12:], "whose blocks say"),
-    "an empty block": (with_block(1, b""), "block of 0 bytes"),
-    "a block as large as it may be and one": (with_block(1, bytes(PIXELS + 1)), "a block of"),
-    "a raw block too short": (with_block(2, bytes(23)), "a block of 23"),
-    "no frame": (with_block(1, os.urandom(50)), "zstd|holds"),
-    "a skippable frame": (with_block(1, b"\x50\x2a\x4d\x18\x04\0\0\0abcd"), "zstd|holds"),
+    "nothing": (b"", "fewer than"),
+    "half a table": (GOOD[:10], "fewer than"),
+    "no blocks": (GOOD[:HEAD], "lengths add up to"),
+    "one byte less": (GOOD[:-1], "lengths add up to"),
+    "one byte more": (GOOD + b"\0", "lengths add up to"),
+    "lengths that overflow 32 bits": (struct.pack("<3I", 2**32 - 1, 2**32 - 1, 2) + GOOD[12:], "lengths add up to"),
+    "an empty block": (with_block(1, b""), "block has 0 bytes"),
+    "a block as large as it may be and one": (with_block(1, bytes(PIXELS + 1)), "a block has"),
+    "a raw block too short": (with_block(2, bytes(23)), "a block has 23"),
+    "no frame": (with_block(1, os.urandom(50)), "zstd|announces"),
+    "a skippable frame": (with_block(1, b"\x50\x2a\x4d\x18\x04\0\0\0abcd"), "zstd|announces"),
     "a frame cut off": (with_block(1, blocks()[1][:-3]), "not a zstd frame"),
     "a frame and more": (with_block(1, blocks()[1] + b"x"), "not a zstd frame"),
     "two frames": (with_block(1, blocks()[1] * 2), "not a zstd frame"),
-    "a frame of less": (with_block(1, bomb(PIXELS - 1)), f"holds {PIXELS - 1} bytes where {PIXELS}"),
-    "a frame of more": (with_block(1, bomb(PIXELS + 1)), f"holds {PIXELS + 1} bytes"),
-    "a bomb": (with_block(1, bomb(64 * 2**20)), f"holds {64 * 2**20} bytes"),
+    "a frame of less": (with_block(1, bomb(PIXELS - 1)), f"announces {PIXELS - 1} bytes, expected {PIXELS}"),
+    "a frame of more": (with_block(1, bomb(PIXELS + 1)), f"announces {PIXELS + 1} bytes"),
+    "a bomb": (with_block(1, bomb(64 * 2**20)), f"announces {64 * 2**20} bytes"),
     "a bomb said to be right": (with_block(1, claiming(PIXELS, bomb(32 * 2**20))), "not a zstd frame"),
-    "a frame said to be a terabyte": (with_block(1, claiming(2**40, bomb(PIXELS))), f"holds {2**40} bytes"),
-    "a frame said to be endless": (with_block(1, claiming(2**64 - 3, bomb(PIXELS))), "zstd|holds"),
+    "a frame said to be a terabyte": (with_block(1, claiming(2**40, bomb(PIXELS))), f"announces {2**40} bytes"),
+    "a frame said to be endless": (with_block(1, claiming(2**64 - 3, bomb(PIXELS))), "zstd|announces"),
     "a frame without a size": (
         with_block(1, zstandard.ZstdCompressor(write_content_size=False).compress(bytes(PIXELS))),
-        "holds -1 bytes",
+        "announces -1 bytes",
     ),
 }
 
 
 @pytest.mark.parametrize(("payload", "words"), CORRUPT.values(), ids=CORRUPT)
-def test_a_corrupt_row_breaks_the_protocol_and_allocates_nothing(payload: bytes, words: str) -> None:
+def test_a_corrupt_row_is_a_protocol_error_and_allocates_nothing(payload: bytes, words: str) -> None:
     refuses(payload, words)
     decoder = RowDecoder(LAYOUT, NAMES)
     target = memoryview(aligned_empty(LAYOUT.nbytes))
@@ -259,7 +259,7 @@ def test_a_corrupt_row_breaks_the_protocol_and_allocates_nothing(payload: bytes,
     st.integers(0, len(GOOD)) | st.none(),
     st.binary(max_size=40),
 )
-def test_no_mutation_does_more_than_break_the_protocol(
+def test_mutations_raise_nothing_but_protocol_errors(
     changes: list[tuple[int, int]], cut: int | None, tail: bytes
 ) -> None:
     payload = bytearray(GOOD)
@@ -278,7 +278,7 @@ def test_no_mutation_does_more_than_break_the_protocol(
 
 @settings(deadline=None, max_examples=300)
 @given(st.binary(max_size=200))
-def test_noise_breaks_the_protocol(noise: bytes) -> None:
+def test_noise_is_a_protocol_error(noise: bytes) -> None:
     refuses(noise)
     refuses(with_block(0, noise) if not 0 < len(noise) == 54 else b"")
     refuses(with_block(1, noise))
@@ -297,7 +297,7 @@ def test_codecs_that_do_not_fit_or_were_not_offered_are_refused() -> None:
         check_codecs(SPEC, {**NAMES, "pixels": "bits"}, CODECS)
 
 
-# -- payloads of any size, over every transport that carries them; through shared memory none travels
+# -- payloads of any size, over every transport but shared memory
 
 SIZE = 200_000
 TCP = pytest.mark.parametrize("kind", ["grpc", "zmq"])
@@ -340,5 +340,5 @@ def test_steps_of_a_wrong_size_end_that_peer_alone(
     expect(good.client, Kind.ACTION)
 
 
-def test_who_shares_memory(encoding_learner: Learner, join: Callable[..., Actor], kind: str) -> None:
+def test_only_shm_shares_memory(encoding_learner: Learner, join: Callable[..., Actor], kind: str) -> None:
     assert join(encoding_learner).client.shares_memory == (kind == "shm")

@@ -129,7 +129,7 @@ def test_a_message_over_the_listeners_limit_ends_the_connection(join: Join, kind
         wait_until_gone(bad.client)
         good.echo(0, b"g" * 1000)
         learner.call(lambda: learner.sizes.append(100_001))
-        with pytest.raises(RefusedError, match="100001 bytes where 100000"):
+        with pytest.raises(RefusedError, match="100001 bytes, more than the limit of 100000"):
             join(learner, "large")
     finally:
         learner.close()
@@ -188,7 +188,7 @@ def stall(learner: Learner) -> tuple[threading.Event, threading.Thread]:
     return resume, thread
 
 
-def test_a_learner_that_stands_still_times_out(learner: Learner, join: Join) -> None:
+def test_a_stalled_learner_times_out(learner: Learner, join: Join) -> None:
     actor = join(learner)
     resume, waiting = stall(learner)
     try:
@@ -240,7 +240,7 @@ def test_heartbeats_from_another_thread(learner: Learner, join: Join) -> None:
     assert [header.session for _, header in received] == list(range(100))
 
 
-def test_what_was_sent_arrives_before_the_end(learner: Learner, join: Join) -> None:
+def test_sent_frames_arrive_before_the_connection_ends(learner: Learner, join: Join) -> None:
     actors = [join(learner, name) for name in ("left", "right")]
 
     def finish() -> None:
@@ -285,7 +285,7 @@ def test_goodbye_arrives_before_the_connection_ends(learner: Learner, join: Join
     actor.client.close()
 
 
-def test_a_peer_that_is_gone_can_be_sent_to(learner: Learner, join: Join) -> None:
+def test_sending_to_a_lost_peer_does_nothing(learner: Learner, join: Join) -> None:
     good, leaving = join(learner, "good"), join(learner, "leaving")
     leaving.client.close()
     peer = learner.lost_peers.get(timeout=LIMIT).peer
@@ -295,7 +295,7 @@ def test_a_peer_that_is_gone_can_be_sent_to(learner: Learner, join: Join) -> Non
     good.echo(0, b"g" * 1000)
 
 
-def test_nobody_answers(kind: str, tmp_path: os.PathLike[str]) -> None:
+def test_no_answer_raises_unreachable(kind: str, tmp_path: os.PathLike[str]) -> None:
     address = {"grpc": "127.0.0.1:1", "zmq": "zmq://127.0.0.1:1", "shm": f"shm://{tmp_path}/nobody"}
     client = connect(address[kind.partition("+")[0]], security_of(kind))
     begun = time.monotonic()

@@ -35,20 +35,20 @@ JSON = st.recursive(
     st.integers(0, 2**32 - 1),
     st.integers(0, 2**64 - 1),
 )
-def test_a_header_reads_back(kind: Kind, nbytes: int, stream: int, sequence: int, session: int) -> None:
+def test_headers_round_trip(kind: Kind, nbytes: int, stream: int, sequence: int, session: int) -> None:
     data = pack_header(kind, nbytes, stream=stream, sequence=sequence, session=session)
     assert len(data) == HEADER_BYTES
     assert unpack_header(data) == Header(kind, stream, sequence, nbytes, session)
 
 
-def test_a_header_lies_as_documented() -> None:
+def test_the_header_layout_is_as_documented() -> None:
     data = pack_header(Kind.STEP, 0x01020304, stream=5, sequence=6, session=7)
     assert data == b"SEED" + bytes([3, 8, 5, 0, 6, 0, 0, 0, 4, 3, 2, 1, 7]) + bytes(15)
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=64) | st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
-def test_any_bytes_decode_or_break_the_protocol(data: bytes) -> None:
+def test_any_bytes_decode_or_are_a_protocol_error(data: bytes) -> None:
     try:
         header = unpack_header(data)
     except ProtocolError:
@@ -60,7 +60,7 @@ def test_any_bytes_decode_or_break_the_protocol(data: bytes) -> None:
 
 @settings(deadline=None)
 @given(st.binary(min_size=HEADER_BYTES - 6, max_size=HEADER_BYTES - 6), st.integers(0, 255))
-def test_any_fields_decode_or_break_the_protocol(rest: bytes, kind: int) -> None:
+def test_any_fields_decode_or_are_a_protocol_error(rest: bytes, kind: int) -> None:
     data = MAGIC + bytes([PROTOCOL_VERSION, kind]) + rest
     known = kind in set(Kind) and rest[-8:] == bytes(8)
     if known:
@@ -70,7 +70,7 @@ def test_any_fields_decode_or_break_the_protocol(rest: bytes, kind: int) -> None
             unpack_header(data)
 
 
-def test_another_version_is_named() -> None:
+def test_the_error_names_another_version() -> None:
     data = bytearray(pack_header(Kind.HELLO))
     data[4] = PROTOCOL_VERSION + 1
     with pytest.raises(ProtocolError, match=f"version {PROTOCOL_VERSION + 1}, this is version {PROTOCOL_VERSION}"):
@@ -79,13 +79,13 @@ def test_another_version_is_named() -> None:
 
 @settings(deadline=None)
 @given(st.dictionaries(st.text(), JSON, max_size=5))
-def test_a_control_message_reads_back(message: dict[str, object]) -> None:
+def test_control_messages_round_trip(message: dict[str, object]) -> None:
     assert decode_control(encode_control(message)) == json.loads(json.dumps(message))
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
-def test_any_control_payload_decodes_or_breaks_the_protocol(payload: bytes) -> None:
+def test_any_control_payload_decodes_or_is_a_protocol_error(payload: bytes) -> None:
     try:
         assert isinstance(decode_control(payload), dict)
     except ProtocolError:

@@ -34,7 +34,7 @@ def header(kind: int) -> Header:
 
 
 class Server:
-    """A server handshake with what it was asked."""
+    """A server handshake that records its calls."""
 
     def __init__(self) -> None:
         self.configured: list[Hello] = []
@@ -61,7 +61,7 @@ class Server:
         return self
 
 
-def test_the_good_path() -> None:
+def test_a_complete_handshake() -> None:
     server = Server()
     kind, challenge = server.take(Kind.HELLO, HELLO)
     assert kind == Kind.CHALLENGE and challenge["proof_required"] is False and len(challenge["nonce"]) >= 32
@@ -89,13 +89,13 @@ SPECS = {
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_every_kind_of_specification_gets_through(spec: EnvSpec) -> None:
+def test_every_kind_of_specification_is_accepted(spec: EnvSpec) -> None:
     codecs = dict.fromkeys(spec.arrays, "zstd")
     announcement = parse_spec({**spec.to_dict(), "codecs": codecs}, 1024)
     assert (announcement.spec, announcement.codecs, announcement.notice) == (spec, codecs, "")
 
 
-def test_a_notice_comes_with_the_specification() -> None:
+def test_the_specification_carries_a_notice() -> None:
     server = Server().up_to(Kind.SPEC)
     server.take(Kind.SPEC, {**SPEC_MESSAGE, "notice": "x observes text"})
     assert server.handshake.notice == "x observes text" and server.admitted == [SPEC]
@@ -129,21 +129,21 @@ BAD_OBSERVATIONS = {
 
 
 @pytest.mark.parametrize("message", BAD_OBSERVATIONS.values(), ids=BAD_OBSERVATIONS)
-def test_wrong_observations_break_the_protocol(message: dict[str, Any]) -> None:
+def test_invalid_observations_are_protocol_errors(message: dict[str, Any]) -> None:
     parse_spec(with_arrays(*[ArraySpec((2,), "uint8").to_dict()] * 64), 8)
     with pytest.raises(ProtocolError):
         parse_spec(message, 8)
 
 
-def test_every_challenge_has_a_nonce_of_its_own() -> None:
+def test_every_challenge_has_a_fresh_nonce() -> None:
     assert len({NoAuthenticator().challenge()["nonce"] for _ in range(100)}) == 100
 
 
 @pytest.mark.parametrize("expected", [Kind.HELLO, Kind.PROOF, Kind.SPEC])
-def test_any_other_kind_is_out_of_order(expected: Kind) -> None:
+def test_a_frame_out_of_order_is_a_protocol_error(expected: Kind) -> None:
     for kind in Kind:
         if kind != expected:
-            with pytest.raises(ProtocolError, match=f"kind {int(kind)} .* {expected.name} is expected"):
+            with pytest.raises(ProtocolError, match=f"kind {int(kind)}, but {expected.name} is expected"):
                 Server().up_to(expected).take(kind, HELLO)
 
 
@@ -170,7 +170,7 @@ BAD_HELLO = [
 
 
 @pytest.mark.parametrize("change", BAD_HELLO, ids=str)
-def test_a_wrong_hello_names_its_field(change: dict[str, Any]) -> None:
+def test_the_error_for_an_invalid_hello_names_the_field(change: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError, match=next(iter(change))):
         Server().take(Kind.HELLO, {**HELLO, **change})
     field = next(iter(change))
@@ -232,7 +232,7 @@ BAD_SPEC = [
 
 
 @pytest.mark.parametrize("change", BAD_SPEC, ids=lambda change: str(change)[:60])
-def test_a_wrong_spec_breaks_the_protocol(change: dict[str, Any]) -> None:
+def test_an_invalid_spec_is_a_protocol_error(change: dict[str, Any]) -> None:
     server = Server().up_to(Kind.SPEC)
     with pytest.raises(ProtocolError):
         server.take(Kind.SPEC, {**SPEC_MESSAGE, **change})
@@ -248,7 +248,7 @@ MESSAGES = st.dictionaries(
 
 @settings(deadline=None)
 @given(st.sampled_from([Kind.HELLO, Kind.PROOF, Kind.SPEC]), MESSAGES)
-def test_any_message_is_taken_or_breaks_the_protocol(kind: Kind, message: dict[str, Any]) -> None:
+def test_any_message_is_accepted_or_a_protocol_error(kind: Kind, message: dict[str, Any]) -> None:
     try:
         Server().up_to(kind).take(kind, message)
     except ProtocolError:
@@ -274,12 +274,12 @@ def test_any_message_is_taken_or_breaks_the_protocol(kind: Kind, message: dict[s
     ],
     ids=str,
 )
-def test_a_wrong_ready_breaks_the_protocol(change: dict[str, Any]) -> None:
+def test_an_invalid_ready_is_a_protocol_error(change: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
         parse(Ready, {**READY, **change})
 
 
-def test_what_the_transport_added_to_ready_is_kept() -> None:
+def test_ready_keeps_the_fields_of_the_transport() -> None:
     assert parse(Ready, {**READY, "path": "/x"}).extra == {"path": "/x"}
 
 
@@ -292,7 +292,7 @@ def shake_hands(learner: Learner, timeout: float = LIMIT) -> ClientHandshake:
     return ClientHandshake(client, actor_id="actor", envs=4, streams=2, timeout=timeout)
 
 
-def test_both_sides_agree(learner: Learner, join: Callable[..., Actor]) -> None:
+def test_both_sides_complete_the_handshake(learner: Learner, join: Callable[..., Actor]) -> None:
     hellos: list[Hello] = []
 
     def configure(hello: Hello) -> dict[str, Any]:
@@ -307,7 +307,7 @@ def test_both_sides_agree(learner: Learner, join: Callable[..., Actor]) -> None:
     assert (actor.ready.heartbeat_seconds, actor.ready.timeout_seconds, actor.ready.reconnect_timeout) == (0.5, 5, 10)
 
 
-def test_refused_for_its_size(learner: Learner) -> None:
+def test_an_actor_with_too_many_environments_is_refused(learner: Learner) -> None:
     def configure(hello: Hello) -> dict[str, Any]:
         raise RefusedError(f"{hello.envs} environments do not fit")
 
@@ -318,7 +318,7 @@ def test_refused_for_its_size(learner: Learner) -> None:
     wait_until_gone_or_silent(handshake)
 
 
-def test_refused_for_its_environment(learner: Learner) -> None:
+def test_an_actor_with_another_environment_is_refused(learner: Learner) -> None:
     learner.refuse_spec = "num_actions is 3 where 6 is expected"
     handshake = shake_hands(learner)
     handshake.configure()
@@ -328,7 +328,7 @@ def test_refused_for_its_environment(learner: Learner) -> None:
 
 
 def wait_until_gone_or_silent(handshake: ClientHandshake) -> None:
-    """After a refusal the learner answers nothing but that it knows no such session."""
+    """After a refusal the learner answers UNKNOWN only."""
     client = handshake._transport
     try:
         handshake._send(Kind.SPEC, SPEC_MESSAGE)
@@ -339,7 +339,7 @@ def wait_until_gone_or_silent(handshake: ClientHandshake) -> None:
 
 
 class Closed(NoAuthenticator):
-    """Lets nobody in."""
+    """Refuses every peer."""
 
     def __init__(self, proof_required: bool) -> None:
         self._proof_required = proof_required
@@ -351,7 +351,7 @@ class Closed(NoAuthenticator):
         return None
 
 
-def test_refused_by_the_authenticator(learner: Learner) -> None:
+def test_an_actor_with_a_wrong_proof_is_refused(learner: Learner) -> None:
     learner.authenticator = Closed(proof_required=learner.security is not None)
     handshake = shake_hands(learner)
     with pytest.raises(RefusedError, match="^the token is not this learner's: give the actor the learner's token$"):
@@ -359,10 +359,10 @@ def test_refused_by_the_authenticator(learner: Learner) -> None:
     wait_until_gone_or_silent(handshake)
 
 
-def test_both_sides_want_a_proof_or_neither(learner: Learner) -> None:
+def test_both_sides_must_require_a_proof_or_neither(learner: Learner) -> None:
     learner.authenticator = Closed(proof_required=learner.security is None)
     handshake = shake_hands(learner)
-    reason = "asks for a token: leave out --insecure" if learner.security is None else "does not ask for the token"
+    reason = "requires a token: leave out --insecure" if learner.security is None else "does not require the token"
     with pytest.raises(RefusedError, match=reason):
         handshake.configure()
     handshake._transport.close()
@@ -398,21 +398,21 @@ CHALLENGE = encode_control({"nonce": "0f" * 32, "proof_required": False})
 @pytest.mark.parametrize(
     ("answers", "error", "words"),
     [
-        ([(Kind.ACTION, b"")], ProtocolError, "kind 9 where CHALLENGE is expected"),
-        ([(Kind.CHALLENGE, b"no JSON")], ProtocolError, "not JSON"),
-        ([(Kind.CHALLENGE, b"{}")], ProtocolError, "somewhere:1 sent a challenge that is none"),
-        ([(Kind.CHALLENGE, CHALLENGE.replace(b"0f", b"0F"))], ProtocolError, "a challenge that is none"),
-        ([(Kind.CHALLENGE, CHALLENGE.replace(b"false", b"0"))], ProtocolError, "a challenge that is none"),
+        ([(Kind.ACTION, b"")], ProtocolError, "kind 9, but CHALLENGE is expected"),
+        ([(Kind.CHALLENGE, b"not JSON")], ProtocolError, "not JSON"),
+        ([(Kind.CHALLENGE, b"{}")], ProtocolError, "somewhere:1 sent an invalid challenge"),
+        ([(Kind.CHALLENGE, CHALLENGE.replace(b"0f", b"0F"))], ProtocolError, "an invalid challenge"),
+        ([(Kind.CHALLENGE, CHALLENGE.replace(b"false", b"0"))], ProtocolError, "an invalid challenge"),
         ([(Kind.REFUSED, b'{"reason":"\\u001b[2Jgone"}')], RefusedError, r"^ \[2Jgone$"),
         ([(Kind.CHALLENGE, CHALLENGE), (Kind.CHALLENGE, CHALLENGE)], ProtocolError, "CONFIGURE is expected"),
         ([(Kind.REFUSED, b"{}")], RefusedError, "no reason"),
         ([(Kind.HEARTBEAT_ACK, b""), (Kind.REFUSED, b'{"reason":"full"}')], RefusedError, "^full$"),
         ([(Kind.CHALLENGE, CHALLENGE), (Kind.UNKNOWN, b"")], ConnectionLost, "somewhere:1 ended the handshake"),
         ([(Kind.UNKNOWN, b"")], ConnectionLost, "ended the handshake"),
-        ([(Kind.DONE, b"")], TrainingDone, "is over"),
+        ([(Kind.DONE, b"")], TrainingDone, "is done"),
     ],
 )
-def test_answers_that_are_none(answers: list[tuple[Kind, bytes]], error: type[Exception], words: str) -> None:
+def test_invalid_answers_raise(answers: list[tuple[Kind, bytes]], error: type[Exception], words: str) -> None:
     client: Any = Scripted(*answers)
     with pytest.raises(error, match=words):
         ClientHandshake(client, actor_id="actor", envs=1, streams=1, timeout=LIMIT).configure()
@@ -424,7 +424,7 @@ def test_a_handshake_out_of_order_ends_the_connection(learner: Learner, join: Ca
     handshake._send(Kind.HELLO, HELLO)
     expect(handshake._transport, Kind.CHALLENGE)
     handshake._send(Kind.SPEC, SPEC_MESSAGE)
-    assert "where PROOF is expected" in learner.lost_peers.get(timeout=LIMIT).reason
+    assert "but PROOF is expected" in learner.lost_peers.get(timeout=LIMIT).reason
     wait_until_gone(handshake._transport)
     handshake._transport.close()
     good.echo(0, bytes(1000))
@@ -433,7 +433,7 @@ def test_a_handshake_out_of_order_ends_the_connection(learner: Learner, join: Ca
 # -- being sent on
 
 
-def test_redirect_stands_for_configure_and_ends_the_handshake() -> None:
+def test_redirect_replaces_configure_and_ends_the_handshake() -> None:
     asked: list[Hello] = []
 
     def place(hello: Hello) -> str | None:
@@ -459,7 +459,7 @@ def test_redirect_stands_for_configure_and_ends_the_handshake() -> None:
     assert len(asked) == 2
 
 
-def test_where_a_redirect_may_lead() -> None:
+def test_valid_and_invalid_redirect_addresses() -> None:
     assert parse_redirect({"address": "b:1"}, "grpc") == "b:1"
     assert parse_redirect({"address": "zmq://[::1]:1"}, "zmq") == "zmq://[::1]:1"
     for message in ({}, {"address": 1}, {"address": "zmq://b:1"}, {"address": "b:1", "x": 1}, {"address": "shm:///b"}):

@@ -21,7 +21,7 @@ def test_the_health_service_answers(learner: Learner) -> None:
 
 
 @pytest.mark.parametrize("kind", ["grpc+token"])
-def test_the_health_service_answers_who_shows_the_actors_certificate(kind: str, learner: Learner) -> None:
+def test_the_health_service_answers_clients_with_the_actors_certificate(kind: str, learner: Learner) -> None:
     identity = tls_identity(Security(MINE), "actor")
     options = [("grpc.ssl_target_name_override", identity.name)]
     for key, chain in ((identity.key, identity.chain), (None, None)):
@@ -38,7 +38,7 @@ def test_the_health_service_answers_who_shows_the_actors_certificate(kind: str, 
 
 
 @pytest.mark.parametrize("kind", ["grpc"])
-def test_who_watches_the_health_is_told_that_the_learner_stops(learner: Learner) -> None:
+def test_health_watchers_are_notified_when_the_learner_stops(learner: Learner) -> None:
     with grpc.insecure_channel(learner.server.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         watches = [

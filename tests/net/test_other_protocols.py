@@ -1,4 +1,4 @@
-"""What stands at an address and is no learner: told from a learner that is slow, stopped or gone."""
+"""Another program at a learner's address is distinguished from a slow, suspended or lost learner."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def test_another_protocol_is_a_refusal(kind: str, security: Security | None, ban
         assert time.monotonic() - begun < 6
     assert caught.value.exit_status == EXIT_REFUSED
     sentence = str(caught.value)
-    assert f"what answers at {address} does not speak {PROTOCOL[kind]}, so no learner listens there" in sentence
+    assert f"the server at {address} does not speak {PROTOCOL[kind]}, so it is not a learner" in sentence
     assert "zmq://HOST:PORT" in sentence and "token" not in sentence and "\n" not in sentence
 
 
 @TCP
 @SECURITY
-def test_one_banner_is_not_yet_a_refusal(kind: str, security: Security | None) -> None:
+def test_a_single_banner_is_not_a_refusal(kind: str, security: Security | None) -> None:
     """As at a port that a learner takes over from another program."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -93,12 +93,12 @@ def test_one_banner_is_not_yet_a_refusal(kind: str, security: Security | None) -
 
 
 @pytest.mark.parametrize("kind", ["grpc", "grpc+token", "zmq", "zmq+token"])
-def test_a_learner_that_is_stopped_is_waited_for(kind: str, spawn: Callable[..., subprocess.Popen[str]]) -> None:
+def test_an_actor_waits_for_a_suspended_learner(kind: str, spawn: Callable[..., subprocess.Popen[str]]) -> None:
     process = spawn("-m", "tests.net.harness", kind, "1000")
     assert process.stdout is not None
     address = process.stdout.readline().strip()
     process.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # until each of its threads stands
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # until all its threads are stopped
     with client_of(address, security_of(kind)) as client, pytest.raises(UnreachableError) as caught:
         client.connect(3.0)
     assert caught.value.exit_status == EXIT_UNREACHABLE

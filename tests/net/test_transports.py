@@ -1,4 +1,4 @@
-"""What is particular to one transport: raw garbage on its port, its limits, its address."""
+"""What differs between transports: raw garbage on the port, limits, addresses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROUTER = pytest.mark.parametrize("kind", ["zmq", "shm"])
 
 HELLO = encode_control({"actor_id": "raw", "envs": 1, "streams": 1, "version": "1"})
 HELLO_HEADER = pack_header(Kind.HELLO, len(HELLO))
-GREETING = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x00NULL" + bytes(48)  # ZeroMQ's, whole
+GREETING = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x00NULL" + bytes(48)  # ZeroMQ's complete greeting
 RAW = [
     os.urandom(4096),
     b"\x06\x00hello\x21\x00" + os.urandom(32),  # ZeroMQ's first protocol: an identity, then a message
@@ -48,7 +48,7 @@ RAW = [
 
 
 @PROTECTED_TOO
-def test_raw_garbage_on_the_port_harms_nobody(learner: Learner, join: Join) -> None:
+def test_raw_garbage_on_the_port_affects_no_actor(learner: Learner, join: Join) -> None:
     good = join(learner, "good")
     host, _, port = learner.server.address.removeprefix("zmq://").rpartition(":")
     for garbage in RAW:
@@ -57,7 +57,7 @@ def test_raw_garbage_on_the_port_harms_nobody(learner: Learner, join: Join) -> N
             try:
                 raw.sendall(garbage)
             except OSError:
-                pass  # closed on us already
+                pass  # the server closed the connection
             for _ in range(5):
                 good.echo(1, os.urandom(500))
     join(learner, "late").echo(0, bytes(1000))
@@ -98,7 +98,7 @@ def test_a_malformed_message_ends_that_peer_alone(learner: Learner, join: Join, 
     raw.send_multipart(parts)
     assert learner.lost_peers.get(timeout=LIMIT).malformed
     assert raw.poll(int(LIMIT * 1000)) and raw.recv_multipart() == [pack_header(Kind.UNKNOWN), b""]
-    # From then on it is unknown, whatever it says.
+    # From then on, the server answers every frame with UNKNOWN.
     raw.send_multipart([HELLO_HEADER, HELLO])
     assert raw.poll(int(LIMIT * 1000)) and raw.recv_multipart() == [pack_header(Kind.UNKNOWN), b""]
     good.echo(0, bytes(1000))
@@ -158,7 +158,7 @@ def test_a_heartbeat_connection_carries_heartbeats_only(learner: Learner, join: 
         HELLO_HEADER + HELLO + b" ",
         HELLO_HEADER + b"\xff" * len(HELLO),
     ],
-    ids=["empty", "a byte", "noise", "half a header", "no payload", "too short", "too long", "no JSON"],
+    ids=["empty", "a byte", "noise", "half a header", "no payload", "too short", "too long", "not JSON"],
 )
 def test_a_malformed_grpc_message_ends_that_stream_alone(learner: Learner, join: Join, message: bytes) -> None:
     good = join(learner, "good")
@@ -219,7 +219,7 @@ def test_a_peer_that_does_not_read_is_dropped(
 
 
 @pytest.mark.parametrize("kind", ["grpc"])
-def test_what_waits_in_a_grpc_connection_is_bounded(learner: Learner, join: Join) -> None:
+def test_the_inbox_of_a_grpc_connection_is_bounded(learner: Learner, join: Join) -> None:
     actor = join(learner)
     assert isinstance(learner.server, GrpcServer)
     (connection,) = learner.server._connections.values()
@@ -230,7 +230,7 @@ def test_what_waits_in_a_grpc_connection_is_bounded(learner: Learner, join: Join
         nonlocal longest
         for _ in range(2000):
             actor.client.heartbeat(pack_header(Kind.HEARTBEAT))
-        while not connection.paused:  # pytest's time-out is the limit
+        while not connection.paused:  # pytest's timeout is the limit
             pass
         longest = len(connection.inbox)
 
@@ -241,7 +241,7 @@ def test_what_waits_in_a_grpc_connection_is_bounded(learner: Learner, join: Join
 
 
 @pytest.mark.parametrize(("server", "setting"), [(GrpcServer, "net.grpc_port"), (ZmqServer, "net.zmq_port")])
-def test_a_port_in_use(server: Callable[[str, int], Any], setting: str) -> None:
+def test_a_port_in_use_is_a_usage_error(server: Callable[[str, int], Any], setting: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -251,11 +251,11 @@ def test_a_port_in_use(server: Callable[[str, int], Any], setting: str) -> None:
     with pytest.raises(UsageError, match="net.host"):
         server("no-such-host.invalid", 0)
     with pytest.raises(UsageError, match="net.host"):
-        server("192.0.2.1", 0)  # documentation's, never ours
+        server("192.0.2.1", 0)  # a documentation address
 
 
 @PROTECTED_TOO
-def test_a_learner_takes_its_port_over_again(kind: str, learner: Learner, join: Join) -> None:
+def test_a_restarted_learner_binds_the_same_port(kind: str, learner: Learner, join: Join) -> None:
     actor = join(learner)
     actor.echo(0, bytes(1000))
     port = int(learner.server.address.rpartition(":")[2])
@@ -286,7 +286,7 @@ def test_shared_memory_is_private_and_leaves_nothing(
     actor = join(learner)
     assert modes == [0o600] and not os.path.exists(paths[0])
     actor.echo(0, bytes(1000))
-    # An actor that dies before it has mapped the file: the learner removes it.
+    # The learner removes the file of an actor that dies before mapping it.
     monkeypatch.setattr("seedcli.net.shm.ShmClient.open_session", lambda *_: [])
     unmapped = join(learner, "unmapped")
     assert os.path.exists(paths[1])
@@ -311,10 +311,10 @@ def test_too_little_shared_memory_is_a_refusal(learner: Learner, join: Join, mon
     join(learner, "good").echo(0, bytes(1000))
 
 
-def test_a_socket_path_that_cannot_be(tmp_path: Path) -> None:
+def test_invalid_socket_paths_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="longer than 107 bytes"):
         ShmServer("/tmp/" + "x" * 120)
-    with pytest.raises(UsageError, match="cannot make a socket"):
+    with pytest.raises(UsageError, match="cannot create a socket"):
         ShmServer("/no-such-folder/learner")
 
 
@@ -341,8 +341,8 @@ def test_an_address_chooses_the_transport(address: str, transport: str) -> None:
     ["", "learner", "127.0.0.1", ":8686", "host:0", "host:65536", "host:x", "http://host:80", "zmq://host", "shm://",
      "shm://relative", "host:1:2", "a b:80", "zmq://host:80/path", "ho\nst:80"],
 )  # fmt: skip
-def test_no_address(address: str) -> None:
-    with pytest.raises(UsageError, match="is no learner's address: give HOST:PORT for gRPC"):
+def test_invalid_addresses_are_refused(address: str) -> None:
+    with pytest.raises(UsageError, match="is not a learner's address: give HOST:PORT for gRPC"):
         connect(address)
 
 

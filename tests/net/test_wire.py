@@ -91,7 +91,7 @@ def test_nothing_readable_crosses_the_wire(kind: str, learner: Learner) -> None:
 
 
 @pytest.mark.parametrize("kind", ["grpc", "zmq"])
-def test_without_security_it_would(kind: str, learner: Learner) -> None:
+def test_plain_text_crosses_the_wire_without_security(kind: str, learner: Learner) -> None:
     """The control: what is looked for above is there to be found."""
     found = set(readable(learner))
     assert {"actor_id", "environment", "nonce", "actor", "specification", "magic", "row"} <= found
@@ -99,7 +99,7 @@ def test_without_security_it_would(kind: str, learner: Learner) -> None:
 
 
 @pytest.mark.parametrize("kind", ["grpc+token", "zmq+token"])
-def test_a_recorded_session_cannot_be_played_again(kind: str, learner: Learner) -> None:
+def test_a_recorded_session_cannot_be_replayed(kind: str, learner: Learner) -> None:
     wire = Wire(learner.server.address)
     try:
         actor = Actor(wire.address, "once", learner.security)

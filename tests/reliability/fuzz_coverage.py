@@ -16,7 +16,7 @@ from tests.reliability.fuzz_parsers import fuzz_parsers
 PARSERS: dict[str, tuple[str, ...]] = {
     "seedcli.net.frames": ("unpack_header", "decode_control"),
     "seedcli.net.messages": (
-        *("_text", "_integer", "_integers", "_seconds", "only", "parse_hello", "parse_goodbye", "_sizes"),
+        *("_text", "_integer", "_integers", "_seconds", "check_keys", "parse_hello", "parse_goodbye", "_sizes"),
         *("_array_bytes", "parse_spec", "parse_notice", "parse_ready", "parse_redirect"),
     ),
     "seedcli.net.security.keys": ("TokenAuthenticator.answer", "is_hex"),
@@ -28,9 +28,9 @@ PARSERS: dict[str, tuple[str, ...]] = {
 # What no input reaches, and why.
 EXEMPT = {
     # A learner that cannot build its agent ends: because of its configuration or machine, not of what a peer says.
-    "raise  # the learner itself cannot go on, and the actor need not look for it",
+    "raise  # the learner must stop, and the actor need not look for it",
     # zstd checks the same and says so first: this stands for libraries that might not.
-    'raise ProtocolError(f"a block that held {len(content)} bytes where {self.max_bytes} are expected")',
+    'raise ProtocolError(f"a block contains {len(content)} bytes, expected {self.max_bytes}")',
 }
 
 

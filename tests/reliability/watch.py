@@ -19,9 +19,9 @@ _WARM_SECONDS = 30.0  # of a learner's life: functions are traced, buffers are m
 _EXPECTED = (
     r"lost: silent for \d+ s",
     r"lost: the connection was closed",
-    r"lost: it does not read what it is sent",
+    r"lost: the peer does not read its messages",
     r"connections have ended in the handshake",  # an actor killed in the middle of one
-    r"connections of peers that have not proved the token were ended",
+    r"connections of unauthenticated peers were closed",
     r"no learner (has left its address|answered) ",
     r"the learner has been silent for \d+ s",
     r"the learner does not know this session any more",

@@ -61,7 +61,7 @@ def test_no_place_at_all(connect: str) -> None:
 
 @pytest.mark.parametrize("connect", ["learner", "a:1,learner", "http://a:1", "a:1,zmq://b", "grpc://./run"])
 def test_what_is_neither_an_address_nor_a_folder(connect: str) -> None:
-    with pytest.raises(UsageError, match="is no learner's address"):
+    with pytest.raises(UsageError, match="is not a learner's address"):
         Discovery(connect)
 
 

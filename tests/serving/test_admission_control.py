@@ -29,7 +29,7 @@ class Port:
         return address in self.trusted
 
     def visit(self, *, trusted: bool = False) -> socket.socket:
-        """Connect to it; gives the visitor's end."""
+        """Connect to it; returns the client's socket."""
         visitor = socket.create_connection(self._socket.getsockname())
         visitor.settimeout(LIMIT)
         if trusted:
@@ -84,7 +84,7 @@ def test_a_connection_without_proof_in_time_is_ended_and_one_with_it_stays(
     assert stands(actor) and control.ended == 1
 
 
-def test_a_peer_that_loses_trust_gets_the_same_time_again(
+def test_a_peer_whose_session_ended_gets_the_full_time_again(
     port: Port, control: AdmissionControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission_control, "PROOF_SECONDS", 1.0)
@@ -113,7 +113,7 @@ def test_a_few_connections_are_admitted_although_actors_hold_most_descriptors(
 ) -> None:
     actors = [port.visit(trusted=True) for _ in range(30)]
     wait_for(lambda: control.descriptors > 60, "a look at all of them", LIMIT)
-    # What is left for connections is less than nothing, which new peers are to be told, not to be cut off for.
+    # No descriptors are left for connections: new peers must get a refusal, not a closed connection.
     monkeypatch.setattr(admission_control, "descriptor_limit", lambda: control.descriptors)
     intruders = [port.visit() for _ in range(admission_control._MIN_UNAUTHENTICATED + 4)]
     assert all(is_ended(intruder) for intruder in intruders[:4])

@@ -64,7 +64,7 @@ def test_an_actor_that_steps(watched: Watched) -> None:
     assert (row.steps, row.steps_per_second, row.last_seen_seconds) == (9, 3.0, 2.0)
 
 
-def test_an_actor_without_heartbeats_is_silent_until_it_is_heard(watched: Watched) -> None:
+def test_an_actor_without_heartbeats_is_silent_until_the_next_one(watched: Watched) -> None:
     quiet, loud = watched.fleet.join("quiet"), watched.fleet.join("loud")
     watched.pass_seconds(SILENT_HEARTBEATS * HEARTBEAT - 0.1)
     watched.beat(loud)
@@ -75,7 +75,7 @@ def test_an_actor_without_heartbeats_is_silent_until_it_is_heard(watched: Watche
     assert watched.states() == {"quiet": "stepping", "loud": "stepping"}
 
 
-def test_nobody_is_silent_while_the_service_itself_does_not_listen(watched: Watched) -> None:
+def test_no_actor_is_silent_while_the_service_is_held_up(watched: Watched) -> None:
     watched.fleet.join("a")
     watched.fleet.now += 100.0  # an agent is built, say: no turn
     assert watched.states() == {"a": "stepping"}
@@ -126,7 +126,7 @@ def test_a_lost_actor_is_shown_for_a_minute_with_the_reason(watched: Watched) ->
     assert watched.fleet.service.sessions_lost == 1
 
 
-def test_an_actor_that_came_back_is_not_lost_nor_when_it_leaves(watched: Watched) -> None:
+def test_an_actor_that_reconnected_or_left_is_not_lost(watched: Watched) -> None:
     watched.lose(watched.fleet.join("a"))
     assert watched.states() == {"a": "lost"}
     watched.pass_seconds(1.0)

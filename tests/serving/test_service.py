@@ -1,4 +1,4 @@
-"""The service: who is let in, who is put out, and that no one else notices."""
+"""The service: which actors are admitted, which are dropped, and that other actors are unaffected."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
     return Fleet(monkeypatch)
 
 
-def test_a_step_is_answered_with_its_sequence_and_one_action_an_environment(fleet):
+def test_a_step_is_answered_with_its_sequence_and_one_action_per_environment(fleet):
     actor = fleet.join("a", envs=3, streams=2)
     assert actor.ready.stream_envs == (2, 1)
     assert actor.configuration["environment"] == {"id": "x"}
@@ -141,7 +141,7 @@ def test_a_step_is_answered_with_its_sequence_and_one_action_an_environment(flee
 
 def test_environments_beyond_the_limit_are_refused_with_the_numbers(fleet):
     fleet.join("a", envs=6)
-    with pytest.raises(RefusedError, match=r"3 environments do not fit.*takes 8 and 6 are connected"):
+    with pytest.raises(RefusedError, match=r"3 environments do not fit.*accepts 8 and 6 are connected"):
         fleet.join("b", envs=3)
     fleet.join("c", envs=2)
 
@@ -154,19 +154,19 @@ def introduce(fleet: Fleet, token: Token | None, name: str = "a", failure: str =
     ClientHandshake(client, actor_id=name, envs=2, streams=1, timeout=5.0, failure=failure).configure()
 
 
-def test_who_does_not_hold_the_listeners_token_learns_and_changes_nothing(fleet, caplog):
+def test_unauthenticated_peers_learn_and_change_nothing(fleet, caplog):
     mine, other = (Token(f"{name}-token-of-these-tests-0123456789", "here") for name in ("my", "another"))
     fleet.server.token = mine
     introduce(fleet, mine, "good")
     seeds = fleet.service.reception.seeds_given
-    for token, words in ((other, "the token is not this learner's"), (None, "asks for a token")):
+    for token, words in ((other, "the token is not this learner's"), (None, "requires a token")):
         for _ in range(20):
             with pytest.raises(RefusedError, match=words):
                 introduce(fleet, token, "good", failure="what only a member of the fleet may have logged")
     assert fleet.service.reception.seeds_given == seeds and fleet.service.environment_failures == 0
     assert not fleet.service.sessions() and fleet.engine is None, "nothing is built for an unauthenticated peer"
     assert "what only a member" not in caplog.text
-    assert len([record for record in caplog.records if "refused" in record.getMessage()]) <= 2, "who knocks often"
+    assert len([record for record in caplog.records if "refused" in record.getMessage()]) <= 2, "logged once"
     introduce(fleet, mine, "good", failure="this one is of the fleet")
     assert fleet.service.environment_failures == 1
 
@@ -177,7 +177,7 @@ def test_another_specification_is_refused_by_the_name_of_the_field(fleet):
         fleet.join("b", spec=EnvSpec(SPEC.name, SPEC.observation, ActionSpec((4,))))
 
 
-def test_an_actor_that_connects_anew_replaces_its_session(fleet):
+def test_a_reconnecting_actor_replaces_its_session(fleet):
     first = fleet.join("a", envs=8)
     again = fleet.join("a", envs=8)
     assert [s.number for s in fleet.service.sessions()] == [again.ready.session]
@@ -188,7 +188,7 @@ def test_an_actor_that_connects_anew_replaces_its_session(fleet):
     assert len(again.answers()) == 1
 
 
-def test_every_actor_gets_seeds_of_its_own(fleet):
+def test_every_actor_gets_different_seeds(fleet):
     seeds = [fleet.join(name, envs=2).configuration["seed"] for name in ("a", "b", "a")]
     spans = [set(range(seed, seed + 2)) for seed in seeds]
     assert not (spans[0] & spans[1] or spans[0] & spans[2] or spans[1] & spans[2])
@@ -219,7 +219,7 @@ def test_a_step_out_of_order_ends_its_connection_alone(fleet, fault):
     assert len(good.answers()) == 1
 
 
-def test_an_observation_that_is_not_finite_ends_its_actor_with_the_reason(fleet):
+def test_a_non_finite_observation_ends_the_session_with_the_reason(fleet):
     good, bad = fleet.join("good"), fleet.join("bad")
     bad.send(0, observation=float("nan"))
     good.send(0)
@@ -229,7 +229,7 @@ def test_an_observation_that_is_not_finite_ends_its_actor_with_the_reason(fleet)
     assert [s.actor_id for s in fleet.service.sessions()] == ["good"]
 
 
-def test_a_reward_that_is_not_finite_drops_unrolls_and_leaves_its_actor_in_peace(fleet):
+def test_a_non_finite_reward_drops_unrolls_but_not_the_session(fleet):
     good, odd = fleet.join("good"), fleet.join("odd")
     for sequence in range(8):
         odd.send(sequence, reward=float("nan") if sequence == 2 else 1.0)
@@ -239,7 +239,7 @@ def test_a_reward_that_is_not_finite_drops_unrolls_and_leaves_its_actor_in_peace
     assert fleet.engine.stats.dropped_unrolls == 2, "record 2 stands in one unroll of each of two environments"
 
 
-def test_silence_ends_a_session_and_heartbeats_keep_it(fleet):
+def test_a_session_times_out_without_heartbeats(fleet):
     silent, waiting = fleet.join("silent"), fleet.join("waiting")
     for _ in range(3):
         fleet.now += 5.0
@@ -261,7 +261,7 @@ def test_a_goodbye_frees_the_slots_at_once(fleet):
     fleet.join("b", envs=8)
 
 
-def test_steps_of_an_unknown_session_are_told_so(fleet):
+def test_steps_of_an_unknown_session_are_answered_with_unknown(fleet):
     unknown = fleet.server.client()
     unknown.send(pack_header(Kind.STEP, 3, session=77), b"abc")
     unknown.send(pack_header(Kind.HEARTBEAT, session=77))
@@ -285,7 +285,7 @@ def test_a_handshake_that_is_not_finished_in_time_is_ended(fleet):
 
 
 @pytest.mark.parametrize("done", [True, False])
-def test_actors_are_told_to_leave_only_when_training_is_done(fleet, done):
+def test_actors_receive_done_only_when_training_is_done(fleet, done):
     actor = fleet.join("a")
     actor.client.inbox.clear()
     fleet.service.stop(training_done=done)
@@ -335,7 +335,7 @@ def test_the_share_of_one_actor(monkeypatch, envs, fleet_envs, wanted, share):
     assert streams[0].role == "training"
 
 
-def test_an_actor_keeps_its_share_when_it_connects_anew(monkeypatch):
+def test_a_reconnecting_actor_keeps_its_evaluation_share(monkeypatch):
     fleet = Fleet(monkeypatch, max_envs=40, fleet_envs=40, evaluation_envs=2)
     for name, share in (("a", 1), ("b", 1), ("a", 1), ("a", 1), ("c", 0), ("b", 1)):
         assert fleet.join(name, envs=10, streams=2).configuration["evaluation_envs"] == share
@@ -351,7 +351,7 @@ def test_a_share_is_free_again_when_its_actor_leaves(monkeypatch):
     assert fleet.join("c", envs=10).configuration["evaluation_envs"] == 1
 
 
-def test_what_actors_tell_of_their_environments_is_logged_once(monkeypatch, caplog):
+def test_notices_of_actors_are_logged_once(monkeypatch, caplog):
     fleet = Fleet(monkeypatch)
     for name in ("a", "b", "a"):
         client = fleet.server.client()
@@ -363,7 +363,7 @@ def test_what_actors_tell_of_their_environments_is_logged_once(monkeypatch, capl
     assert record.levelname == "WARNING" and record.getMessage().startswith("test observes text, which is left out.")
 
 
-def test_handshakes_at_once_are_not_promised_the_same_share(monkeypatch):
+def test_concurrent_handshakes_get_different_evaluation_shares(monkeypatch):
     """A share is promised with CONFIGURE, long before the environments are built."""
     fleet = Fleet(monkeypatch, max_envs=60, fleet_envs=60, evaluation_envs=2)
     handshakes = []
@@ -404,7 +404,7 @@ def test_evaluation_streams_of_a_session_are_answered_like_the_others(monkeypatc
     assert (fleet.engine.stats.env_steps, fleet.engine.stats.evaluation_steps) == (6 * 8, 2 * 8)
 
 
-def test_encoded_rows_are_answered_like_plain_ones_and_counted(fleet):
+def test_encoded_rows_are_answered_like_raw_ones_and_counted(fleet):
     plain, packed = fleet.join("plain", envs=4), fleet.join("packed", envs=4, streams=2, codec="zstd")
     assert packed.ready.payload_bytes == tuple(encoder.max_payload for encoder in packed.encoders)
     assert packed.configuration["compression"] == "auto" and packed.configuration["codecs"] == list(CODECS)
@@ -465,6 +465,6 @@ def test_codecs_that_were_not_offered_or_do_not_fit_are_refused(monkeypatch, com
     fleet.join("b")
 
 
-def test_nothing_is_offered_where_rows_stand_in_shared_memory():
+def test_no_codecs_are_offered_for_shared_memory():
     settings = FleetSettings({}, 0, 1, 1.0, 2.0, 3.0, compression="on")
     assert settings.offered_codecs("shm") == ("raw",) and settings.offered_codecs("grpc") == CODECS

@@ -360,7 +360,7 @@ def test_a_flood_of_connections_leaves_the_learner_the_descriptors_it_needs(tmp_
     assert result["joined_meanwhile"] > 0
     found = sorted(int(path.parent.name) for path in tmp_path.glob("run/checkpoints/[0-9]*/COMPLETE"))
     assert found and found[-1] > 0
-    assert "were ended: " in (tmp_path / "run" / "learner.log").read_text()
+    assert "were closed: " in (tmp_path / "run" / "learner.log").read_text()
 
 
 def test_an_unauthenticated_peer_cannot_fill_the_memory(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_a_host_that_is_stopped_before_there_is_an_actor_stops_the_others(fleet:
     member.send(signal.SIGTERM)
     member.ends_with(143)
     chief.ends_with(1, limit=30)
-    assert "it was stopped before training had begun" in chief.sentence
+    assert "it was stopped before training began" in chief.sentence
 
 
 NOT_CONNECTED = "have not connected within 20 s"

@@ -315,11 +315,11 @@ def test_an_actor_of_another_version_is_named(site: Site, name: str) -> None:
             if name == "zmq":
                 wait_until_gone(client)
             else:  # where the connection's end says why
-                with pytest.raises(ProtocolError, match=f"speaks protocol version {header[4]}"):
+                with pytest.raises(ProtocolError, match=f"uses protocol version {header[4]}"):
                     wait_until_gone(client)
         finally:
             client.close()
-        return f"speaks protocol version {header[4]}" in site.learner.stderr
+        return f"uses protocol version {header[4]}" in site.learner.stderr
 
     wait_for(named, "the learner names the version")
     assert site.learner.running

@@ -1,3 +1,4 @@
-"""How connections are protected: the shared token, keys derived from it, certificates, and the handlers that check
-them. It imports only `errors` and the address functions of `net`. It knows nothing of what is sent.
+"""Protection of connections: the shared token, keys derived from it, certificates, and the handlers that check them.
+
+It imports only `errors` and the address functions of `net`. It does not know what is sent.
 """

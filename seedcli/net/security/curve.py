@@ -1,4 +1,4 @@
-"""CURVE on ZeroMQ's sockets (RFC 26), and the ZAP handler that lets in who holds the token (RFC 27)."""
+"""CURVE encryption of ZeroMQ sockets (RFC 26), and the ZAP handler that accepts holders of the token (RFC 27)."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ import zmq
 
 from seedcli.net.security.keys import ZAP_DOMAIN, Security, curve_keys
 
-HANDSHAKE_MILLISECONDS = 10_000  # that a peer gets to shake hands, before its connection is closed
-_ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ asks, in each context
+HANDSHAKE_MILLISECONDS = 10_000  # limit for the handshake, after which the connection is closed
+_ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ sends its requests, in each context
 _ZAP_PARTS = 7
 _VERSION = b"1.0"
 
 
 def protect_listener(socket: zmq.Socket[bytes], security: Security) -> None:
-    """Have a socket that will be bound take encrypted connections alone; a `Gate` decides whose."""
+    """Make a socket accept encrypted connections only, before it is bound; a `ZapHandler` authenticates them."""
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, curve_keys(security.token, "learner")[1])
     socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
-    # Without it ZeroMQ lets everyone in who knows the listener's key, should the gate ever be gone.
+    # Otherwise ZeroMQ would accept any peer that knows the listener's key if there were no ZAP handler.
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
 
 def protect_client(socket: zmq.Socket[bytes], security: Security) -> None:
-    """Have a socket that will connect do so encrypted, and to the holder of the token alone."""
+    """Make a socket connect encrypted, and only to a holder of the token; call it before connecting."""
     public, secret = curve_keys(security.token, "actor")
     socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
     socket.setsockopt(zmq.CURVE_SERVERKEY, curve_keys(security.token, "learner")[0])
 
 
-class Gate:
-    """Answers ZeroMQ's question who may come in: the actors' key, and nobody else.
+class ZapHandler:
+    """Answers ZeroMQ's authentication requests: it accepts the actors' key only.
 
-    CURVE alone proves to an actor that the learner holds the token; this proves it of the actor. A thread of its own,
-    so that handshakes do not wait while the learner is busy. It ends with the context.
+    CURVE proves to an actor that the learner holds the token; this handler checks that the actor holds it. It has its
+    own thread, so that handshakes do not wait while the learner is busy. The thread ends with the context.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], security: Security) -> None:
@@ -46,7 +46,7 @@ class Gate:
         self._socket: zmq.Socket[bytes] = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(_ZAP)
-        threading.Thread(target=self._run, name="gate", daemon=True).start()
+        threading.Thread(target=self._run, name="zap handler", daemon=True).start()
 
     def _run(self) -> None:
         with self._socket as socket:

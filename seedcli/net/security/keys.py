@@ -1,9 +1,9 @@
-"""How connections are protected: keys for both transports, derived from the token, or certificates of the user's own.
+"""Keys for both transports: derived from the token, or certificates given by the user.
 
-Everything here is the same on both sides, which is the point: whoever holds the token has the learner's and the
-actors' keys. ZeroMQ encrypts with CURVE (RFC 26); gRPC with TLS, both sides showing a self-signed P-256 certificate
-that the other makes for itself from the token, and trusts alone. Encryption has keys of its own for each connection
-(forward secrecy): who learns the token later cannot read what was recorded earlier.
+Both sides derive the same keys: every holder of the token has the learner's and the actors' keys. ZeroMQ encrypts with
+CURVE (RFC 26). gRPC uses TLS: each side presents a self-signed P-256 certificate derived from the token, and trusts
+only the other side's, which it derives too. Each connection is encrypted with its own keys (forward secrecy): the token
+does not decrypt connections that were recorded earlier.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ Side = Literal["learner", "actor"]
 ZAP_DOMAIN = b"seed"
 _NONCE_BYTES = 32
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-# The clock has no say in certificates that come from the token: they have always been good and stay so.
+# Certificates derived from the token do not depend on the clock: they are always valid.
 _NOT_BEFORE = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
 
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """Certificates of the user's own, for gRPC; "" where there is none.
+    """Certificates given by the user, for gRPC; "" for a file that is not given.
 
     Attributes:
         cert, key: PEM files of this side's certificate (with intermediate ones) and its private key.
-        ca: PEM file of what the other side's certificate must come from.
+        ca: PEM file of the authority that must have issued the other side's certificate.
     """
 
     cert: str = ""
@@ -48,17 +48,17 @@ class TlsFiles:
 
     @property
     def given(self) -> bool:
-        """Whether there is any."""
+        """Whether any file is given."""
         return bool(self.cert or self.key or self.ca)
 
 
 @dataclass(frozen=True)
 class Security:
-    """What one side protects its connections with.
+    """The secrets with which one side protects its connections.
 
     Attributes:
-        token: the shared one.
-        tls: certificates that take the place of those made from the token, for gRPC; None: none.
+        token: the shared token.
+        tls: for gRPC, certificates that replace those derived from the token; None: derived certificates.
     """
 
     token: Token
@@ -67,13 +67,13 @@ class Security:
 
 @dataclass(frozen=True)
 class TlsIdentity:
-    """What one side of a TLS connection shows and trusts, as PEM.
+    """The certificates that one side of a TLS connection presents and trusts, as PEM.
 
     Attributes:
-        key, chain: its private key and certificates; None: it shows none.
-        roots: what the other side's certificate must come from; None: on an actor those that gRPC brings along, on a
-            learner nothing is asked.
-        name: what the learner's certificate must be issued to; None: the host of the address.
+        key, chain: private key and certificates; None: this side presents none.
+        roots: the authorities of the other side's certificate; None: an actor uses gRPC's default roots, a learner
+            requires no certificate.
+        name: the name in the learner's certificate; None: the host of the address.
     """
 
     key: bytes | None = field(repr=False)
@@ -83,16 +83,16 @@ class TlsIdentity:
 
 
 def refusal(address: str, security: Security | None, reason: str = "") -> str:
-    """The sentence for an actor whose connections the learner accepts and then ends.
+    """Return the message for an actor whose connections the learner accepts and then closes.
 
     Args:
-        address: the learner's.
-        security: the actor's.
-        reason: what is known of why.
+        address: the learner's address.
+        security: the actor's security.
+        reason: the reason, as far as it is known.
     """
     why = f" ({reason})" if reason else ""
     if security is None:
-        return f"the learner at {address} ends unencrypted connections{why}: leave out --insecure, or give it to both"
+        return f"the learner at {address} closes unencrypted connections{why}: leave out --insecure, or give it to both"
     if security.tls is not None and not address.startswith("zmq:"):
         return (
             f"the learner at {address} and this actor do not trust each other's certificates{why}: check --tls-ca, "
@@ -100,8 +100,8 @@ def refusal(address: str, security: Security | None, reason: str = "") -> str:
         )
     return (
         f"the learner at {address} and this actor do not trust each other{why}: the actor's token is the one from "
-        f"{security.token.source}; give both the same token (seed token show), or --insecure to both; a learner with a "
-        "certificate of its own wants --tls-ca here"
+        f"{security.token.source}; give both the same token (seed token show), or --insecure to both; for a learner "
+        "started with --tls-cert, give --tls-ca here"
     )
 
 
@@ -109,7 +109,7 @@ def refusal(address: str, security: Security | None, reason: str = "") -> str:
 
 
 def curve_keys(token: Token, side: Side) -> tuple[bytes, bytes]:
-    """The CURVE keys of a side: (public, secret), each 40 characters of Z85."""
+    """Return the CURVE keys of a side: (public, secret), each 40 characters of Z85."""
     import zmq
     from zmq.utils import z85
 
@@ -122,13 +122,13 @@ def curve_keys(token: Token, side: Side) -> tuple[bytes, bytes]:
 
 @lru_cache(maxsize=8)
 def _certificate(seed: bytes, name: str) -> tuple[bytes, bytes]:
-    """A P-256 key and its self-signed certificate, as PEM; the same for the same 64 bytes."""
+    """Return a P-256 key and its self-signed certificate, as PEM; a deterministic function of the 64-byte seed."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
 
-    # 384 bits modulo a prime of 256: no value is more probable than another by more than 2^-128.
+    # 384 bits modulo a prime of 256 bits: the bias of the key is below 2^-128.
     key = ec.derive_private_key(1 + int.from_bytes(seed[:48]) % (_P256_ORDER - 1), ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     certificate = (
@@ -154,14 +154,14 @@ def _made_from_token(token: Token, side: Side) -> tuple[bytes, bytes]:
 
 
 def tls_identity(security: Security, side: Side) -> TlsIdentity:
-    """What a side shows and trusts.
+    """Return the certificates that a side presents and trusts.
 
     Raises:
-        UsageError: a file of the user's own cannot be read, is none of its kind, or its time has passed.
+        UsageError: a file given by the user is unreadable or invalid, or a certificate is expired or not valid yet.
     """
     if security.tls is not None and security.tls.given:
         if side == "learner" and not (security.tls.cert or security.tls.key):
-            raise UsageError("--tls-ca needs --tls-cert and --tls-key: a learner shows a certificate of its own")
+            raise UsageError("--tls-ca needs --tls-cert and --tls-key: a learner must present its own certificate")
         return _own_identity(security.tls)
     other: Side = "actor" if side == "learner" else "learner"
     key, chain = _made_from_token(security.token, side)
@@ -195,7 +195,7 @@ def _check_time(pem: bytes, path: str, flag: str) -> None:
     for certificate in _parse(pem, path, flag)[:1]:
         first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
         if now > last:
-            raise UsageError(f"{flag} {path} has expired on {last:%Y-%m-%d %H:%M} UTC: renew it")
+            raise UsageError(f"{flag} {path} expired on {last:%Y-%m-%d %H:%M} UTC: renew it")
         if now < first:
             raise UsageError(
                 f"{flag} {path} is not valid before {first:%Y-%m-%d %H:%M} UTC and this machine's clock says "
@@ -209,7 +209,7 @@ def _parse(pem: bytes, path: str, flag: str) -> list[Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError as error:
-        raise UsageError(f"{flag} {path} holds no PEM certificate: give one") from error
+        raise UsageError(f"{flag} {path} contains no PEM certificate: give one") from error
 
 
 def _check_pair(files: TlsFiles) -> None:
@@ -219,7 +219,7 @@ def _check_pair(files: TlsFiles) -> None:
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise UsageError(
             f"--tls-key {files.key} is not the private key of --tls-cert {files.cert} as PEM without a password "
-            f"({getattr(error, 'reason', None) or error}): give the two that belong together"
+            f"({getattr(error, 'reason', None) or error}): give a matching pair"
         ) from error
 
 
@@ -227,21 +227,21 @@ def _check_pair(files: TlsFiles) -> None:
 
 
 class TokenAuthenticator:
-    """Asks for a proof of the token; see `net.handshake.Authenticator`.
+    """Requires a proof of the token; see `net.handshake.Authenticator`.
 
-    The proof is an HMAC over everything both sides have said so far, the nonces of both among it, so that none can be
-    used a second time, on another connection or with another introduction. The learner proves the same in turn.
+    The proof is an HMAC over all messages so far and the nonces of both sides, so that it cannot be reused, on another
+    connection or with another HELLO. The learner answers with its own proof.
     """
 
     def __init__(self, token: Token) -> None:
         self._token = token
 
     def challenge(self) -> dict[str, Any]:
-        """A fresh nonce; a proof is asked for."""
+        """Return a fresh nonce; a proof is required."""
         return {"nonce": new_nonce(), "proof_required": True}
 
     def answer(self, transcript: bytes, message: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The learner's own proof, for a peer whose proof is good; None for another."""
+        """Return the learner's own proof, or None if the peer's is wrong."""
         nonce, proof = message.get("nonce"), message.get("proof")
         if not is_hex(nonce) or not is_hex(proof) or len(message) != 2:
             raise ProtocolError("a proof must hold nonce and proof, 64 hexadecimal digits each")
@@ -251,22 +251,22 @@ class TokenAuthenticator:
 
 
 def new_nonce() -> str:
-    """64 hexadecimal digits that nobody can foretell."""
+    """Return an unpredictable nonce: 64 hexadecimal digits."""
     return secrets.token_hex(_NONCE_BYTES)
 
 
 def is_hex(value: object) -> TypeGuard[str]:
-    """Whether it is what a nonce or proof looks like: 64 lower-case hexadecimal digits."""
+    """Whether a value has the form of a nonce or proof: 64 lower-case hexadecimal digits."""
     return isinstance(value, str) and len(value) == 2 * _NONCE_BYTES and set(value) <= set("0123456789abcdef")
 
 
 def prove(token: Token, side: Side, transcript: bytes, nonce: str) -> str:
-    """A side's proof, 64 hexadecimal digits: HMAC-SHA256 (RFC 2104) over the transcript and the actor's nonce.
+    """Return a proof, 64 hexadecimal digits: HMAC-SHA256 (RFC 2104) over the transcript and the actor's nonce.
 
     Args:
-        token: whose holding is proved.
-        side: who proves it: one side's proof is not the other's.
-        transcript: HELLO's and CHALLENGE's payloads, as `net.handshake.transcript` joins them.
-        nonce: of the actor.
+        token: the token to prove.
+        side: the side that proves it; the two sides' proofs differ.
+        transcript: HELLO's and CHALLENGE's payloads, as joined by `net.handshake.transcript`.
+        nonce: the actor's nonce.
     """
     return hmac.new(token.derive(f"proof {side}"), transcript + bytes.fromhex(nonce), "sha256").hexdigest()

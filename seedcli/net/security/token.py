@@ -1,7 +1,7 @@
-"""The shared token: where it is found, how strong it must be, and the keys that are derived from it.
+"""The shared token: its sources, its minimum strength and the keys derived from it.
 
-Whoever holds the token may be an actor of this user's learners, and a learner of this user's actors. It never travels:
-both sides derive keys from it. It is kept out of logs, of process lists and of run folders.
+A process that holds the token may join this user's learners as an actor, and serve this user's actors as a learner.
+The token is never sent: both sides derive keys from it. It never appears in logs, process lists or run folders.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VARIABLE = "SEED_TOKEN"
 MIN_BITS = 128
 _NEW_BYTES = 32
 _MAX_CHARACTERS = 1024
-_FEWEST_DIFFERENT = 8  # characters: "aaaa…" is long and no secret
+_FEWEST_DIFFERENT = 8  # characters: "aaaa…" is long but not secret
 _ALPHABETS = tuple(
     frozenset(letters)
     for letters in (
@@ -40,14 +40,14 @@ _PRINTABLE = 94  # ASCII characters without the space
 
 
 class Token:
-    """A shared secret, checked for its strength; its text appears in no message.
+    """A shared secret of sufficient strength; no message contains its text.
 
     Args:
         text: printable ASCII without spaces, of at least 128 bits: 22 characters of base64, 32 of hexadecimal.
         source: where it was found, for messages.
 
     Raises:
-        RefusedError: it is too weak, or holds other characters.
+        RefusedError: the token is too weak or contains other characters.
     """
 
     __slots__ = ("_key", "source")
@@ -56,47 +56,47 @@ class Token:
         if not text or len(text) > _MAX_CHARACTERS or not all("!" <= c <= "~" for c in text):
             raise RefusedError(
                 f"the token from {source} must be 1 to {_MAX_CHARACTERS} printable ASCII characters without spaces: "
-                "make one with seed token new"
+                "create one with seed token new"
             )
         bits = _strength(text)
         if bits < MIN_BITS:
             raise RefusedError(
-                f"the token from {source} has at most {bits:.0f} bits where {MIN_BITS} are the least: "
-                "make one with seed token new"
+                f"the token from {source} has at most {bits:.0f} bits, fewer than the required {MIN_BITS}: "
+                "create one with seed token new"
             )
         self.source = source
         self._key = hashlib.blake2b(text.encode(), digest_size=64, person=b"seed token").digest()
 
     def derive(self, purpose: str, size: int = 32) -> bytes:
-        """A key of `size` bytes (at most 64) for one purpose; keys of different purposes tell nothing of each other."""
+        """Derive a key of `size` bytes (at most 64) for a purpose; the keys of different purposes are independent."""
         return hashlib.blake2b(purpose.encode(), digest_size=size, key=self._key).digest()
 
     def __repr__(self) -> str:
         return f"Token(from {self.source})"
 
     def __reduce__(self) -> str | tuple[object, ...]:
-        raise TypeError("a token is not pickled")
+        raise TypeError("a token cannot be pickled")
 
 
 def _strength(text: str) -> float:
-    """The most bits that a text of this length from the smallest usual alphabet can hold; 0 where it repeats a few."""
+    """Return the maximum entropy of a text, bits, given the smallest usual alphabet; 0 if it has few characters."""
     used = set(text)
     if len(used) < _FEWEST_DIFFERENT:
         return 0.0
     alphabet = next((len(letters) for letters in _ALPHABETS if used <= letters), _PRINTABLE)
-    period = (text + text).find(text, 1)  # its own length, where it does not repeat itself as a whole
+    period = (text + text).find(text, 1)  # the text's length, unless it is a repeated string
     return period * math.log2(alphabet)
 
 
 def new_token() -> str:
-    """A fresh token of 256 bits: 43 characters that no shell needs quoted."""
-    while (text := secrets.token_urlsafe(_NEW_BYTES)).startswith("-"):  # which a command would take for an option
+    """Return a new token of 256 bits: 43 characters that need no quoting in a shell."""
+    while (text := secrets.token_urlsafe(_NEW_BYTES)).startswith("-"):  # looks like a command-line option
         pass
     return text
 
 
 def default_path() -> Path:
-    """The file of this user's token: seed/token under $XDG_CONFIG_HOME, else under ~/.config."""
+    """Return the path of this user's token: seed/token in $XDG_CONFIG_HOME, by default ~/.config."""
     folder = os.environ.get("XDG_CONFIG_HOME", "")
     return (Path(folder) if os.path.isabs(folder) else _expanded(Path("~/.config"))) / "seed" / "token"
 
@@ -105,29 +105,29 @@ def _expanded(path: Path) -> Path:
     try:
         return path.expanduser()
     except RuntimeError as error:
-        raise UsageError(f"{path} cannot be found: no such user has a home here; set HOME or {VARIABLE}") from error
+        raise UsageError(f"{path} cannot be found: no home directory for this user; set HOME or {VARIABLE}") from error
 
 
 def find_token(token_file: str | Path | None = None, *, create: bool = False) -> Token:
-    """The token: from `token_file`, else from SEED_TOKEN, else from this user's file.
+    """Return the token from `token_file`, else from SEED_TOKEN, else from this user's file.
 
     Args:
-        token_file: a file the user has named; None or "": none.
-        create: make this user's file where there is none.
+        token_file: a file given by the user; None or "": none.
+        create: create this user's file if there is none.
 
     Raises:
-        RefusedError: there is none, it is too weak, or the file may be read by others.
+        RefusedError: there is no token, it is too weak, or others have access to the file.
     """
     path = default_path()
     if create and not token_file and VARIABLE not in os.environ and not os.path.lexists(path):
         write_token(path)
     if create and token_file and not os.path.lexists(Path(token_file).expanduser()):
-        raise RefusedError(f"no token file {token_file}: make it with seed token new --token-file {token_file}")
+        raise RefusedError(f"no token file {token_file}: create it with seed token new --token-file {token_file}")
     return Token(*token_text(token_file))
 
 
 def token_text(token_file: str | Path | None = None) -> tuple[str, str]:
-    """The token's text and where it was found, unchecked; see `find_token`."""
+    """Return the token's text, unchecked, and its source; see `find_token`."""
     if token_file is None or not str(token_file):
         if VARIABLE in os.environ:
             return os.environ[VARIABLE].strip(), VARIABLE
@@ -138,17 +138,17 @@ def token_text(token_file: str | Path | None = None) -> tuple[str, str]:
         return read_token(path), str(path)
     except FileNotFoundError as error:
         raise RefusedError(
-            f"no token: {named}{path} (does not exist); copy the learner's there, which seed token show prints on its "
-            "machine, or start the learner here first, which makes one"
+            f"no token: {named}{path} (does not exist); copy the learner's token there (seed token show prints it on "
+            "the learner's machine), or start the learner here first, which creates one"
         ) from error
 
 
 def read_token(path: Path) -> str:
-    """The text of a token file, which nobody else may read.
+    """Return the text of a token file, to which only this user may have access.
 
     Raises:
-        FileNotFoundError: it does not exist.
-        RefusedError: it cannot be read, is no file, or may be read or written by others.
+        FileNotFoundError: the file does not exist.
+        RefusedError: it cannot be read, is not a regular file, or others have access to it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -158,8 +158,8 @@ def read_token(path: Path) -> str:
                 raise RefusedError(f"the token file {path} is not a regular file: give another with --token-file")
             if status.st_mode & 0o077:
                 raise RefusedError(
-                    f"the token file {path} may be used by others (mode {stat.S_IMODE(status.st_mode):04o}, not 0600): "
-                    f"chmod 600 {path}, and make a new token if others may have read it"
+                    f"others have access to the token file {path} (mode {stat.S_IMODE(status.st_mode):04o}, not 0600): "
+                    f"chmod 600 {path}, and create a new token if others may have read it"
                 )
             if status.st_uid not in (os.geteuid(), 0):
                 raise RefusedError(f"the token file {path} belongs to another user: give your own with --token-file")
@@ -169,15 +169,17 @@ def read_token(path: Path) -> str:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise RefusedError(f"the token file {path} cannot be read ({error.strerror}): mend that") from error
+        raise RefusedError(
+            f"the token file {path} cannot be read ({error.strerror}): fix its permissions, or give --token-file"
+        ) from error
 
 
 def write_token(path: Path, *, replace: bool = False) -> None:
-    """Write a fresh token, all or nothing, readable by this user alone.
+    """Write a new token atomically, readable by this user only.
 
     Args:
-        path: its folder is made where it is missing.
-        replace: put it in the place of the one that is there; otherwise a token that is there stays.
+        path: path of the token file; missing folders are created.
+        replace: replace an existing token; otherwise an existing token is kept.
 
     Raises:
         UsageError: the file cannot be written.
@@ -194,19 +196,19 @@ def write_token(path: Path, *, replace: bool = False) -> None:
         if replace:
             temporary.replace(path)
         else:
-            # Two learners of one user may start at once on two machines: the first token is everybody's.
+            # Two learners of one user may start at the same time on two machines: both must use the first token.
             with contextlib.suppress(FileExistsError):
                 try:
                     os.link(temporary, path)
                 except OSError as error:
                     if error.errno == errno.EEXIST:
                         raise
-                    # A file system without hard links: not all or nothing there, but still one for all.
+                    # A file system without hard links: not atomic, but only one process can create the file.
                     _copy_new(temporary, path)
     except OSError as error:
         raise UsageError(f"the token file {path} cannot be written ({error.strerror}): give --token-file") from error
     finally:
-        # Where the folder cannot be written, there is nothing to remove, and this says so in ways of its own.
+        # If the folder is not writable, there is no temporary file, and unlinking it can fail with various errors.
         with contextlib.suppress(OSError):
             temporary.unlink()
 
@@ -220,7 +222,7 @@ def _copy_new(source: Path, path: Path) -> None:
 
 
 def _make_folder(path: Path) -> None:
-    """Make a folder and those above it, all of them for this user alone: `parents=True` would go by the umask."""
+    """Create a folder and its parents, all with mode 0700; `parents=True` would give the parents the umask's mode."""
     if not path.is_dir():
         _make_folder(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)

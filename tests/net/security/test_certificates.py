@@ -94,7 +94,7 @@ def serving(files: TlsFiles, token: Token = MINE) -> Iterator[Learner]:
         learner.close()
 
 
-def test_own_certificates_are_taken(authority: Authority) -> None:
+def test_user_certificates_are_accepted(authority: Authority) -> None:
     server = authority.issue()
     for theirs, mine in (
         (server, TlsFiles(ca=authority.ca)),
@@ -106,7 +106,7 @@ def test_own_certificates_are_taken(authority: Authority) -> None:
             actor.client.close()
 
 
-def test_any_health_client_may_ask_where_actors_show_no_certificate(authority: Authority) -> None:
+def test_health_clients_need_a_certificate_only_if_actors_do(authority: Authority) -> None:
     credentials = grpc.ssl_channel_credentials(Path(authority.ca).read_bytes())
     for files, answered in ((authority.issue(), True), (with_ca(authority.issue(), authority.ca), False)):
         with serving(files) as learner, grpc.secure_channel(learner.server.address, credentials) as channel:
@@ -119,7 +119,7 @@ def test_any_health_client_may_ask_where_actors_show_no_certificate(authority: A
                     check(health_pb2.HealthCheckRequest(), timeout=LIMIT)
 
 
-def test_own_certificates_do_not_take_the_place_of_the_token(authority: Authority) -> None:
+def test_user_certificates_do_not_replace_the_token(authority: Authority) -> None:
     with serving(with_ca(authority.issue(), authority.ca)) as learner:
         mine = Security(OTHER, with_ca(authority.issue("actor"), authority.ca))
         with client_of(learner.server.address, mine) as client:
@@ -148,7 +148,7 @@ def test_a_learners_certificate_of_another_authority(authority: Authority, tmp_p
             assert "its certificate: unable to get local issuer certificate" in sentence
 
 
-def test_own_certificates_on_one_side_only(authority: Authority) -> None:
+def test_user_certificates_on_one_side_only(authority: Authority) -> None:
     with serving(authority.issue()) as learner:
         assert "do not trust each other" in refused(learner.server.address, Security(MINE))
     learner = Learner(make_server("grpc+token"), [1000]).start()
@@ -159,7 +159,7 @@ def test_own_certificates_on_one_side_only(authority: Authority) -> None:
         learner.close()
 
 
-def test_an_actors_certificate_that_is_missing_or_another(authority: Authority, tmp_path: Path) -> None:
+def test_a_missing_or_wrong_actor_certificate_is_refused(authority: Authority, tmp_path: Path) -> None:
     with serving(with_ca(authority.issue(), authority.ca)) as learner:
         address = learner.server.address
         assert "--tls-cert" in refused(address, Security(MINE, TlsFiles(ca=authority.ca)))
@@ -169,7 +169,7 @@ def test_an_actors_certificate_that_is_missing_or_another(authority: Authority, 
 
 @pytest.mark.parametrize("side", ["learner", "actor"])
 @pytest.mark.parametrize(("first", "last", "words"), [(-9, -2, "certificate has expired"), (2, 9, "not yet valid")])
-def test_the_peers_certificate_is_not_of_this_time(
+def test_a_peers_certificate_outside_its_validity_is_refused(
     authority: Authority, monkeypatch: pytest.MonkeyPatch, side: str, first: int, last: int, words: str
 ) -> None:
     # Whoever shows it has not noticed: its clock is wrong.
@@ -190,7 +190,7 @@ def _own_faults(authority: Authority, folder: Path) -> dict[str, tuple[TlsFiles,
     empty = folder / "empty.pem"
     empty.write_bytes(b"")
     return {
-        "expired": (expired, ["--tls-cert", expired.cert, "has expired on"]),
+        "expired": (expired, ["--tls-cert", expired.cert, "expired on"]),
         "not yet valid": (early, ["--tls-cert", early.cert, "is not valid before", "clock"]),
         "the key of another": (TlsFiles(good.cert, other.key), ["--tls-key", good.cert, other.key, "MISMATCH"]),
         "a password": (locked, ["--tls-key", locked.key, "without a password"]),
@@ -209,7 +209,7 @@ def _own_faults(authority: Authority, folder: Path) -> dict[str, tuple[TlsFiles,
     }
 
 
-def test_own_files_that_cannot_be_used_are_named_at_the_start(authority: Authority, tmp_path: Path) -> None:
+def test_unusable_certificate_files_are_named_at_startup(authority: Authority, tmp_path: Path) -> None:
     for name, (files, parts) in _own_faults(authority, tmp_path).items():
         for start in (
             lambda files=files: GrpcServer("127.0.0.1", 0, security=Security(MINE, files)),
@@ -220,11 +220,11 @@ def test_own_files_that_cannot_be_used_are_named_at_the_start(authority: Authori
             message = str(caught.value)
             assert caught.value.exit_status == 2 and "\n" not in message
             assert all(part in message for part in parts), (name, message)
-    with pytest.raises(UsageError, match="a learner shows a certificate of its own"):
+    with pytest.raises(UsageError, match="a learner must present its own certificate"):
         GrpcServer("127.0.0.1", 0, security=Security(MINE, TlsFiles(ca=authority.ca)))
 
 
-def test_sentences_name_the_side_that_is_to_be_changed() -> None:
+def test_refusals_name_the_side_to_change() -> None:
     tls = Security(MINE, TlsFiles(ca="x"))
     assert "leave out --insecure" in refusal("h:1", None)
     assert "(expired)" in refusal("h:1", tls, "expired") and "--tls-ca" in refusal("h:1", tls)

@@ -1,4 +1,4 @@
-"""Who is let in, what is said to those who are not, and that nothing readable crosses the wire."""
+"""Which peers are accepted, what refused peers are told, and that nothing readable crosses the wire."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_each_side_shows_what_the_other_trusts_and_cannot_show_the_others() -> N
     assert names.get_values_for_type(x509.DNSName) == ["seed-learner"] == [actor.name]
 
 
-# -- who is let in
+# -- which peers are accepted
 
 
 @PROTECTED
@@ -81,7 +81,7 @@ def test_another_token_is_refused(kind: str, learner: Learner, join: Join) -> No
 @PROTECTED
 def test_an_insecure_actor_of_a_secure_learner(kind: str, learner: Learner) -> None:
     sentence = refused(learner.server.address, None)
-    assert "ends unencrypted connections" in sentence and "leave out --insecure" in sentence
+    assert "closes unencrypted connections" in sentence and "leave out --insecure" in sentence
 
 
 @pytest.mark.parametrize("kind", ["grpc", "zmq"])
@@ -93,7 +93,7 @@ def test_a_secure_actor_of_an_insecure_learner(kind: str, learner: Learner) -> N
 
 @pytest.mark.parametrize("kind", ["grpc", "zmq"])
 @pytest.mark.parametrize("security", [None, Security(MINE)], ids=["insecure", "token"])
-def test_a_learner_that_is_gone_is_not_one_that_refuses(kind: str, security: Security | None) -> None:
+def test_a_lost_learner_is_not_a_refusal(kind: str, security: Security | None) -> None:
     scheme = "zmq://" if kind == "zmq" else ""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -104,9 +104,9 @@ def test_a_learner_that_is_gone_is_not_one_that_refuses(kind: str, security: Sec
 
 @pytest.mark.parametrize("kind", ["grpc", "zmq"])
 @pytest.mark.parametrize("security", [None, Security(MINE)], ids=["insecure", "token"])
-def test_a_learner_that_stands_still_is_not_one_that_refuses(kind: str, security: Security | None) -> None:
+def test_a_stalled_learner_is_not_a_refusal(kind: str, security: Security | None) -> None:
     scheme = "zmq://" if kind == "zmq" else ""
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts, nobody speaks
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts, no process answers
         address = f"{scheme}127.0.0.1:{silent.getsockname()[1]}"
         begun = time.monotonic()
         sentence = r"within 2.5 s, though connections are accepted there: wait if the learner is starting"
@@ -116,7 +116,7 @@ def test_a_learner_that_stands_still_is_not_one_that_refuses(kind: str, security
 
 
 @pytest.mark.parametrize("kind", ["grpc", "zmq"])
-def test_one_connection_that_is_ended_is_not_yet_a_refusal(kind: str, join: Join) -> None:
+def test_a_single_closed_connection_is_not_a_refusal(kind: str, join: Join) -> None:
     """A learner that is just ending resets a connection; the one that is started in its place is found."""
     with socket.create_server(("127.0.0.1", 0)) as ending:
         port = ending.getsockname()[1]
@@ -146,13 +146,13 @@ def test_one_connection_that_is_ended_is_not_yet_a_refusal(kind: str, join: Join
 
 
 @pytest.mark.parametrize("kind", ["zmq+token"])
-def test_the_gate_lets_nobody_in_with_the_learners_key_alone(learner: Learner) -> None:
+def test_the_zap_handler_refuses_the_learners_key(learner: Learner) -> None:
     """CURVE on its own would take any key of a peer that knows the listener's."""
     assert _knocks(learner) == zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 @pytest.mark.parametrize("kind", ["zmq+token"])
-def test_without_its_gate_a_listener_lets_nobody_in(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listener_without_its_zap_handler_refuses_every_peer(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seedcli.net.router.Gate", lambda *arguments: None)
     server = make_server(kind)
     try:
@@ -202,7 +202,7 @@ def test_tls_without_the_actors_certificate_is_not_enough(learner: Learner) -> N
 
 
 @PROTECTED
-def test_a_listener_whose_port_is_taken_leaves_nothing(kind: str, learner: Learner) -> None:
+def test_a_listener_whose_port_is_in_use_leaves_no_threads(kind: str, learner: Learner) -> None:
     port = int(learner.server.address.rpartition(":")[2])
     before = threading.active_count()
     for _ in range(3):
@@ -211,13 +211,13 @@ def test_a_listener_whose_port_is_taken_leaves_nothing(kind: str, learner: Learn
     assert threading.active_count() <= before + 1
 
 
-def test_a_port_that_is_taken_in_the_last_moment_ends_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_bind_ends_the_zap_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seedcli.net.zmq.bindable_ip", lambda host, port, setting: host)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         with pytest.raises(UsageError, match="is in use"):
             make_server("zmq+token", port=taken.getsockname()[1])
     deadline = time.monotonic() + LIMIT
-    while any(thread.name == "gate" for thread in threading.enumerate()):
+    while any(thread.name == "zap handler" for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -260,19 +260,19 @@ def proof(token: Token, said: bytes, side: Any = "actor", nonce: str = "") -> di
     return {"nonce": nonce, "proof": prove(token, side, said, nonce)}
 
 
-def test_a_proof_is_good_once_and_answered_with_the_learners() -> None:
+def test_a_proof_is_valid_once_and_answered_with_the_learners() -> None:
     door = Door()
     message = proof(MINE, door.transcript)
     answer = door.prove(message)
     assert answer == {"environment": {}, "proof": prove(MINE, "learner", door.transcript, message["nonce"])}
-    assert answer["proof"] != message["proof"], "each side has a proof of its own"
+    assert answer["proof"] != message["proof"], "the two sides' proofs differ"
     Door().is_closed_to(message)  # another connection: another challenge
     changed = HELLO.replace(b'"envs":1', b'"envs":2')
     door = Door()
     Door(hello=changed).is_closed_to(proof(MINE, door.transcript))
 
 
-def test_proofs_that_prove_nothing() -> None:
+def test_invalid_proofs_are_refused() -> None:
     door = Door()
     said = door.transcript
     door.is_closed_to(proof(OTHER, said))
@@ -310,21 +310,21 @@ MALFORMED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("change", MALFORMED.values(), ids=MALFORMED)
-def test_a_malformed_proof_breaks_the_protocol(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def test_a_malformed_proof_is_a_protocol_error(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     door = Door()
     with pytest.raises(ProtocolError, match="nonce and proof, 64 hexadecimal digits each") as caught:
         door.prove(change(proof(MINE, door.transcript)))
     assert TOKEN not in str(caught.value) and door.configured == 0
 
 
-def test_an_open_door_takes_no_proof() -> None:
+def test_an_open_listener_accepts_no_proof() -> None:
     assert NoAuthenticator().answer(b"", {}) == {}
     with pytest.raises(ProtocolError, match="unknown field"):
         NoAuthenticator().answer(b"", {"proof": "0" * 64})
 
 
 @PROTECTED
-def test_a_learner_that_cannot_prove_the_token_configures_nobody(kind: str, learner: Learner) -> None:
+def test_a_learner_that_cannot_prove_the_token_is_refused(kind: str, learner: Learner) -> None:
     """Its listener is trusted, as one with a certificate of the user's own would be; its token is another."""
 
     class Impostor(TokenAuthenticator):
@@ -354,7 +354,7 @@ def test_a_learner_that_cannot_prove_the_token_configures_nobody(kind: str, lear
                 pytest.fail(f"the environment of a learner that proves {name} would be built")
 
 
-def test_a_learners_own_words_are_all_that_is_sent_before_the_proof() -> None:
+def test_the_learner_sends_only_the_challenge_before_the_proof() -> None:
     """The challenge tells nothing of the run."""
     challenge = TokenAuthenticator(MINE).challenge()
     assert set(challenge) == {"nonce", "proof_required"} and decode_control(encode_control(challenge)) == challenge

@@ -1,4 +1,4 @@
-"""The token: where it is found, how strong it is, who may read its file, and that it is shown to nobody unasked."""
+"""The token: its sources, strength, file permissions, and that it is shown only on request."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ STRONG = {
 
 
 @pytest.mark.parametrize("text", STRONG.values(), ids=STRONG)
-def test_a_strong_token_is_taken(text: str) -> None:
+def test_a_strong_token_is_accepted(text: str) -> None:
     assert len(Token(text, "here").derive("x")) == 32
 
 
@@ -109,7 +109,7 @@ def test_new_tokens_are_new_strong_and_plain() -> None:
 # -- secrecy and keys
 
 
-def test_a_token_is_shown_by_nothing() -> None:
+def test_no_representation_contains_the_token() -> None:
     token = Token(TOKEN, "here")
     secrets = (TOKEN, token.derive("x").hex(), repr(token.derive("x")))
     security = Security(token)
@@ -128,16 +128,16 @@ def test_a_token_is_shown_by_nothing() -> None:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_token_is_not_pickled(protocol: int) -> None:
+def test_a_token_cannot_be_pickled(protocol: int) -> None:
     token = Token(TOKEN, "here")
     for secret in (token, Security(token), [token]):
-        with pytest.raises(TypeError, match="not pickled"):
+        with pytest.raises(TypeError, match="cannot be pickled"):
             pickle.dumps(secret, protocol)
-    with pytest.raises(TypeError, match="not pickled"):
+    with pytest.raises(TypeError, match="cannot be pickled"):
         copy.deepcopy(token)
 
 
-def test_every_purpose_and_every_token_has_keys_of_its_own() -> None:
+def test_keys_differ_by_purpose_and_token() -> None:
     token, other = Token(TOKEN, "a"), Token(OTHER, "a")
     purposes = ["zeromq curve learner", "zeromq curve actor", "grpc tls learner", "proof actor", "proof learner", ""]
     keys = {t.derive(purpose, size) for t in (token, other) for purpose in purposes for size in (32, 64)}
@@ -151,7 +151,7 @@ def test_every_purpose_and_every_token_has_keys_of_its_own() -> None:
 # -- where it is found
 
 
-def test_the_order_of_places(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_of_token_sources(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = token_file(home / ".config" / "seed" / "token", "of-the-home-folder-0123456789abcdef")
     assert same(find_token(), "of-the-home-folder-0123456789abcdef") and find_token().source == str(mine)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "xdg"))
@@ -164,32 +164,32 @@ def test_the_order_of_places(home: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert same(find_token(""), OTHER), "an empty setting names no file"
 
 
-def test_a_relative_xdg_folder_counts_for_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_xdg_folder_is_ignored(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", "config")
     assert default_path() == home / ".config" / "seed" / "token"
 
 
-def test_nothing_weaker_takes_the_place_of_what_was_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_source_has_no_fallback(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     token_file(home / ".config" / "seed" / "token")
     for text in ("", "  ", "weak"):
         monkeypatch.setenv("SEED_TOKEN", text)
         with pytest.raises(RefusedError, match="the token from SEED_TOKEN"):
             find_token(create=True)
     monkeypatch.setenv("SEED_TOKEN", OTHER)
-    with pytest.raises(RefusedError, match=r"no token file .*/absent: make it with seed token new"):
+    with pytest.raises(RefusedError, match=r"no token file .*/absent: create it with seed token new"):
         find_token(home / "absent", create=True)
     assert not (home / "absent").exists(), "only this user's own file is made"
 
 
-def test_a_missing_token_says_where_it_was_looked_for(home: Path) -> None:
+def test_the_error_for_a_missing_token_lists_the_sources(home: Path) -> None:
     with pytest.raises(RefusedError) as caught:
         find_token()
     for part in ("SEED_TOKEN (not set)", "--token-file (not given)", f"{home}/.config/seed/token (does not exist)"):
         assert part in str(caught.value)
-    assert list(home.iterdir()) == [], "an actor makes none"
+    assert list(home.iterdir()) == [], "an actor creates none"
 
 
-def test_a_user_without_a_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_home_directory_is_a_usage_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="~no-such-user/token cannot be found"):
         find_token("~no-such-user/token")
     monkeypatch.delenv("HOME")
@@ -202,7 +202,7 @@ def test_a_user_without_a_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
-def test_a_token_is_made_for_this_user_alone(home: Path, umask: None, mask: int) -> None:
+def test_a_new_token_file_is_readable_by_this_user_only(home: Path, umask: None, mask: int) -> None:
     os.umask(mask)
     token = find_token(create=True)
     path = home / ".config" / "seed" / "token"
@@ -240,7 +240,7 @@ def test_learners_that_start_at_once_agree_on_one_token(home: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o644, 0o666])
-def test_a_file_that_others_may_use_is_refused(home: Path, mode: int) -> None:
+def test_a_token_file_accessible_to_others_is_refused(home: Path, mode: int) -> None:
     path = token_file(home / "token", mode=mode)
     with pytest.raises(RefusedError) as caught:
         find_token(path)
@@ -249,7 +249,7 @@ def test_a_file_that_others_may_use_is_refused(home: Path, mode: int) -> None:
     assert same(find_token(path), TOKEN)
 
 
-def test_a_symbolic_link_is_judged_by_what_it_points_to(home: Path) -> None:
+def test_a_symbolic_link_is_checked_by_its_target(home: Path) -> None:
     link = home / "link"
     link.symlink_to(token_file(home / "open", mode=0o644))
     with pytest.raises(RefusedError, match="mode 0644"):
@@ -259,14 +259,14 @@ def test_a_symbolic_link_is_judged_by_what_it_points_to(home: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_a_file_of_another_user_is_refused(home: Path) -> None:
+def test_a_token_file_of_another_user_is_refused(home: Path) -> None:
     path = token_file(home / "token")
     os.chown(path, 12345, 12345)
     with pytest.raises(RefusedError, match="belongs to another user"):
         find_token(path)
 
 
-def test_what_is_no_file_is_refused_at_once(home: Path) -> None:
+def test_a_path_that_is_not_a_regular_file_is_refused(home: Path) -> None:
     os.mkfifo(home / "pipe", 0o600)
     (home / "folder").mkdir(mode=0o700)
     for path in (home / "pipe", home / "folder", Path("/dev/zero")):
@@ -292,7 +292,7 @@ def test_a_huge_file_is_not_read(home: Path) -> None:
         find_token(path)
 
 
-def test_a_place_that_cannot_be_written_is_one_sentence(home: Path) -> None:
+def test_an_unwritable_token_path_is_a_usage_error(home: Path) -> None:
     token_file(home / "file")
     for path in (home / "file" / "token", home / "file" / "below" / "token", home / ("x" * 300)):
         with pytest.raises(UsageError, match="cannot be written"):
@@ -300,7 +300,7 @@ def test_a_place_that_cannot_be_written_is_one_sentence(home: Path) -> None:
     assert same(find_token(home / "file"), TOKEN)
 
 
-def test_a_token_that_is_there_stays_unless_it_is_to_be_replaced(home: Path) -> None:
+def test_an_existing_token_is_kept_without_replace(home: Path) -> None:
     path = token_file(home / "token")
     write_token(path)
     assert same(find_token(path), TOKEN)
@@ -322,7 +322,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return status, captured.out, captured.err
 
 
-def test_show_prints_the_token_alone(
+def test_show_prints_only_the_token(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, out, err = run(capsys, "show")
@@ -338,7 +338,7 @@ def test_show_prints_the_token_alone(
     assert (status, out) == (4, "") and TOKEN not in err
 
 
-def test_new_makes_a_file_and_shows_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_creates_a_file_and_prints_no_token(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = home / ".config" / "seed" / "token"
     status, out, err = run(capsys, "new")
     text = path.read_text().strip()
@@ -352,14 +352,14 @@ def test_new_makes_a_file_and_shows_nothing(home: Path, capsys: pytest.CaptureFi
     assert stat.S_IMODE((home / "a" / "b").stat().st_mode) == 0o600
 
 
-def test_new_can_print_and_write_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_with_print_writes_no_file(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, "new", "--print")
     assert (status, err) == (0, "") and Token(out.strip(), "x")
     assert run(capsys, "new", "--print")[1] != out
     assert list(home.iterdir()) == []
 
 
-def test_text_and_source_go_together(home: Path) -> None:
+def test_token_text_returns_text_and_source(home: Path) -> None:
     path = token_file(home / "token")
     assert token_text(path) == (TOKEN, str(path))
     with pytest.raises(SeedError):
