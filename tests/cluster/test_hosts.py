@@ -472,8 +472,8 @@ class Host:
 
 
 class Still(helpers.CountingPolicy):
-    def act(self, observation: Any, reward: Any, first: Any, slots: Any) -> Decision:
-        decision = super().act(observation, reward, first, slots)
+    def begin(self, observation: Any, reward: Any, first: Any, slots: Any) -> Decision:
+        decision = super().begin(observation, reward, first, slots)
         return decision._replace(action=np.zeros(len(slots), np.int32))
 
 
