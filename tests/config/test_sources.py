@@ -340,7 +340,7 @@ def test_conflicting_values_are_refused(preset: str, sets: list[str], parts: lis
         (
             "recall_r2d2",
             ["agent.lstm=0"],
-            "training.burn_in = 10 must be 0 with agent.lstm = 0 and agent.frame_stack = 1: there is no recurrent state",
+            "training.burn_in = 10 must be 0 with agent.lstm = 0 and agent.frame_stack = 1: there is no recurrent",
         ),
         (
             "recall_r2d2",

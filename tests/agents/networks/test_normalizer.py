@@ -236,7 +236,10 @@ def test_where_there_is_nothing_to_scale_nothing_is(
 ) -> None:
     agent = make(spec, algorithm=algorithm, frame_stack=2)
     (record,) = caplog.records
-    assert record.levelname == "WARNING" and f"observations of {spec.name} hold no numbers" in record.getMessage()
+    assert (
+        record.levelname == "WARNING"
+        and f"observations of {spec.name} contain no numeric arrays" in record.getMessage()
+    )
     plain = create_agent(
         agent_config(algorithm=algorithm, frame_stack=2, dueling_hidden=8),
         training_config(unroll_length=T, batch_size=B, burn_in=0),
