@@ -1,4 +1,4 @@
-"""DeepMind Lab through its own Python module, `deepmind_lab`, whoever built it.
+"""DeepMind Lab through its own Python module, `deepmind_lab`.
 
 Facts about that module that this file builds on (python/dmlab_module.c of github.com/google-deepmind/lab): a setting
 and its value are strings; an action is an int array [7] of exactly C's int; a seed is a Python int; `step` with
@@ -171,7 +171,7 @@ class LevelCache:
         if not self._failed:
             self._failed = True
             _log.warning(
-                "environment.level_cache %s could not be %s (%s): maps are compiled anew until it can be",
+                "environment.level_cache %s could not be %s (%s): maps are recompiled until it can be",
                 self._folder,
                 done,
                 error.strerror,
