@@ -162,7 +162,7 @@ def test_an_unroll_without_a_transition_has_no_loss_and_no_priority() -> None:
 
 @pytest.mark.parametrize("burn_in", [0, 3])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_nan_rewards_reach_loss_and_priorities(burn_in: int, bad: float) -> None:
+def test_non_finite_rewards_reach_loss_and_priorities(burn_in: int, bad: float) -> None:
     agent = make(burn_in=burn_in, lstm=5)
     records = random_records(VECTOR, burn_in + T + 1, B, seed=2, ends=0.0)
     records.update({name: np.zeros_like(records["reward"]) for name in FIELDS})
