@@ -1,4 +1,4 @@
-"""The error tree. Each error is one sentence for the user and knows the exit status it ends a command with."""
+"""The error tree. Each error is one sentence for the user and has the exit status of the command that it ends."""
 
 from __future__ import annotations
 
@@ -18,60 +18,60 @@ class SeedError(Exception):
 
 
 class UsageError(SeedError):
-    """A wrong flag, preset, key or value, or a run folder that cannot be used as asked."""
+    """An invalid flag, preset, key or value, or an unusable run folder."""
 
     exit_status = EXIT_USAGE
 
 
 class CheckpointError(SeedError):
-    """A checkpoint that is missing, incomplete, damaged, of another version or of another agent."""
+    """A checkpoint is missing, incomplete, damaged, or from another version or another agent."""
 
     exit_status = EXIT_USAGE
 
 
 class EnvironmentFailed(SeedError):
-    """An environment that cannot be built, or that broke its own specification while running."""
+    """An environment cannot be built, failed, or violated its specification."""
 
 
 class SimulatorMissing(EnvironmentFailed):
-    """A simulator that is not installed here: trying again changes nothing."""
+    """A simulator is not installed on this machine: a retry cannot succeed."""
 
     exit_status = EXIT_USAGE
 
 
 class UnreachableError(SeedError):
-    """The learner does not answer, or has been lost for longer than the reconnect time-out."""
+    """The learner does not respond, or the connection was lost for longer than the reconnect timeout."""
 
     exit_status = EXIT_UNREACHABLE
 
 
 class RefusedError(SeedError):
-    """The learner answered and said no: wrong version, wrong environment, no room, wrong token."""
+    """The learner refused the connection: wrong version, environment or token, or no capacity."""
 
     exit_status = EXIT_REFUSED
 
 
 class DistrustedError(RefusedError):
-    """The learner's address answers, but the two do not trust each other: another token, another certificate."""
+    """Authentication failed: the peers have different tokens or certificates."""
 
 
 class ProtocolError(SeedError):
-    """A peer sent a frame that breaks the protocol; it ends that one connection."""
+    """A peer sent a frame that violates the protocol; only its connection is closed."""
 
     exit_status = EXIT_REFUSED
 
 
 class VersionError(ProtocolError):
-    """A peer speaks another version of the protocol: nothing it says can be understood."""
+    """A peer uses another version of the protocol, so its messages cannot be read."""
 
 
 class TrainingDone(SeedError):
-    """The learner says, before an actor was let in, that training is over: nothing is left to do."""
+    """The learner reported, before it accepted the actor, that training is complete."""
 
     exit_status = EXIT_DONE
 
 
 class ConnectionLost(SeedError):
-    """The connection to the learner broke; the actor tries again until the reconnect time-out."""
+    """The connection to the learner broke; the actor retries until the reconnect timeout."""
 
     exit_status = EXIT_UNREACHABLE

@@ -1,7 +1,7 @@
-"""The vocabulary every part shares: what an observation is, what an environment is, how a step lies in memory.
+"""Specifications of observations, actions and environments, and the memory layout of a step.
 
-Axis conventions: E environments of one stream, N rows of an inference batch, B columns of a training
-batch, T time. A *row* is what one stream sends for one step: all of its arrays, one after the other.
+Axis conventions: E environments of one stream, N rows of an inference batch, B columns of a training batch, T time. A
+*row* holds all arrays that one stream sends for one step, one after the other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-ALIGNMENT = 64  # bytes; a cache line, and what TensorFlow wants for tensors it reads without a copy
+ALIGNMENT = 64  # bytes; a cache line, and required by TensorFlow to read a tensor without a copy
 
 DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bool")
 
@@ -27,10 +27,10 @@ class ArraySpec:
     Attributes:
         shape: dimensions of one element, e.g. (84, 84, 1).
         dtype: NumPy's name of the element type, e.g. "uint8".
-        categories: for categorical values, how many there are of each element, in C order: (n,) for a Discrete value
-            of shape (), (n1, …, nk) for a MultiDiscrete one of shape (k,); () for anything else.
-        binary: the two values that elements take, e.g. (0, 255) for planes of a uint8 image; () for anything else.
-            "bool" arrays are binary without saying so.
+        categories: number of categories of each element, in C order: (n,) for a Discrete value of shape (),
+            (n1, …, nk) for a MultiDiscrete value of shape (k,); () if the values are not categorical.
+        binary: the two values of a uint8 array with only two, e.g. (0, 255) for planes of an image; else (), also for
+            "bool" arrays.
     """
 
     shape: tuple[int, ...]
@@ -66,7 +66,7 @@ class ArraySpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ArraySpec:
-        """Read back `to_dict`'s form; raises ValueError, TypeError, KeyError."""
+        """The inverse of `to_dict`; raises ValueError, TypeError or KeyError."""
         return cls(
             tuple(int(n) for n in data["shape"]),
             str(data["dtype"]),
@@ -77,16 +77,16 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """What an agent may choose: one category, several categories, or a vector of real numbers.
+    """An action: one category, several categories, or a vector of real numbers.
+
+    A Box action is float32 in units of the space: -1 is the lower bound and 1 the upper one. The environment's adapter
+    clips values outside the bounds. Numbers without two bounds are not rescaled.
 
     Attributes:
-        categories: choices of each part: (n,) for Discrete, (n1, …, nk) for MultiDiscrete; () for a Box.
-        size: numbers of a Box action, d; 0 for anything else. The environment's array is flattened in C order.
-        vector: a MultiDiscrete of one part, which is [1] where a Discrete action is a scalar.
-        unbounded: which numbers of a Box action lack a bound, ascending.
-
-    A Box action is float32 in units of the space: -1 stands for its lower bound, 1 for its upper one, and what lies
-    beyond is clipped by the environment's adapter. A part of the space without bounds is taken as it is.
+        categories: number of choices of each part: (n,) for Discrete, (n1, …, nk) for MultiDiscrete; () for a Box.
+        size: d, number of elements of a Box action, flattened in C order; 0 otherwise.
+        vector: True for a MultiDiscrete of one part, whose actions have shape (1,), unlike those of a Discrete.
+        unbounded: indices of the numbers of a Box action that lack a bound, ascending.
     """
 
     categories: tuple[int, ...] = ()
@@ -99,7 +99,7 @@ class ActionSpec:
             raise ValueError(f"unbounded {self.unbounded!r} must be indices of an action of size {self.size}")
         if (not self.categories) == (self.size < 1) or (self.categories and min(self.categories) < 1):
             raise ValueError(
-                f"an action is categories or a size, each positive, not {self.categories!r} and {self.size}"
+                f"an action must have positive categories or a positive size, not {self.categories!r} and {self.size}"
             )
 
     @cached_property
@@ -129,7 +129,7 @@ class ActionSpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ActionSpec:
-        """Read back `to_dict`'s form; raises ValueError, TypeError, KeyError."""
+        """The inverse of `to_dict`; raises ValueError, TypeError or KeyError."""
         return cls(
             tuple(int(n) for n in data["categories"]),
             int(data["size"]),
@@ -138,12 +138,12 @@ class ActionSpec:
         )
 
 
-# One array, or arrays by name (a Dict observation, nested ones flattened to "outer/inner"), in the order of the names.
+# One array, or arrays by name (a Dict observation, nested ones flattened to "outer/inner"), sorted by name.
 ObservationSpec = ArraySpec | Mapping[str, ArraySpec]
 
 
 def map_arrays(function: Callable[..., Any], observation: Any, *others: Any) -> Any:
-    """Apply `function` to every array of observations of one structure: to the one array, or name by name."""
+    """Apply `function` to the arrays of observations with the same structure: a single array, or arrays by name."""
     if isinstance(observation, Mapping):
         return {name: function(part, *(other[name] for other in others)) for name, part in observation.items()}
     return function(observation, *others)
@@ -151,13 +151,13 @@ def map_arrays(function: Callable[..., Any], observation: Any, *others: Any) -> 
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What an agent must know of an environment to be built for it.
+    """The specification of an environment from which an agent is built.
 
     Attributes:
         name: family and id, e.g. "atari/pong", "gymnasium/CartPole-v1".
         observation: one observation: an array, or arrays by name, sorted.
         action: one action.
-        frames_per_step: simulator frames one environment step stands for (Atari: 4).
+        frames_per_step: simulator frames per environment step (Atari: 4).
     """
 
     name: str
@@ -194,7 +194,7 @@ class EnvSpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EnvSpec:
-        """Read back `to_dict`'s form; raises ValueError where it is something else."""
+        """The inverse of `to_dict`; raises ValueError for any other data."""
         try:
             observation: ObservationSpec
             if "observations" in data:
@@ -210,7 +210,7 @@ class EnvSpec:
         return spec
 
     def difference(self, other: EnvSpec) -> str | None:
-        """Name the first field in which `other` differs, with both values, or None where they agree."""
+        """The first field in which `other` differs, with both values, or None if they are equal."""
         for field in ("name", "observation", "action", "frames_per_step"):
             mine, theirs = getattr(self, field), getattr(other, field)
             if mine != theirs:
@@ -224,13 +224,13 @@ def _aligned(nbytes: int) -> int:
 
 @dataclass(frozen=True)
 class Rows:
-    """What a stream reports of its steps: views into one row, or into several.
+    """The arrays of a stream's steps: views into one or several rows.
 
     Attributes:
-        observation: [..., E, ...] in the spec's dtype; by name where the spec has names.
+        observation: [..., E, ...] in the spec's dtype; by name if the spec has names.
         reward: [..., E] float32, raw (unclipped); 0 on the first record of an episode.
-        terminated: [..., E] uint8, 0 or 1: the episode ended in the environment's own terms.
-        truncated: [..., E] uint8, 0 or 1: it was cut off from outside (a time limit).
+        terminated: [..., E] uint8, 0 or 1: the episode reached a terminal state.
+        truncated: [..., E] uint8, 0 or 1: the episode was cut off, e.g. by a time limit.
     """
 
     observation: Any
@@ -241,11 +241,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where each array of a stream's row lies: offsets are multiples of 64 bytes, the order is fixed.
+    """Memory layout of a stream's row; offsets are multiples of 64 bytes.
 
-    First the arrays of the observation in the order of their names, then reward, terminated and truncated. Both sides
-    compute it from the same specification, so that nothing about lengths, shapes or types is ever taken from a step
-    message.
+    The arrays of the observation, sorted by name, come first, then reward, terminated and truncated. Both sides compute
+    the layout from the same specification: step messages carry no lengths, shapes or types.
 
     Attributes:
         spec: the environment.
@@ -292,10 +291,10 @@ class RowLayout:
 def split_envs(envs: int, streams: int, evaluation: int = 0) -> list[int]:
     """Spread an actor's environments over its streams as evenly as possible, the larger ones first.
 
-    The last `evaluation` environments, fewer than `envs`, are no part of that: they form one more stream at the end.
+    The last `evaluation` environments, fewer than `envs`, form an additional stream at the end.
     """
     if not 0 <= evaluation < envs:
-        raise ValueError(f"{evaluation} of {envs} environments cannot evaluate: one at least must train")
+        raise ValueError(f"{evaluation} of {envs} environments cannot evaluate: at least one must train")
     training = envs - evaluation
     streams = min(streams, training)
     split = [training // streams + (i < training % streams) for i in range(streams)]
@@ -303,7 +302,7 @@ def split_envs(envs: int, streams: int, evaluation: int = 0) -> list[int]:
 
 
 def aligned_empty(nbytes: int) -> npt.NDArray[np.uint8]:
-    """An uninitialised uint8 array of `nbytes` whose first byte lies on a 64-byte boundary."""
+    """An uninitialised uint8 array of `nbytes`, aligned to 64 bytes."""
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + nbytes]

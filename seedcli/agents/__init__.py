@@ -1,11 +1,11 @@
-"""What is learned: the protocol of an algorithm, networks, pure targets and distributions, and one file an algorithm.
-Importing it imports TensorFlow; of the rest it may import `config`, `specs` and `errors`. It knows nothing of where
-records come from, nor who applies its gradients.
+"""Algorithms: their protocol, networks, targets and distributions as pure functions, and one file per algorithm.
+It imports TensorFlow, and of this package only `config`, `specs` and `errors`. Where records come from and how
+gradients are applied is outside of it.
 """
 
 from __future__ import annotations
 
 import os
 
-# The agents are written in TensorFlow; a user's own Keras settings must not choose another backend.
+# The agents need TensorFlow: override the backend in the user's Keras settings.
 os.environ["KERAS_BACKEND"] = "tensorflow"

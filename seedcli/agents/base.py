@@ -1,10 +1,10 @@
-"""The protocol between an algorithm and the rest of the learner. Nothing outside `agents/` asks which one runs.
+"""The protocol between an algorithm and the rest of the learner, which does not depend on the algorithm.
 
 Axis conventions: N rows of an inference batch, B columns and T transitions of a training batch, A actions.
-Arrays in training are time-major [K + T + 1, B, ...]: K burn-in records, T transitions, one record more.
+Arrays in training are time-major [K + T + 1, B, ...]: K burn-in records, then the T + 1 records of T transitions.
 
-Record t of an environment is what arrives (observation_t, reward_t, terminated_t, truncated_t) and then what
-was chosen on it (action_t and the algorithm's recorded fields, e.g. parameters of the behaviour policy or Q values).
+Record t of an environment holds what arrived (observation_t, reward_t, terminated_t, truncated_t) and what was chosen
+on it (action_t and the algorithm's recorded fields, e.g. parameters of the behaviour policy or Q values).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ State = Any
 
 @dataclass(frozen=True, kw_only=True)
 class Symptom:
-    """A figure that says that training goes wrong, and what to look at then (see `telemetry.diagnosis`).
+    """A threshold on a metric that indicates a training problem (see `telemetry.diagnosis`).
 
     Attributes:
         metric: the name in `LossOutputs.metrics`.
-        above: more than this is a symptom; None where `below` is given.
-        below: less than this is one; None where `above` is given.
-        sentence: what is wrong, a format string that gets the figure.
+        above: the symptom shows above this value; None if `below` is set.
+        below: the symptom shows below this value; None if `above` is set.
+        sentence: description of the problem, a format string for the value.
         settings: keys such as "training.learning_rate" that may be the cause, the likeliest first; at least one.
-        patience: share of the run's environment steps before which the figure means nothing yet.
+        patience: fraction of the run's environment steps during which the metric is ignored.
     """
 
     metric: str
@@ -51,31 +51,30 @@ class Symptom:
             raise ValueError(f"a symptom of {self.metric} must name a setting to look at")
 
     def shows(self, value: float) -> bool:
-        """Whether the figure is a symptom; one that is not a number never is."""
+        """Whether the value is past the threshold; False for NaN."""
         return (self.above is not None and value > self.above) or (self.below is not None and value < self.below)
 
     @property
     def rule(self) -> str:
-        """When it shows, in words: "saturated_units is above 0.9"."""
+        """The threshold in words: "saturated_units is above 0.9"."""
         return f"{self.metric} is " + (f"above {self.above:g}" if self.above is not None else f"below {self.below:g}")
 
 
 @dataclass(frozen=True)
 class AlgorithmSpec:
-    """What an algorithm asks of the machinery around it.
+    """What an algorithm requires of the learner.
 
     Attributes:
         name: "vtrace", "r2d2".
         burn_in: K, records evaluated for their state only.
         unroll_length: T, transitions of an unroll.
         source: where training batches come from: "queue" (each unroll once, in order) or "replay".
-        recorded: what `act` chooses besides the action and is kept with each record: name → spec of one row.
-        roles: what streams may be: "training", and "evaluation" where the algorithm acts otherwise when it is only
-            watched. Records of evaluation streams are never trained on.
-        samples_actions: training draws its actions from the policy that is learned (V-trace), so that the greedy action
-            is another policy, which may do much worse; False: exploration is added to a greedy policy (R2D2's ε).
-        symptoms: figures among its metrics that say that training goes wrong, the most specific first: of several that
-            show at once the first is said.
+        recorded: outputs of `act` that are stored with each record besides the action: name → spec of one row.
+        roles: possible roles of streams: "training", and "evaluation" if the algorithm explores less there. Records of
+            evaluation streams are never trained on.
+        samples_actions: True: actions are sampled from the learned policy (V-trace), so the greedy policy is a
+            different one and may perform much worse; False: exploration is added to a greedy policy (R2D2's ε).
+        symptoms: signs of training problems, the most specific first; of several at once the first is reported.
     """
 
     name: str
@@ -97,11 +96,11 @@ class ActInputs(NamedTuple):
     """One inference batch.
 
     Attributes:
-        observation: [N, ...] in the environment's dtype; a dict of such arrays where its specification has names.
+        observation: [N, ...] in the environment's dtype; a dict of such arrays if its specification has names.
         reward: [N] float32, raw.
-        first: [N] bool, the first record of an episode: the state given is already reset there.
-        exploration: [N] float32, by environment, as `Agent.exploration` gives it (e.g. ε).
-        seed: [2] int32, for stateless random operations; differs from batch to batch.
+        first: [N] bool, the first record of an episode; the state of these rows is already reset.
+        exploration: [N] float32, each environment's value of `Agent.exploration` (e.g. ε).
+        seed: [2] int32, for stateless random operations; different for every batch.
     """
 
     observation: Any
@@ -112,10 +111,10 @@ class ActInputs(NamedTuple):
 
 
 class ActOutputs(NamedTuple):
-    """What is chosen on a record.
+    """Outputs of `Agent.act` for one inference batch.
 
     Attributes:
-        action: [N, ...] as the environment's `ActionSpec` has it, int32 or float32.
+        action: [N, ...] as in the environment's `ActionSpec`, int32 or float32.
         recorded: name → [N, ...], the fields of `AlgorithmSpec.recorded`.
         greedy_action: [N, ...], the action without exploration (evaluation).
     """
@@ -129,7 +128,7 @@ class UnrollBatch(NamedTuple):
     """A training batch, time-major.
 
     Attributes:
-        observation: [K+T+1, B, ...]; a dict of such arrays where the environment's specification has names.
+        observation: [K+T+1, B, ...]; a dict of such arrays if the environment's specification has names.
         reward: [K+T+1, B] float32, raw; reward_t arrived with record t.
         terminated: [K+T+1, B] bool.
         truncated: [K+T+1, B] bool.
@@ -150,11 +149,11 @@ class UnrollBatch(NamedTuple):
 
 
 class LossOutputs(NamedTuple):
-    """What a loss gives.
+    """Outputs of `Agent.loss`.
 
     Attributes:
-        loss: scalar float32, sums divided by the fixed T·B.
-        priorities: [B] float32, at least 0, the new priorities of a replay's unrolls; None for a queue.
+        loss: scalar float32, the sum over the batch divided by the fixed T·B.
+        priorities: [B] float32, at least 0, new priorities of replayed unrolls; None for a queue.
         metrics: name → scalar float32, for telemetry.
     """
 
@@ -166,11 +165,11 @@ class LossOutputs(NamedTuple):
 class Agent(Protocol):
     """An algorithm with its networks.
 
-    `act` takes the network to use, because inference reads its own copy of the variables (see
-    `make_network`), published by the trainer between updates.
+    `act` takes the network as an argument because inference uses its own copy of the variables (see `make_network`),
+    which the trainer publishes between updates.
 
     Attributes:
-        algorithm: what the machinery must provide.
+        algorithm: requirements of the algorithm.
         network: the trained network, built (its variables exist).
     """
 
@@ -184,16 +183,16 @@ class Agent(Protocol):
         """The state at the start of an episode, [batch_size, ...]; the same structure as `act`'s."""
 
     def exploration(self, role: Role, index: npt.NDArray[np.int64], total: int) -> npt.NDArray[np.float32]:
-        """How much each environment explores, [E] float32: what `act` gets as `ActInputs.exploration`.
+        """Amount of exploration of each environment, [E] float32, passed to `act` as `ActInputs.exploration`.
 
         Args:
-            role: of the environments' stream.
-            index: [E], which of the training environments each is, 0 to total-1; within the role.
-            total: training environments of the configured fleet, N.
+            role: role of the environments' stream.
+            index: [E], index of each environment among those of its role, 0 to total-1.
+            total: number of training environments of the configured fleet, N.
         """
 
     def act(self, network: Any, inputs: ActInputs, state: State) -> tuple[ActOutputs, State]:
-        """Choose actions for a batch; pure but for reading the network's variables.
+        """Choose actions for a batch; a pure function except that it reads the network's variables.
 
         Args:
             network: made by `make_network`, or `self.network`.
@@ -201,39 +200,38 @@ class Agent(Protocol):
             state: [N, ...], already reset where `inputs.first`.
 
         Returns:
-            The outputs and the state after the record (with the action taken in it, where a network uses it).
+            The outputs and the state after the record (including the action taken, if the network uses it).
         """
 
     def observe(self, unrolls: UnrollBatch) -> None:
-        """Take statistics of a training batch into variables that are not trained; called once before its `loss`.
+        """Update non-trainable statistics with a training batch; called once before its `loss`.
 
-        Every record must count once where unrolls overlap, and columns of weight 0 not at all. Each training device
-        calls it with its own columns: `agents.replicas` sums over them and assigns on all of them.
+        Unrolls overlap: each record must count once. Columns of weight 0 must not count. Each training device calls it
+        with its own columns: `agents.replicas` sums over the devices and assigns on all of them.
         """
 
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
         """The loss of a batch under `self.network`, differentiable.
 
-        Each training device calls it with its own columns, and what they give is added up: sums are divided by the
-        configuration's T·B, never by the columns given.
+        Each training device calls it with its own columns and the losses are added: divide sums by the configuration's
+        T·B, never by the number of columns in `unrolls`.
         """
 
     def after_update(self, update: int) -> None:
         """Called after every applied update with its number, from 1 (e.g. to copy a target network)."""
 
     def variables(self) -> Mapping[str, tf.Variable]:
-        """Everything a checkpoint must hold of the agent, networks and targets, by names that are the same in every
-        process; see `agents.variables.named_variables`.
+        """All variables of the agent that a checkpoint must hold, by names that are the same in every process; see
+        `agents.variables.named_variables`.
         """
 
 
 @runtime_checkable
 class ReplayAgent(Agent, Protocol):
-    """An agent whose `algorithm.source` is "replay": its losses give priorities, and so does this for fresh unrolls."""
+    """An agent whose `algorithm.source` is "replay": its losses return priorities."""
 
     def initial_priorities(self, unrolls: UnrollBatch) -> tf.Tensor:
-        """Priorities [B] float32 of fresh unrolls from what was recorded while acting; no network is evaluated.
+        """Priorities [B] float32 of new unrolls, from the recorded fields; no network is evaluated.
 
-        Of `unrolls`, observation, action, state and weights may be None: only rewards, ends of episodes and recorded
-        fields are read.
+        Reads only rewards, ends of episodes and recorded fields; the other fields of `unrolls` may be None.
         """

@@ -1,8 +1,7 @@
-"""Calls of traced functions on hot paths, without TensorFlow's binding of Python arguments.
+"""Fast calls of traced functions that skip TensorFlow's binding of Python arguments.
 
-What a `tf.function` does in Python on every call, before TensorFlow runs anything, takes longer than a small network:
-about 0.5 ms for one inference batch of CartPole. `tf.raw_ops.StatefulPartitionedCall` runs the same concrete function
-with the same results, and costs a tenth of that.
+The Python overhead of calling a `tf.function` exceeds the time of a small network: about 0.5 ms for an inference batch
+of CartPole. `tf.raw_ops.StatefulPartitionedCall` runs the same concrete function at a tenth of that.
 """
 
 from __future__ import annotations
@@ -22,17 +21,16 @@ def traced(
     jit_compile: bool = False,
     direct: bool = True,
 ) -> Callable[..., Any]:
-    """A function as a TensorFlow graph, called the cheapest way that is known to be safe where it runs.
+    """Trace a function as a TensorFlow graph and return the fastest safe way to call it.
 
-    That is a `DirectCall` if TensorFlow has nothing but processors. It is the plain `tf.function` with accelerators
-    (where int32 arguments belong to the host), with XLA, and where this is called in the scope of a `tf.distribute`
-    strategy. Either takes arguments as `DirectCall` does.
+    On CPUs that is a `DirectCall`. With accelerators (where int32 arguments belong to the host), with XLA, and inside
+    the scope of a `tf.distribute` strategy it is the `tf.function` itself. Both take the arguments of `DirectCall`.
 
     Args:
-        function: as `tf.function` takes it; AutoGraph is off.
+        function: the function to trace; AutoGraph is off.
         input_signature, reduce_retracing: see `tf.function`.
-        jit_compile: let XLA compile it.
-        direct: False: always the `tf.function`.
+        jit_compile: compile with XLA.
+        direct: False: always return the `tf.function`.
     """
     graph = tf.function(
         function,
@@ -53,10 +51,10 @@ class _Concrete(NamedTuple):
     """A concrete function.
 
     Attributes:
-        function: it; its graph lives as long as this.
-        captured: what it reads besides its arguments, such as the handles of variables.
-        types: of its results, flat.
-        structure: of its results.
+        function: the function; keeps its graph alive.
+        captured: captured inputs, such as the handles of variables.
+        types: dtypes of the flattened results.
+        structure: structure of the results.
     """
 
     function: Any
@@ -68,16 +66,16 @@ class _Concrete(NamedTuple):
 class DirectCall:
     """Calls the concrete functions of a `tf.function` directly.
 
-    Arguments are arrays of NumPy, eager tensors and None, nested in dicts, tuples, named tuples and lists; there are no
+    Arguments are NumPy arrays, eager tensors and None, nested in dicts, tuples, named tuples and lists; there are no
     keyword arguments. For each new combination of structure, shapes and types the `tf.function` finds or traces the
-    concrete function, with all of its checks. Results have the structure that the `tf.function` gives them.
+    concrete function, with all of its checks. Results have the same structure as those of the `tf.function`.
 
-    Two differences matter to callers. Arrays are not copied: they must not be written to before the call returns, and
-    a result that is one of the arguments shares their memory. And no gradient flows through a call: a `tf.GradientTape`
-    that is asked for one raises LookupError.
+    There are two differences for callers. Arrays are not copied: do not write to them before the call returns; a result
+    that is one of the arguments shares its memory. No gradient flows through a call: a `tf.GradientTape` raises
+    LookupError.
 
     Args:
-        function: a `tf.function`; it must always be called in the same `tf.device` scope.
+        function: a `tf.function`; always call it in the same `tf.device` scope.
     """
 
     def __init__(self, function: Any) -> None:
@@ -88,8 +86,8 @@ class DirectCall:
         """Run the function.
 
         Raises:
-            TypeError: an argument has another type than the function's signature.
-            tf.errors.OpError: as the `tf.function` does.
+            TypeError: the dtype of an argument differs from the function's signature.
+            tf.errors.OpError: as for the `tf.function`.
         """
         leaves: list[Any] = []
         key: list[Any] = []
@@ -105,7 +103,7 @@ class DirectCall:
     def _find(self, args: Sequence[Any], leaves: Sequence[Any]) -> _Concrete:
         function = self._function.get_concrete_function(*args)
         captured = list(function.captured_inputs)
-        # A tf.function would convert them on every call.
+        # A tf.function would convert arguments of other dtypes; this call does not.
         expected = [tensor.dtype for tensor in function.inputs[: len(function.inputs) - len(captured)]]
         found = [tf.as_dtype(leaf.dtype) for leaf in leaves]
         if found != expected:
@@ -115,7 +113,7 @@ class DirectCall:
 
 
 def _flatten(value: Any, leaves: list[Any], key: list[Any]) -> None:
-    """Append the arrays of a structure in TensorFlow's order, and what tells it from other structures."""
+    """Append the arrays of a structure, in TensorFlow's order, to `leaves` and its hashable description to `key`."""
     if isinstance(value, np.ndarray):
         leaves.append(value)
         key.append((value.dtype, value.shape))
@@ -136,7 +134,7 @@ def _flatten(value: Any, leaves: list[Any], key: list[Any]) -> None:
 
 
 def _pack(structure: Any, results: Iterator[Any]) -> Any:
-    """The results in a structure: the inverse of `_flatten`."""
+    """Pack flat results into a structure: the inverse of `_flatten`."""
     if isinstance(structure, _SEQUENCES):
         values = [_pack(each, results) for each in structure]
         return type(structure)(*values) if hasattr(structure, "_fields") else type(structure)(values)

@@ -1,6 +1,6 @@
-"""Distributions of policies over actions, as pure functions of parameters [..., P] float32 that a network gives.
+"""Distributions over actions, as pure functions of a network's outputs: parameters [..., P] float32.
 
-Every one has the interface of `Distribution`; actions are as `specs.ActionSpec` has them.
+All implement `Distribution`; actions are in the form of `specs.ActionSpec`.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ class Distribution(Protocol):
     """A family of distributions over actions.
 
     Attributes:
-        name: what its parameters are called: "logits", "mean_log_std".
-        size: P, how many there are.
+        name: name of its parameters: "logits" or "mean_log_std".
+        size: P, number of parameters.
     """
 
     name: str
     size: int
 
     def sample(self, params: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Actions [N, ...] drawn for parameters [N, P]; the seed [2] int32 decides them."""
+        """Actions [N, ...] sampled for parameters [N, P]; deterministic given the seed [2] int32."""
 
     def mode(self, params: tf.Tensor) -> tf.Tensor:
         """The most probable actions [...]."""
 
     def log_prob(self, params: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
-        """Logarithm of the probability, or of its density, of actions [...]: [...] float32."""
+        """Log-probability, or log-density, of actions [...]: [...] float32."""
 
     def entropy(self, params: tf.Tensor) -> tf.Tensor:
-        """Entropy, of a density the differential one, [...] float32, nats."""
+        """Entropy, differential for a density, [...] float32, nats."""
 
     def spread(self, params: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        """How far policies [M, P] differ from one another, scalar float32, nats: 0 where all are the same.
+        """How much policies [M, P] differ from one another, scalar float32, nats: 0 if all are equal.
 
-        The mean divergence of a policy from the mixture of all, in which each counts by its weight [M], which add up
-        to 1: the mutual information of observation and action.
+        The mean KL divergence of a policy from their mixture with weights [M], which sum to 1: the mutual information
+        of observation and action.
         """
 
 
 class Categorical:
-    """A `Distribution` of one of n categories, by unnormalised log-probabilities [..., n]; actions are [...] int32."""
+    """A `Distribution` over n categories: parameters [..., n] are logits; actions are [...] int32."""
 
     name = "logits"
 
@@ -71,7 +71,7 @@ class Categorical:
 
 
 class MultiCategorical:
-    """A `Distribution` of k independent categories: parameters [..., Σ n_i] are all logits; actions [..., k] int32."""
+    """A `Distribution` over k independent categories: parameters [..., Σ n_i] are logits; actions [..., k] int32."""
 
     name = "logits"
 
@@ -107,10 +107,10 @@ class MultiCategorical:
 class DiagonalGaussian:
     """A `Distribution` of d independent normal variables: parameters [..., 2·d] are means and log standard deviations.
 
-    Actions [..., d] float32 are the samples as they are drawn, also beyond the bounds of the space; the environment's
-    adapter clips them, so that for the agent clipping is part of the environment and densities are exact. (Chou et al.,
-    "Improving Stochastic Policy Gradients in Continuous Control with Deep Reinforcement Learning using the Beta
-    Distribution", 2017, and Fujita & Maeda, "Clipped Action Policy Gradient", 2018, discuss what clipping costs.)
+    Actions [..., d] float32 are unclipped samples, possibly outside the bounds of the space. The environment's adapter
+    clips them: to the agent, clipping is part of the environment and densities are exact. (Chou et al., "Improving
+    Stochastic Policy Gradients in Continuous Control with Deep Reinforcement Learning using the Beta Distribution",
+    2017, and Fujita & Maeda, "Clipped Action Policy Gradient", 2018, discuss the bias of clipping.)
     """
 
     name = "mean_log_std"
@@ -135,7 +135,7 @@ class DiagonalGaussian:
         return tf.reduce_sum(log_std + 0.5 * math.log(2.0 * math.pi * math.e), axis=-1)
 
     def spread(self, params: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        """That with a normal distribution of the same variance for the mixture."""
+        """As for `Distribution.spread`, with the mixture approximated by a normal distribution of the same variance."""
         mean, log_std = tf.split(params, 2, axis=-1)
         centre = tf.linalg.matvec(mean, weights, transpose_a=True)
         between = tf.linalg.matvec(tf.square(mean - centre), weights, transpose_a=True)
@@ -144,7 +144,7 @@ class DiagonalGaussian:
 
 
 def make_distribution(action: ActionSpec) -> Distribution:
-    """The distribution over actions of a specification: Discrete, MultiDiscrete or Box."""
+    """The distribution over the actions of a specification."""
     if action.size:
         return DiagonalGaussian(action.size)
     if action.array.shape:

@@ -1,4 +1,4 @@
-"""Targets of Q-learning: pure functions on time-major tensors, without an agent, a network or a state.
+"""Targets of Q-learning: pure functions on time-major tensors.
 
 Names carry time as in `targets`: the action of a transition is chosen on record t-1, its reward arrives with record t.
 """
@@ -11,7 +11,7 @@ import tensorflow as tf
 def rescale(x: tf.Tensor, epsilon: float) -> tf.Tensor:
     """h(x) = sign(x)·(√(|x| + 1) − 1) + ε·x: Pohlen et al., "Observe and Look Further" (2018), section 3.2.
 
-    Written x/(√(|x| + 1) + 1) + ε·x, which is the same and loses no digits where x is small.
+    Computed as x/(√(|x| + 1) + 1) + ε·x, which is equal and exact for small x.
 
     Args:
         x: values, any shape, float32.
@@ -23,8 +23,8 @@ def rescale(x: tf.Tensor, epsilon: float) -> tf.Tensor:
 def inverse_rescale(y: tf.Tensor, epsilon: float) -> tf.Tensor:
     """The inverse of `rescale`, in closed form: Pohlen et al. (2018), proposition A.2 (iii).
 
-    With s = √(1 + 4ε(|y| + 1 + ε)), printed as sign(y)·(((s − 1)/2ε)² − 1). Written y·w·(2 + w·|y|) with
-    w = 2/(s + 1 + 2ε), which is the same, as (s − 1)/2ε = 1 + w·|y|, and subtracts nothing.
+    With s = √(1 + 4ε(|y| + 1 + ε)) the paper has sign(y)·(((s − 1)/2ε)² − 1). Computed as y·w·(2 + w·|y|) with
+    w = 2/(s + 1 + 2ε), which is equal because (s − 1)/2ε = 1 + w·|y|, and avoids cancellation.
 
     Args:
         y: rescaled values, any shape, float32.
@@ -39,11 +39,11 @@ def inverse_rescale(y: tf.Tensor, epsilon: float) -> tf.Tensor:
 def n_step_returns(
     *, r_t: tf.Tensor, discount_t: tf.Tensor, mask_tm1: tf.Tensor, values: tf.Tensor, n: int
 ) -> tf.Tensor:
-    """Returns of n steps that bootstrap from `values`: Sutton & Barto (2018), equation 7.1.
+    """n-step returns that bootstrap from `values`: Sutton & Barto (2018), equation 7.1.
 
-    G_t = r_{t+1} + γ·r_{t+2} + … + γ^{k-1}·r_{t+k} + γ^k·v_{t+k}, where k is n or what is left before the bootstrap
-    record or the end of the episode, whichever is less. Nothing is bootstrapped from a terminated record (its
-    discount is 0); a truncated one gives its own value.
+    G_t = r_{t+1} + γ·r_{t+2} + … + γ^{k-1}·r_{t+k} + γ^k·v_{t+k}, where k is the smallest of n, the steps to the
+    bootstrap record and the steps to the end of the episode. A terminated record has discount 0, so nothing is
+    bootstrapped from it; returns bootstrap from the value of a truncated one.
 
     Args:
         r_t: [T, B] float32, rewards.
@@ -58,7 +58,7 @@ def n_step_returns(
     values = tf.stop_gradient(values)
     valid = mask_tm1 > 0.0
     returns = values
-    # The returns of k steps from those of k - 1, which are one record on.
+    # k-step returns from the (k - 1)-step returns of the next record.
     for _ in range(n):
         longer = tf.where(valid, r_t + discount_t * returns[1:], values[:-1])
         returns = tf.concat([longer, values[-1:]], axis=0)
@@ -74,7 +74,7 @@ def priorities(td_error_tm1: tf.Tensor, mask_tm1: tf.Tensor, max_weight: float) 
         max_weight: η.
 
     Returns:
-        [B] float32, 0 where no transition counts; not a number where an error that counts is not.
+        [B] float32; 0 if no transition counts, NaN if an error that counts is NaN.
     """
     size = tf.abs(td_error_tm1)
     mean = tf.reduce_sum(size, axis=0) / tf.maximum(tf.reduce_sum(mask_tm1, axis=0), 1.0)

@@ -28,22 +28,22 @@ class _Errors(NamedTuple):
 
 
 class R2D2Agent:
-    """An `agents.base.ReplayAgent` that acts ε-greedily on Q values and learns them by n-step double Q-learning.
+    """An `agents.base.ReplayAgent`: ε-greedy actions, n-step double Q-learning.
 
-    Where `agent.value_rescaling` is on, Q values live in the space of h(x) (`q_targets.rescale`).
+    With `agent.value_rescaling` Q values are rescaled by h(x) (`q_targets.rescale`).
 
-    Every record keeps "q_taken" and "q_max" [] float32: the Q value of the action taken and the largest one.
+    Every record stores "q_taken" and "q_max" [] float32: the Q value of the action taken and the largest Q value.
 
     Attributes:
         algorithm: K burn-in records, T transitions, unrolls from a replay.
-        network: the trained network; `network.trainable_variables` are what is learned.
-        target_network: what targets are bootstrapped from: the trained network as it was at the last copy.
+        network: the trained network; the loss is differentiated by `network.trainable_variables`.
+        target_network: a periodic copy of the trained network that targets bootstrap from.
     """
 
     def __init__(
         self, config: AgentConfig, training: TrainingConfig, spec: EnvSpec, seed: int, precision: str = "float32"
     ) -> None:
-        """Build the agent; raises UsageError where it cannot take the environment's observations or actions."""
+        """Build the agent; raises UsageError if it does not support the environment's observations or actions."""
         if spec.action.size or spec.action.array.shape:
             found = f"{spec.action.size} numbers" if spec.action.size else f"{len(spec.action.categories)} categories"
             raise UsageError(
@@ -92,9 +92,8 @@ class R2D2Agent:
     def exploration(self, role: Role, index: npt.NDArray[np.int64], total: int) -> npt.NDArray[np.float32]:
         """ε of each environment: ε_i = base^(1 + exponent·i/(N-1)) (Horgan et al., "Ape-X", 2018, section 4.1).
 
-        Environments beyond the configured N begin again at the first one's. A single environment (N = 1) gets what
-        the middle of a fleet has, i/(N-1) = ½: the geometric mean of all, neither the wildest nor the most settled.
-        Evaluation environments have `agent.evaluation_epsilon`.
+        The index wraps at the configured N. A single environment (N = 1) uses i/(N-1) = ½, the geometric mean of a
+        fleet. Evaluation environments use `agent.evaluation_epsilon`.
         """
         config = self._config
         if role == "evaluation":
@@ -103,7 +102,7 @@ class R2D2Agent:
         return np.power(config.epsilon_base, 1.0 + config.epsilon_exponent * part).astype(np.float32)
 
     def act(self, network: DuelingQNetwork, inputs: ActInputs, state: State) -> tuple[ActOutputs, State]:
-        """The action of the largest Q value, or any with probability ε; arguments and seed decide it entirely."""
+        """The action of the largest Q value, or a uniform one with probability ε; deterministic given the seed."""
         q, state = network.step(inputs.observation, inputs.reward, state)
         greedy_action = tf.argmax(q, axis=-1, output_type=tf.int32)
         rows = tf.shape(greedy_action)
@@ -115,7 +114,7 @@ class R2D2Agent:
         return ActOutputs(action, recorded, greedy_action), network.remember(state, action)
 
     def observe(self, unrolls: UnrollBatch) -> None:
-        """Both networks scale observations by the same statistics at any time."""
+        """Update the observation statistics, which both networks share."""
         observe(self.network, unrolls, self.algorithm.burn_in)
         targets, trained = (
             [variable.value for normalizer in network.encoder.normalizers for variable in normalizer.variables]
@@ -127,12 +126,12 @@ class R2D2Agent:
         """weight·½(h(G) − Q(s, a))² with G of `q_targets.n_step_returns`, summed and divided by T·B.
 
         G bootstraps from h⁻¹ of the target network's Q value of the trained network's best action (van Hasselt et
-        al., "Double Q-learning", 2016). T and B are those of the configuration, whatever part of a batch is given:
-        losses of its parts add up to the loss of the whole. What is chosen on final records counts nowhere.
+        al., "Double Q-learning", 2016). T and B are those of the configuration, so the losses of parts of a batch add
+        up to the loss of the batch. Actions on final records are masked.
 
         Returns:
-            The loss, the priorities, and as metrics means over the valid transitions given, all in the space of Q:
-            "q_mean" (of the actions taken), "q_max" (of the best actions), "target_mean", "td_error" (its size).
+            The loss, the priorities, and metrics, which are means over valid transitions on the scale of Q: "q_mean"
+            (of the actions taken), "q_max" (of the best actions), "target_mean", "td_error" (absolute).
         """
         algorithm = self.algorithm
         burn_in = algorithm.burn_in
@@ -161,10 +160,9 @@ class R2D2Agent:
         return LossOutputs(loss, tf.stop_gradient(priorities), tf.nest.map_structure(tf.stop_gradient, metrics))
 
     def initial_priorities(self, unrolls: UnrollBatch) -> tf.Tensor:
-        """Priorities [B] float32, as `loss` would give them were both networks the one that acted.
+        """Priorities [B] float32, as `loss` would return them if both networks were the one that acted.
 
-        Only rewards, ends of episodes and what was recorded are read: the best action is the one of "q_max", whatever
-        exploration took.
+        Reads only rewards, ends of episodes and recorded fields; bootstraps from "q_max".
         """
         recorded = unrolls.recorded
         return self._initial_priorities(
@@ -205,7 +203,7 @@ class R2D2Agent:
             terminated: [K+T+1, B] bool.
             truncated: [K+T+1, B] bool.
             q_tm1: [T, B] float32, Q values of the actions taken on the records after the burn-in.
-            best_q: [T+1, B] float32, Q values to bootstrap from, of the same records and the one after them.
+            best_q: [T+1, B] float32, Q values to bootstrap from, of the same records and the next one.
         """
         config, burn_in = self._config, self.algorithm.burn_in
         reward = targets.scaled_rewards(reward, config.reward_scale, config.reward_clip)

@@ -1,4 +1,4 @@
-"""The algorithms there are, and how one is built for an environment."""
+"""Builds the configured algorithm for an environment."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _log = logging.getLogger(__name__)
 def create_agent(
     agent: AgentConfig, training: TrainingConfig, spec: EnvSpec, seed: int, *, precision: str = "float32"
 ) -> Agent:
-    """Build the agent a configuration names, for an environment; the same seed gives the same initial variables.
+    """Build the configured agent for an environment; the same seed gives the same initial variables.
 
-    Logs a warning where `agent.normalize_observations` is on and finds nothing to scale.
+    Logs a warning if `agent.normalize_observations` is on and there is nothing to normalize.
 
     Args:
         agent: the algorithm and its network.
         training: K, T and B; losses are divided by T·B.
         spec: the environment.
-        seed: of the initial variables, at least 0.
-        precision: of what torso and LSTM compute, as `topology.precision` has it; variables are float32 in any.
+        seed: seed of the initial variables, at least 0.
+        precision: precision of torso and LSTM, see `topology.precision`; variables are float32 in any.
 
     Raises:
-        UsageError: the network cannot take the environment's observations, or the algorithm its actions.
+        UsageError: the network does not support the environment's observations, or the algorithm its actions.
     """
     if agent.normalize_observations and not normalized_arrays(agent, spec):
         _log.warning(
-            "agent.normalize_observations = true has nothing to scale: observations of %s hold no numbers of any size",
+            "agent.normalize_observations = true has no effect: observations of %s contain no numeric arrays",
             spec.name,
         )
     if agent.algorithm == "r2d2":

@@ -1,8 +1,7 @@
-"""One computation on several devices: sums over all of them, and variables that every device has a copy of.
+"""Sums over replicas, and assignment to replicated variables.
 
-A training batch may be spread over devices, and over hosts: each then runs `observe` and `loss` on columns of its own.
-What is done once for each device is called a replica (`tf.distribute`). On a single device both functions here do the
-plain thing.
+A training batch may be spread over devices and hosts: each device, a replica in `tf.distribute`, then runs `observe`
+and `loss` on its own columns. Without a strategy both functions work on the one device.
 """
 
 from __future__ import annotations
@@ -14,18 +13,21 @@ import tensorflow as tf
 
 
 def total(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Sums over the replicas of all hosts of what each of them gives here, in the same order; a replica must call it.
+    """Sum tensors over the replicas of all hosts; every replica must call it.
 
     Args:
-        values: tensors of any numeric types, of the same shapes on every replica.
+        values: tensors of any numeric dtypes, with the same shapes on every replica.
+
+    Returns:
+        The sums, in the order of `values`.
     """
     if not tf.distribute.has_strategy():
         return list(values)
     context = tf.distribute.get_replica_context()
     sums: list[Any] = list(values)
-    for dtype in dict.fromkeys(value.dtype for value in values):  # one collective takes one type
+    for dtype in dict.fromkeys(value.dtype for value in values):  # one collective per dtype
         places = [i for i, value in enumerate(values) if value.dtype == dtype]
-        # What a collective takes must be computed by the replica, not given to it.
+        # Inputs of a collective must be computed by the replica, hence the identity.
         found = context.all_reduce(tf.distribute.ReduceOp.SUM, [tf.identity(values[i]) for i in places])
         for i, value in zip(places, found, strict=True):
             sums[i] = value
@@ -33,12 +35,12 @@ def total(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def assign(variables: Sequence[tf.Variable], values: Sequence[Any]) -> None:
-    """Assign to variables the copy of which is on every device; by a replica, or once for all of them.
+    """Assign to variables on all devices; called by every replica, or once outside of replicas.
 
     Args:
-        variables: any.
-        values: by a replica, tensors that are the same on all of them but for rounding: the first one's are taken. Else
-            tensors, or variables, of which each device takes its own copy.
+        variables: variables, replicated or not.
+        values: in a replica, tensors that are equal on all replicas up to rounding: those of the first are used.
+            Outside of replicas, tensors or variables, of which each device uses its own copy.
     """
     if not tf.distribute.has_strategy():
         for variable, value in zip(variables, values, strict=True):

@@ -1,4 +1,4 @@
-"""Targets: pure functions on time-major tensors [T, B], without an agent, a network or a state.
+"""Targets: pure functions on time-major tensors [T, B].
 
 Names carry time. Records t-1 and t are the ends of a transition: the action is chosen on record t-1 (`v_tm1`,
 `log_rho_tm1`, `mask_tm1`), the reward and the discount arrive with record t (`r_t`, `discount_t`, `v_t`).
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 
 def scaled_rewards(reward: tf.Tensor, scale: float, clip: float) -> tf.Tensor:
-    """Rewards as a loss takes them: times `scale`, then clipped to ± `clip`; a clip of 0 leaves them as they are.
+    """Rewards for a loss: multiplied by `scale`, then clipped to ± `clip`; a clip of 0 means no clipping.
 
     Args:
         reward: any shape, float32, raw.
@@ -29,8 +29,8 @@ class Transitions(NamedTuple):
     Attributes:
         r_t: [T, B] float32, reward of the transition; 0 where masked.
         discount_t: [T, B] float32, γ·(1 − terminated_t); 0 where masked.
-        mask_tm1: [T, B] float32, 1 where an action was really taken on record t-1; 0 where that record is final,
-            so that what follows belongs to another episode.
+        mask_tm1: [T, B] float32, 1 where an action was taken on record t-1; 0 where that record is final, so that
+            record t belongs to the next episode.
     """
 
     r_t: tf.Tensor
@@ -56,7 +56,7 @@ def transitions(reward: tf.Tensor, terminated: tf.Tensor, truncated: tf.Tensor, 
 
 
 class VTraceTargets(NamedTuple):
-    """What V-trace gives; no gradient flows through any of it.
+    """Outputs of V-trace; no gradient flows through them.
 
     Attributes:
         vs_tm1: [T, B] float32, the value targets v_s; V itself where masked.
@@ -102,7 +102,7 @@ def vtrace(
     """
     values = tf.stop_gradient(values)
     v_tm1, v_t = values[:-1], values[1:]
-    # Whatever the ratio of an ignored action is, infinite or not a number, it counts as 0.
+    # The ratio of a masked action may be infinite or NaN.
     ratio = tf.where(mask_tm1 > 0.0, tf.exp(tf.stop_gradient(log_rho_tm1)), 0.0)
     rho_tm1 = tf.minimum(ratio, rho_clip)
     c_tm1 = lambda_ * tf.minimum(ratio, c_clip)
@@ -117,7 +117,7 @@ def vtrace(
 
 
 def inside_trust_region(log_rho_tm1: tf.Tensor, advantages: tf.Tensor, clip: float) -> tf.Tensor:
-    """Where a policy gradient may still move the policy: 1, else 0; no gradient flows through it.
+    """1 where the policy gradient is not clipped, else 0, [T, B] float32; no gradient flows through it.
 
     The clipped objective of Schulman et al., "Proximal Policy Optimization Algorithms" (2017), equation 7, has no
     gradient where the ratio π/μ has passed 1 + ε and the advantage would raise it, or 1 − ε and would lower it.

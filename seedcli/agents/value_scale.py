@@ -1,4 +1,4 @@
-"""Running statistics of value targets and advantages: the units in which a network predicts values."""
+"""Running statistics of value targets and advantages, which normalise the predicted values."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from seedcli.agents.replicas import assign, total
 
 # Transitions after which a sample's weight has fallen to 1/e.
 HORIZON = 20_000.0
-_SMALLEST = 1e-6  # of a scale, in units of rewards
-# Of the deviation, in units of the targets' root mean square. Where a solved task gives nearly the same return
-# everywhere, errors in units of its deviation would be those of the network's precision, and their gradient all that
-# clipping lets through.
+_SMALLEST = 1e-6  # lower bound of scales, in units of rewards
+# Lower bound of the deviation, relative to the targets' root mean square. In a solved task returns may be nearly
+# constant: divided by their deviation, errors of the network's precision would dominate the gradient.
 _SMALLEST_PART = 0.01
 
 
 class ValueScale(keras.layers.Layer):
     """PopArt: van Hasselt et al., "Learning values across many orders of magnitude" (2016); Hessel et al. (2018).
 
-    A value head gives n(x), and the value is V(x) = σ·n(x) + μ, with the running mean μ and deviation σ of the value
-    targets. Whenever these change, the head's weights are changed so that every V(x) stays what it was. Before the
-    first update μ is 0 and σ is 1. σ is at least a hundredth of the targets' root mean square.
+    A value head outputs n(x), and the value is V(x) = σ·n(x) + μ, with the running mean μ and deviation σ of the value
+    targets. When these change, the head's weights change so that V(x) is preserved. Before the first update μ is 0 and
+    σ is 1. σ is at least a hundredth of the targets' root mean square.
 
-    The statistics are exponential averages over transitions, corrected for their start, in variables that are not
-    trained: first and second moment of the targets, second moment of the advantages, and the weight that they hold.
+    The statistics are bias-corrected exponential averages over transitions in non-trainable variables: first and second
+    moment of the targets, second moment of the advantages, and their total weight.
     """
 
     def __init__(self) -> None:
@@ -54,7 +53,7 @@ class ValueScale(keras.layers.Layer):
         return mean, tf.where(known, tf.maximum(tf.sqrt(variance), _SMALLEST), 1.0)
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
-        """Values [M] float32 of what the head gives, [M] float32."""
+        """Values [M] float32 for outputs of the head [M] float32."""
         mean, deviation = self.moments()
         return x * tf.cast(deviation, tf.float32) + tf.cast(mean, tf.float32)
 
@@ -72,10 +71,11 @@ class ValueScale(keras.layers.Layer):
         mask_tm1: tf.Tensor,
         head: keras.layers.Dense,
     ) -> None:
-        """Take a training batch into the statistics, and keep the head's values.
+        """Update the statistics with a training batch and adjust the head so that its values are preserved.
 
-        A batch without any reward tells nothing of their scale, and is left out, as is one that is not finite. Where a
-        batch is spread over devices each calls this with its own columns, and all get the statistics of the whole.
+        A batch without rewards, which has no information on their scale, is ignored, as is one with non-finite
+        numbers. If a batch is spread over devices, each device calls this with its own columns, and all get the
+        statistics of the whole batch.
 
         Args:
             target_tm1: [T, B] float32, value targets.

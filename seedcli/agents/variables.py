@@ -1,4 +1,4 @@
-"""Names of variables, which checkpoints keep them under."""
+"""Names of variables in checkpoints."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-# Keras' and TensorFlow's own lists of what a layer holds (the latter's begin with "_self_"): for what is nowhere else.
+# Keras' own lists of a layer's contents; TensorFlow's begin with "_self_". Names come from these last.
 _LISTS = ("_layers", "_trainable_variables", "_non_trainable_variables", "_seed_generators")
 
 
 def named_variables(**layers: keras.layers.Layer) -> dict[str, tf.Variable]:
     """All variables of layers by their place in the structure: {"network/encoder/torsos/0/dense/kernel": ...}.
 
-    A name is a path of attributes, indices of lists and keys of dicts, without leading underscores. The names and paths
-    that Keras gives will not do: they count the layers that the process built before. A variable that is in several
+    A name is a path of attributes, indices of lists and keys of dicts, without leading underscores. Keras' own names
+    and paths are not reproducible: they depend on the layers that the process built before. A variable in several
     places has the name of the first; public attributes come before private ones.
 
     Args:
-        layers: built layers, each under the first part of its variables' names.
+        layers: built layers by the first part of their variables' names.
 
     Raises:
         ValueError: two variables have the same name, or one is not reachable through attributes, lists and dicts.
@@ -42,7 +42,7 @@ def _rank(attribute: str) -> int:
 
 
 def _collect(path: str, value: Any, found: dict[str, tf.Variable], seen: set[int]) -> None:
-    """Add to `found` the variables of a value of an attribute, and to `seen` the ids of all that was looked at."""
+    """Add the variables reachable from an attribute's value to `found`, and the ids of visited objects to `seen`."""
     if isinstance(value, keras.Variable):
         if id(value) not in seen:
             if path in found:

@@ -14,31 +14,30 @@ from seedcli.agents.variables import named_variables
 from seedcli.config.sections import AgentConfig, TrainingConfig
 from seedcli.specs import ArraySpec, EnvSpec
 
-# Means count as out of bounds, which are ±1, from here on: a policy that is to take extreme actions stays a little
-# beyond them.
+# Means beyond this count as outside the bounds ±1: the means of a policy with extreme actions lie slightly beyond them.
 _FAR = 1.5
 _RATE = "training.learning_rate"
 
 
 def symptoms(config: AgentConfig) -> tuple[Symptom, ...]:
-    """What goes wrong with V-trace, each with those settings that are not yet as they should be."""
+    """Symptoms of typical problems of V-trace; each suggests settings that are not yet enabled."""
     values = () if config.normalize_values else ("agent.normalize_values",)
     apart = () if config.separate_value else ("agent.separate_value",)
-    scale = () if config.normalize_values else ("agent.reward_scale",)  # of no effect where values are normalised
+    scale = () if config.normalize_values else ("agent.reward_scale",)  # no effect with normalised values
     observations = () if config.normalize_observations else ("agent.normalize_observations",)
     saturation = Symptom(
         metric="saturated_units",
-        above=0.9,  # of a ReLU network that begins to learn Pong, up to 0.87 is idle in a batch
+        above=0.9,  # a ReLU network that starts to learn Pong has up to 0.87 inactive units in a batch
         sentence="{:.0%} of the hidden units are saturated, so the network hardly learns any more",
         settings=(*values, *apart, *scale, _RATE),
     )
     outside = Symptom(
         metric="means_outside",
         above=0.5,
-        sentence="{:.0%} of the policy's means lie far beyond the bounds of actions, where they make no difference",
+        sentence="{:.0%} of the policy's means lie far beyond the bounds of actions, where they have no effect",
         settings=("agent.bound_cost", _RATE),
     )
-    # Every network begins with values and policies that are nearly the same for all observations.
+    # Initial values and policies are nearly the same for all observations, hence the patience.
     value = Symptom(
         metric="value_spread",
         below=0.02,
@@ -57,21 +56,21 @@ def symptoms(config: AgentConfig) -> tuple[Symptom, ...]:
 
 
 class VTraceAgent:
-    """An `agents.base.Agent` that samples from its policy and learns it with V-trace.
+    """An `agents.base.Agent` that samples actions from its policy and trains it with V-trace.
 
-    Actions are of any kind. Every record keeps the parameters of the distribution that acted, [P] float32, under their
-    name in `agents.distributions`: "logits", or "mean_log_std" for a Box; with `agent.normalize_values` also the
-    predicted "value" [] float32, from which the scales of values and advantages are taken.
+    Supports all kinds of actions. Every record stores the parameters of the behaviour policy, [P] float32, under their
+    name in `agents.distributions`: "logits", or "mean_log_std" for a Box. With `agent.normalize_values` it also stores
+    the predicted "value" [] float32, for the scales of values and advantages.
 
     Attributes:
         algorithm: no burn-in, T transitions, unrolls from a queue.
-        network: the trained network; `network.trainable_variables` are what is learned.
+        network: the trained network; the loss is differentiated by `network.trainable_variables`.
     """
 
     def __init__(
         self, config: AgentConfig, training: TrainingConfig, spec: EnvSpec, seed: int, precision: str = "float32"
     ) -> None:
-        """Build the agent; raises UsageError where the network cannot take the environment's observations."""
+        """Build the agent; raises UsageError if the network does not support the environment's observations."""
         self._config = config
         self._spec = spec
         self._seed = seed
@@ -104,11 +103,11 @@ class VTraceAgent:
         return self.network.initial_state(batch_size)
 
     def exploration(self, role: Role, index: npt.NDArray[np.int64], total: int) -> npt.NDArray[np.float32]:
-        """Zeros [E]: the policy's own randomness is all its exploration."""
+        """Zeros [E]: the stochastic policy is the only exploration."""
         return np.zeros(len(index), np.float32)
 
     def act(self, network: PolicyValueNetwork, inputs: ActInputs, state: State) -> tuple[ActOutputs, State]:
-        """Sample an action of the policy for each row; the arguments and the seed decide it entirely."""
+        """Sample an action of the policy for each row; deterministic given the seed."""
         outputs, state = network.step(inputs.observation, inputs.reward, state)
         action = self._distribution.sample(outputs.policy, inputs.seed)
         greedy_action = self._distribution.mode(outputs.policy)
@@ -118,7 +117,7 @@ class VTraceAgent:
         return ActOutputs(action, recorded, greedy_action), network.remember(state, action)
 
     def observe(self, unrolls: UnrollBatch) -> None:
-        """Take statistics of observations, and of value targets where values are normalised."""
+        """Update the statistics of observations, and those of value targets if values are normalised."""
         observe(self.network, unrolls, self.algorithm.burn_in)
         scale = self.network.value_scale
         if scale is None:
@@ -126,7 +125,7 @@ class VTraceAgent:
         reward = tf.ensure_shape(unrolls.reward, [self.algorithm.records, None])
         r_t, discount_t, mask_tm1 = self._transitions(reward, unrolls)
         mask_tm1 *= tf.cast(unrolls.weights > 0.0, tf.float32)
-        # The values that acting predicted: evaluating the network once more would cost a third of an update.
+        # Uses the values predicted when acting: another evaluation would cost a third of an update.
         target = targets.vtrace(
             log_rho_tm1=tf.zeros_like(r_t),
             r_t=r_t,
@@ -146,16 +145,16 @@ class VTraceAgent:
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
         """−log π(a)·advantage + baseline_cost·½(v_s − V)² − entropy_cost·H(π), summed and divided by T·B.
 
-        T and B are those of the configuration, whatever part of a batch is given: losses of its parts add up to the
-        loss of the whole. What is chosen on final records counts nowhere.
+        T and B are those of the configuration, so the losses of parts of a batch add up to the loss of the batch.
+        Actions on final records are masked.
 
         Returns:
-            The loss, no priorities, and as metrics means over the valid transitions given: "policy_loss",
-            "value_loss" and "entropy" without their costs, "value", "advantage", "rho" (clipped importance weights),
-            "explained_variance" (the share of the targets' variance that the values explain: at most 1),
-            "value_scale" and "advantage_scale" (what their errors and they are divided by), "value_spread" (deviation
-            of the values over that of their targets), "policy_spread" (`Distribution.spread`), "saturated_units"
-            (`Encoder.saturation`) and, for Box actions, "means_outside" (the share of means beyond ±1.5).
+            The loss, no priorities, and metrics, which are means over valid transitions: "policy_loss", "value_loss"
+            and "entropy" without their costs, "value", "advantage", "rho" (clipped importance weights),
+            "explained_variance" (fraction of the targets' variance explained by the values: at most 1), "value_scale"
+            and "advantage_scale" (divisors of value errors and advantages), "value_spread" (deviation of the values
+            over that of their targets), "policy_spread" (`Distribution.spread`), "saturated_units"
+            (`Encoder.saturation`) and, for Box actions, "means_outside" (fraction of means beyond ±1.5).
         """
         config, algorithm = self._config, self.algorithm
         reward = tf.ensure_shape(unrolls.reward, [algorithm.records, None])
@@ -224,14 +223,14 @@ class VTraceAgent:
         return LossOutputs(loss, None, tf.nest.map_structure(tf.stop_gradient, metrics))
 
     def _units(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """What value errors and advantages are divided by, scalars float32."""
+        """Divisors of value errors and of advantages, scalars float32."""
         scale = self.network.value_scale
         if scale is None:
             return tf.constant(1.0), tf.constant(1.0)
         return tf.cast(scale.moments()[1], tf.float32), scale.advantage_scale()
 
     def after_update(self, update: int) -> None:
-        """Nothing follows an update: there is no target network."""
+        """Do nothing: there is no target network."""
 
     def variables(self) -> dict[str, tf.Variable]:
         """The variables of the network, by name."""

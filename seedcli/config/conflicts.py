@@ -1,4 +1,4 @@
-"""Values of a configuration that are each in range but cannot stand together."""
+"""Conflicts between configuration values that are each in range."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _snake_case(game: str) -> str:
 
 
 def conflicts(config: Sections) -> Iterator[str]:
-    """Values that are each in range but cannot stand together, one sentence each, naming the full keys."""
+    """Conflicts between values that are each in range; each is one sentence that names the full keys."""
     environment, training, inference = config.environment, config.training, config.inference
     actors, net = config.actors, config.net
     if environment.family == "atari" and not _SNAKE_CASE.fullmatch(environment.id):
@@ -29,20 +29,20 @@ def conflicts(config: Sections) -> Iterator[str]:
     keys = environment.observation_keys
     if len({key.startswith("-") for key in keys}) > 1:
         yield (
-            f"environment.observation_keys = {list(keys)} must not mix keys that are used with keys that are left out: "
-            'put "-" in front of all of them or of none'
+            f"environment.observation_keys = {list(keys)} must not mix included and excluded keys: "
+            'prefix all of them with "-", or none'
         )
     if training.learning_rate_schedule == "linear" and training.learning_rate_end > training.learning_rate:
         yield (
             f"training.learning_rate_end = {training.learning_rate_end} must be at most "
-            f"training.learning_rate = {training.learning_rate}: the rate only falls"
+            f"training.learning_rate = {training.learning_rate}: the rate can only decrease"
         )
     yield from _replay_conflicts(config)
     yield from _topology_conflicts(config)
     if actors.streams > actors.envs:
         yield (
             f"actors.streams = {actors.streams} must be at most actors.envs = {actors.envs}: "
-            "a stream needs an environment, so lower the one or raise the other"
+            "every stream needs an environment, so lower actors.streams or raise actors.envs"
         )
     hosts = max(1, len(config.topology.hosts))
     if actors.count * actors.envs > inference.max_envs * hosts:
@@ -57,55 +57,58 @@ def conflicts(config: Sections) -> Iterator[str]:
             f"inference.max_envs = {inference.max_envs}: a larger batch can never fill"
         )
     if any(small >= large for small, large in zip(inference.pad_to, inference.pad_to[1:], strict=False)):
-        yield f"inference.pad_to = {list(inference.pad_to)} must rise from each size to the next"
+        yield f"inference.pad_to = {list(inference.pad_to)} must be in increasing order"
     if net.heartbeat_seconds >= net.timeout_seconds:
         yield (
             f"net.heartbeat_seconds = {net.heartbeat_seconds} must be below "
-            f"net.timeout_seconds = {net.timeout_seconds}, or a living actor is taken for dead"
+            f"net.timeout_seconds = {net.timeout_seconds}, or live actors time out"
         )
     if net.grpc_port == net.zmq_port and net.grpc_port > 0:
-        yield f"net.grpc_port = {net.grpc_port} must differ from net.zmq_port = {net.zmq_port}: each listens on its own"
+        yield f"net.grpc_port = {net.grpc_port} must differ from net.zmq_port = {net.zmq_port}: each needs its own port"
     if bool(net.tls_cert) != bool(net.tls_key):
         given, missing = ("tls_cert", "tls_key") if net.tls_cert else ("tls_key", "tls_cert")
         yield (
-            f'net.{given} = "{getattr(net, given)}" needs net.{missing}: a certificate and its private key belong '
-            "together"
+            f'net.{given} = "{getattr(net, given)}" needs net.{missing}: set both the certificate and its private key'
         )
     if net.tls_ca and not net.tls_cert:
         yield (
-            f'net.tls_ca = "{net.tls_ca}" needs net.tls_cert and net.tls_key: a learner that checks certificates shows '
-            "one of its own"
+            f'net.tls_ca = "{net.tls_ca}" needs net.tls_cert and net.tls_key: a learner that checks certificates '
+            "must present its own"
         )
     if net.insecure and (net.token_file or net.tls_cert):
-        yield ("net.insecure = true turns token and encryption off: leave out net.token_file and net.tls_cert, or this")
+        yield (
+            "net.insecure = true disables the token and encryption: remove net.token_file and net.tls_cert, or set "
+            "net.insecure = false"
+        )
 
 
 def hosts_conflict(config: Sections, hosts: int, platform: str, setting: str = "topology.hosts") -> str:
-    """Why several learner hosts cannot train together on a platform, one sentence; "" where they can, or are one.
+    """One sentence that says why several learner hosts cannot train together on a platform; "" if they can.
 
     Args:
-        setting: what a user has given the number of hosts with.
+        hosts: number of learner hosts.
+        setting: the key or flag that set the number of hosts, for the message.
     """
     batch = config.training.batch_size
     if hosts > 1 and platform == "tpu":
         return (
             f"topology.platform = tpu must not be used with {hosts} {setting}: the cores of a TPU belong to one host, "
-            f"so leave out {setting}"
+            f"so remove {setting}"
         )
     if hosts > 1 and batch % hosts:
         return (
-            f"training.batch_size = {batch} must be a multiple of {hosts}, the number of {setting}: each trains on as "
-            "many unrolls"
+            f"training.batch_size = {batch} must be a multiple of {hosts}, the number of {setting}: every host "
+            "trains on the same number of unrolls"
         )
     return ""
 
 
 def _topology_conflicts(config: Sections) -> Iterator[str]:
-    """Conflicts of devices and hosts, whatever devices there are, one sentence each."""
+    """Conflicts of devices and hosts that do not depend on the devices of this machine, one sentence each."""
     topology = config.topology
     if topology.virtual_devices and topology.platform != "cpu":
         yield (
-            f"topology.virtual_devices = {topology.virtual_devices} needs topology.platform = cpu: only the processor "
+            f"topology.virtual_devices = {topology.virtual_devices} needs topology.platform = cpu: only the CPU "
             "can be split"
         )
     if topology.precision == "mixed_float16" and topology.platform in ("cpu", "tpu"):
@@ -116,9 +119,9 @@ def _topology_conflicts(config: Sections) -> Iterator[str]:
     listed = list(topology.hosts)
     for host in listed:
         if not _HOST_AND_PORT.fullmatch(host):
-            yield f'topology.hosts = {listed} must be host:port each, such as "node1:8690", and "{host}" is not'
+            yield f'topology.hosts = {listed} must each be host:port, such as "node1:8690", and "{host}" is not'
         elif listed.count(host) > 1:
-            yield f'topology.hosts = {listed} must be different hosts or ports, and "{host}" is there twice'
+            yield f'topology.hosts = {listed} must be different hosts or ports, and "{host}" is listed twice'
     hosts = len(listed)
     if topology.host_index >= max(1, hosts):
         yield (
@@ -129,7 +132,7 @@ def _topology_conflicts(config: Sections) -> Iterator[str]:
     if hosts > 1 and not topology.trust_network:
         yield (
             f"topology.hosts = {listed} need --trust-network: TensorFlow's connections between learner "
-            "hosts are neither encrypted nor authenticated (docs/security.md), so use a private network and say so"
+            "hosts are neither encrypted nor authenticated (docs/security.md), so use them only on a private network"
         )
 
 
@@ -146,7 +149,7 @@ def _replay_conflicts(config: Sections) -> Iterator[str]:
         if training.burn_in:
             yield (
                 f"training.burn_in = {training.burn_in} must be 0 with agent.algorithm {agent.algorithm}: "
-                "only unrolls of a replay are stale enough to need it"
+                "only replayed unrolls have stale states"
             )
         if actors.evaluation_envs:
             yield (
@@ -156,7 +159,7 @@ def _replay_conflicts(config: Sections) -> Iterator[str]:
         return
     if training.reuse > 1:
         yield (
-            f"training.reuse = {training.reuse} must be 1 with agent.algorithm r2d2: replay.ratio says how often it "
+            f"training.reuse = {training.reuse} must be 1 with agent.algorithm r2d2: replay.ratio sets how often it "
             "trains on an unroll"
         )
     if agent.n_step > training.unroll_length:
@@ -166,8 +169,8 @@ def _replay_conflicts(config: Sections) -> Iterator[str]:
         )
     if training.burn_in and not agent.lstm and agent.frame_stack == 1:
         yield (
-            f"training.burn_in = {training.burn_in} must be 0 where agent.lstm = 0 and agent.frame_stack = 1: "
-            "there is no state to bring up to date"
+            f"training.burn_in = {training.burn_in} must be 0 with agent.lstm = 0 and agent.frame_stack = 1: "
+            "there is no recurrent state to warm up"
         )
     if replay.capacity < replay.min_size:
         yield (
@@ -178,12 +181,12 @@ def _replay_conflicts(config: Sections) -> Iterator[str]:
     if config.run.steps <= filled:
         yield (
             f"run.steps = {config.run.steps} must be above {filled}, replay.min_size = {replay.min_size} unrolls of "
-            f"training.unroll_length = {training.unroll_length} steps: it would end before training starts"
+            f"training.unroll_length = {training.unroll_length} steps: the run would end before training starts"
         )
     needed = (training.batch_size + replay.ratio) / 2
     if 0 < replay.window < needed:
         yield (
             f"replay.window = {replay.window:g} must be 0 (automatic) or at least {needed:g}, half of "
             f"training.batch_size = {training.batch_size} plus replay.ratio = {replay.ratio:g}: "
-            "in a smaller one neither training nor insertion could go on"
+            "with a smaller window, training and insertion would block each other"
         )

@@ -1,4 +1,4 @@
-"""How a value that pydantic refuses is described: the rule that it breaks, in words."""
+"""Describes pydantic's validation errors: the rule that a value breaks, in words."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _RULES = {
 
 
 def broken_rule(fault: Any) -> str:
-    """The rule that a value breaks, to follow its name: "must be at least 1".
+    """The rule that a value breaks, such as "must be at least 1"; the caller writes the name in front.
 
     Args:
-        fault: one of `pydantic.ValidationError.errors()`.
+        fault: one item of `pydantic.ValidationError.errors()`.
     """
     context = fault.get("ctx", {})
     if fault["type"] == "value_error":
         return str(context["error"])
     rule = _RULES.get(fault["type"])
-    # pydantic's own sentence may quote the value, so it is never formatted.
+    # pydantic's own message may quote the value, which may hold braces, so it is not formatted.
     return rule.format(**context) if rule else f"{fault['msg'][:1].lower()}{fault['msg'][1:]}"

@@ -1,4 +1,4 @@
-"""Flags of the command line that stand for one key of the configuration each."""
+"""Command-line flags that each set one configuration key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FLAG_KEYS = {
 
 
 def name_flags(error: UsageError) -> UsageError:
-    """The same error, naming a key's own flag where it names `--set` of the key."""
+    """The same error, with `--set KEY=…` replaced by the key's own flag where it has one."""
     sentence = str(error)
     for flag, key in FLAG_KEYS.items():
         sentence = sentence.replace(f"--set {key}=…", f"{flag} …")

@@ -1,7 +1,7 @@
-"""Preset files: where they lie, what each says of itself, and which others it is laid over.
+"""Preset files: their folder, their descriptions and their bases.
 
-`[preset]` of a file holds its description and, for a variant, `base = "NAME"`: every value it does not hold is then
-that preset's.
+The table `[preset]` of a file holds its description. In a variant it also holds `base = "NAME"`: values that the file
+does not set come from that preset.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from seedcli.errors import UsageError
 
 
 class PresetInfo(NamedTuple):
-    """What a preset says of itself.
+    """The `[preset]` table of a preset file.
 
     Attributes:
         description: one line.
-        base: the preset it is a variant of; "" for one that stands alone.
+        base: the preset that this one is a variant of; "" for none.
     """
 
     description: str
@@ -27,7 +27,7 @@ class PresetInfo(NamedTuple):
 
 
 def presets() -> dict[str, PresetInfo]:
-    """Name → what it says of itself, of every preset, sorted by name."""
+    """Name → information of every preset, sorted by name."""
     found = {name: read_toml(_folder() / f"{name}.toml") for name in preset_names()}
     return {
         name: PresetInfo(str(data.get("preset", {}).get("description", "")), base_of(data))
@@ -36,29 +36,29 @@ def presets() -> dict[str, PresetInfo]:
 
 
 def preset_names() -> list[str]:
-    """Names of all presets, sorted; reads no file."""
+    """Names of all presets, sorted."""
     return sorted(path.stem for path in _folder().glob("*.toml"))
 
 
 def complete_preset(incomplete: str) -> list[str]:
-    """Names of presets that begin with what was typed."""
+    """Names of presets that begin with `incomplete`, for shell completion."""
     return [name for name in preset_names() if name.startswith(incomplete)]
 
 
 def preset_layers(name: str, *, above: str = "") -> list[tuple[str, dict[str, Any]]]:
-    """A preset and those it is laid over, weakest first: (name, what its file holds) each.
+    """A preset and its bases as (name, contents of the file), lowest priority first.
 
     Args:
-        name: of the preset.
-        above: what has it as its base, for sentences; "" where the user named it.
+        name: name of the preset.
+        above: the file or preset that has it as its base, for messages; "" if the user named it.
 
     Raises:
-        UsageError: an unknown preset, an unknown base, or bases that come back to where they began.
+        UsageError: an unknown preset, an unknown base, or a cycle of bases.
     """
     layers: list[tuple[str, dict[str, Any]]] = []
     while name:
         if any(name == seen for seen, _ in layers):
-            raise UsageError(f'{above} has base = "{name}", which is laid over it: a base must stand without it')
+            raise UsageError(f'{above} has base = "{name}", which is based on it: bases must not form a cycle')
         data = read_toml(_path(name, above))
         layers.insert(0, (name, data))
         above, name = f"preset {name}", base_of(data)
@@ -66,15 +66,15 @@ def preset_layers(name: str, *, above: str = "") -> list[tuple[str, dict[str, An
 
 
 def base_of(data: dict[str, Any]) -> str:
-    """The preset that what a file holds is to be laid over; "" for none."""
+    """The base preset named in the contents of a file; "" for none."""
     return str(data.get("preset", {}).get("base", ""))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What a TOML file holds.
+    """The contents of a TOML file.
 
     Raises:
-        UsageError: it cannot be read, or is no TOML.
+        UsageError: the file cannot be read or is not valid TOML.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -94,11 +94,11 @@ def _folder() -> Path:
 
 
 def _path(name: str, above: str) -> Path:
-    """The file of a preset; `above` is what has it as its base, if anything."""
+    """The file of a preset; `above` as in `preset_layers`."""
     names = preset_names()
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
         hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(names)}."
         where = f", the base of {above}" if above else ""
-        raise UsageError(f"Unknown preset {name!r}{where}. {hint} seed presets list shows them all")
+        raise UsageError(f"Unknown preset {name!r}{where}. {hint} seed presets list shows all of them")
     return _folder() / f"{name}.toml"

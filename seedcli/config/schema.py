@@ -1,4 +1,4 @@
-"""A whole configuration: its sections, and the check that their values can stand together."""
+"""A complete configuration: its sections, and the check for conflicts between their values."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from seedcli.config.sections import Sections
 
 
 class Config(Sections):
-    """A whole configuration, checked.
+    """A complete, validated configuration.
 
     Raises:
-        ValueError: values that are each in range cannot stand together; in one sentence, with their keys.
+        ValueError: values that are each in range conflict; one sentence that names their keys.
     """
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The schema of a configuration: every value a preset may hold, with its type, range and meaning."""
+"""The schema of a configuration: every key with its type, range and meaning."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ Devices = Literal["auto"] | PositiveInt
 
 
 class Section(BaseModel):
-    """Base of every section: unknown keys are refused, values are immutable, numbers are finite."""
+    """Base of every section: rejects unknown keys and non-finite numbers; immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False, allow_inf_nan=False)
 
 
 class RunConfig(Section):
-    """What the run is."""
+    """The run as a whole."""
 
     preset: str = Field("", description="name of the preset the run started from")
     steps: PositiveInt = Field(1_000_000, description="environment steps to train on")
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(1, description="seed of networks, actions, environments")
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(1, description="seed of networks, actions and environments")
     deterministic: bool = Field(
-        False, description="seed train in one thread and lock-step: a seed gives the same metrics again"
+        False, description="seed train runs single-threaded in lock-step: the same seed reproduces the same metrics"
     )
 
 
 class EnvironmentConfig(Section):
-    """What is played. Fields that only one family has are named so."""
+    """The environment. Descriptions of keys that only some families use begin with their names."""
 
     family: Literal["gymnasium", "atari", "football", "dmlab"] = Field(
         "gymnasium", description="family of environments"
@@ -43,88 +43,93 @@ class EnvironmentConfig(Section):
     )
     restarts: Annotated[int, Field(ge=0)] = Field(
         5,
-        description="times an actor builds environments anew that failed, before it gives up; an hour of peace resets",
+        description="failed environments an actor rebuilds before it gives up; reset after an hour without failure",
     )
     step_timeout: NonNegative = Field(
-        300.0, description="seconds after which a step that has not returned counts as hanging; 0: never"
+        300.0, description="seconds after which a step that has not returned counts as hung; 0: never"
     )
     max_episode_steps: Annotated[int, Field(ge=0)] = Field(
         0, description="gymnasium: steps after which an episode is truncated; 0: as registered"
     )
     kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="gymnasium, dmlab: keyword arguments of make(), or further settings of Lab"
+        default_factory=dict, description="gymnasium, dmlab: keyword arguments of make(), or additional Lab settings"
     )
     observation_keys: tuple[Name, ...] = Field(
         (),
-        description='gymnasium: keys of a Dict observation that are used; "-key" leaves one out; empty: all but text',
+        description='gymnasium: keys of a Dict observation to use; "-key" excludes one; empty: all except text',
     )
-    frame_skip: PositiveInt = Field(4, description="atari, dmlab: frames an action is repeated")
-    repeat_action_probability: Fraction = Field(0.0, description="atari: sticky actions")
-    noop_max: Annotated[int, Field(ge=0)] = Field(30, description="atari: up to this many no-ops at reset")
-    full_action_set: bool = Field(True, description="atari: 18 actions instead of the game's own")
+    frame_skip: PositiveInt = Field(4, description="atari, dmlab: frames for which each action is repeated")
+    repeat_action_probability: Fraction = Field(0.0, description="atari: probability of sticky actions")
+    noop_max: Annotated[int, Field(ge=0)] = Field(30, description="atari: maximum number of no-ops at reset")
+    full_action_set: bool = Field(True, description="atari: all 18 actions instead of the game's minimal set")
     max_frames: PositiveInt = Field(108_000, description="atari: frames after which an episode is truncated")
     episodic_life: bool = Field(False, description="atari: a lost life ends the episode")
     fire_reset: bool = Field(False, description="atari: press FIRE at reset")
     height: PositiveInt = Field(84, description="atari, dmlab: observation height, pixels")
     width: PositiveInt = Field(84, description="atari, dmlab: observation width, pixels")
     rewards: Literal["scoring", "scoring,checkpoints"] = Field(
-        "scoring", description="football: goals alone, or 0.1 for each of ten zones reached with the ball as well"
+        "scoring", description="football: goals only, or also 0.1 for each of ten zones reached with the ball"
     )
-    engine: Literal["envpool", "gfootball"] = Field("envpool", description="football: package that carries the engine")
-    instructions: Literal["off", "hashed"] = Field("off", description="dmlab: the level's instruction text, as numbers")
-    level_cache: str = Field("", description="dmlab: folder where compiled levels are kept; empty: none")
-    renderer: Literal["software", "hardware"] = Field("software", description="dmlab: what draws the frames")
+    engine: Literal["envpool", "gfootball"] = Field("envpool", description="football: package that provides the engine")
+    instructions: Literal["off", "hashed"] = Field(
+        "off", description="dmlab: the level's instruction text, hashed to integers"
+    )
+    level_cache: str = Field("", description="dmlab: folder that caches compiled levels; empty: no cache")
+    renderer: Literal["software", "hardware"] = Field("software", description="dmlab: renderer of the frames")
 
 
 class AgentConfig(Section):
-    """What is learned."""
+    """The algorithm and its network."""
 
     algorithm: Literal["vtrace", "r2d2"] = Field("vtrace", description="learning algorithm")
     network: Literal["mlp", "impala_shallow", "nature", "impala_deep"] = Field("mlp", description="network torso")
     hidden: tuple[PositiveInt, ...] = Field(
-        (64, 64), description="widths of the hidden layers of mlp, and of vectors beside images"
+        (64, 64), description="widths of the hidden layers of mlp, also used for vectors beside images"
     )
     channels: tuple[PositiveInt, ...] = Field((16, 32, 32), description="impala_deep: channels of each stage")
-    lstm: Annotated[int, Field(ge=0)] = Field(0, description="LSTM units after the torso; 0: none")
-    frame_stack: Annotated[int, Field(ge=1, le=16)] = Field(1, description="newest frames the network sees at once")
-    previous_action_reward: bool = Field(False, description="previous action and reward are network inputs")
-    reward_input_clip: NonNegative = Field(1.0, description="rewards as inputs are clipped to ± this; 0: off")
+    lstm: Annotated[int, Field(ge=0)] = Field(0, description="LSTM units after the torso; 0: no LSTM")
+    frame_stack: Annotated[int, Field(ge=1, le=16)] = Field(
+        1, description="most recent frames stacked as the network's input"
+    )
+    previous_action_reward: bool = Field(False, description="feed the previous action and reward to the network")
+    reward_input_clip: NonNegative = Field(1.0, description="rewards fed to the network are clipped to ± this; 0: off")
     discount: Fraction = Field(0.99, description="discount per step, γ")
-    reward_scale: Positive = Field(1.0, description="rewards are multiplied by this in the loss, before any clipping")
+    reward_scale: Positive = Field(1.0, description="rewards are multiplied by this in the loss, before clipping")
     reward_clip: NonNegative = Field(0.0, description="rewards are clipped to ± this in the loss; 0: off")
     normalize_observations: bool = Field(
-        False, description="observations are scaled by running mean and variance (images: one variance), clipped to ±10"
+        False,
+        description="normalize observations by their running mean and variance (images: one variance), clipped to ±10",
     )
     normalize_values: bool = Field(
-        False, description="V-trace: values are learned in units of their targets, advantages in their own (PopArt)"
+        False, description="V-trace: normalize value targets (PopArt), and advantages by their root mean square"
     )
-    separate_value: bool = Field(False, description="V-trace: policy and value share no layers")
-    activation: Literal["tanh", "relu"] = Field("tanh", description="of the hidden layers of mlp")
+    separate_value: bool = Field(False, description="V-trace: separate networks for policy and value")
+    activation: Literal["tanh", "relu"] = Field("tanh", description="activation of the hidden layers of mlp")
     bound_cost: NonNegative = Field(
-        0.0, description="V-trace, Box actions: weight of the penalty on means out of bounds"
+        0.0, description="V-trace, Box actions: weight of the penalty on means outside the bounds"
     )
-    initial_std: Positive = Field(1.0, description="V-trace, Box actions: the policy's standard deviation at the start")
+    initial_std: Positive = Field(1.0, description="V-trace, Box actions: initial standard deviation of the policy")
     lambda_: Fraction = Field(1.0, alias="lambda", description="V-trace λ")
     rho_clip: Positive = Field(1.0, description="V-trace ρ̄, clips importance weights of the TD errors")
     c_clip: Positive = Field(1.0, description="V-trace c̄, clips importance weights of the traces")
     policy_clip: NonNegative = Field(
-        0.0, description="V-trace: no policy gradient where π/μ has left 1 ± this in its direction; 0: off"
+        0.0, description="V-trace: PPO clipping, no policy gradient that moves π/μ further outside 1 ± this; 0: off"
     )
     baseline_cost: NonNegative = Field(0.5, description="V-trace: weight of the value loss")
     entropy_cost: NonNegative = Field(0.01, description="V-trace: weight of the entropy bonus")
     dueling_hidden: Annotated[int, Field(ge=0)] = Field(
         512, description="r2d2: units of the hidden layer of each dueling head; 0: no hidden layer"
     )
-    n_step: PositiveInt = Field(5, description="r2d2: steps of a target, n")
-    value_rescaling: bool = Field(True, description="r2d2: Q values live in the space of h(x)")
+    n_step: PositiveInt = Field(5, description="r2d2: n of the n-step targets")
+    value_rescaling: bool = Field(True, description="r2d2: Q values are rescaled by h(x)")
     value_rescaling_epsilon: Positive = Field(1e-3, description="r2d2: ε of h(x)")
     target_period: PositiveInt = Field(2500, description="r2d2: updates between copies to the target network")
     priority_max_weight: Fraction = Field(0.9, description="r2d2: η, weight of the largest |TD| in a priority")
     epsilon_base: Annotated[float, Field(gt=0, le=1)] = Field(
         0.4, description="r2d2: environment i of N explores with base^(1 + exponent·i/(N-1))"
     )
-    epsilon_exponent: NonNegative = Field(7.0, description="r2d2: the exponent of that")
-    evaluation_epsilon: Fraction = Field(1e-3, description="r2d2: ε of environments that only evaluate")
+    epsilon_exponent: NonNegative = Field(7.0, description="r2d2: the exponent in epsilon_base's formula")
+    evaluation_epsilon: Fraction = Field(1e-3, description="r2d2: ε of evaluation environments")
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True, serialize_by_alias=True
@@ -132,16 +137,16 @@ class AgentConfig(Section):
 
 
 class TrainingConfig(Section):
-    """How it is learned."""
+    """Unrolls, batches, optimizer and checkpoints."""
 
     unroll_length: PositiveInt = Field(20, description="transitions of an unroll, T")
     burn_in: Annotated[int, Field(ge=0)] = Field(
-        0, description="records in front of an unroll that only bring the recurrent state up to date, K"
+        0, description="records before an unroll that only warm up the recurrent state, K"
     )
     batch_size: PositiveInt = Field(32, description="unrolls of a training batch, B")
-    reuse: PositiveInt = Field(1, description="updates made on each batch; without a replay")
+    reuse: PositiveInt = Field(1, description="updates on each batch; only without a replay")
     optimizer: Literal["adam", "rmsprop"] = Field("adam", description="optimizer")
-    learning_rate: Positive = Field(1e-3, description="learning rate at the start")
+    learning_rate: Positive = Field(1e-3, description="initial learning rate")
     learning_rate_end: NonNegative = Field(0.0, description="learning rate at run.steps, reached linearly")
     learning_rate_schedule: Literal["constant", "linear"] = Field("linear", description="learning-rate schedule")
     adam_beta1: Decay = Field(0.9, description="adam: β1")
@@ -151,119 +156,129 @@ class TrainingConfig(Section):
     rmsprop_momentum: Decay = Field(0.0, description="rmsprop: momentum")
     clip_norm: NonNegative = Field(0.0, description="global gradient norm is clipped to this; 0: off")
     queue_batches: PositiveInt = Field(
-        1, description="training batches' worth of finished unrolls that may wait; with a replay: buffers"
+        1, description="capacity of the queue of finished unrolls, in training batches; with a replay: buffers"
     )
     checkpoint_seconds: Positive = Field(600.0, description="seconds between checkpoints")
-    keep_checkpoints: PositiveInt = Field(3, description="newest checkpoints kept")
-    keep_every_hours: NonNegative = Field(6.0, description="one checkpoint every so many hours is kept; 0: none")
+    keep_checkpoints: PositiveInt = Field(3, description="number of most recent checkpoints to keep")
+    keep_every_hours: NonNegative = Field(6.0, description="also keep one checkpoint per this many hours; 0: none")
 
 
 class ReplayConfig(Section):
-    """Where an algorithm with a replay keeps its unrolls."""
+    """The replay of unrolls, for algorithms that use one."""
 
-    capacity: PositiveInt = Field(100_000, description="unrolls kept; the oldest go first")
-    capacity_gb: NonNegative = Field(0.0, description="and at most so many gigabytes (10⁹ bytes); 0: no such limit")
-    min_size: PositiveInt = Field(5_000, description="unrolls before training starts")
-    ratio: Positive = Field(0.75, description="times an unroll is trained on, on average")
+    capacity: PositiveInt = Field(100_000, description="maximum number of unrolls; the oldest are removed first")
+    capacity_gb: NonNegative = Field(0.0, description="maximum size in gigabytes (10⁹ bytes); 0: no limit")
+    min_size: PositiveInt = Field(5_000, description="unrolls required before training starts")
+    ratio: Positive = Field(0.75, description="average number of times each unroll is trained on")
     window: NonNegative = Field(
-        0.0, description="unrolls by which training may run ahead of the ratio or fall behind it; 0: two batches"
+        0.0, description="unrolls by which training may deviate from the ratio in either direction; 0: two batches"
     )
     priority_exponent: NonNegative = Field(0.9, description="sampling probability ∝ priority to this power")
-    importance_exponent: Fraction = Field(0.6, description="importance weight ∝ probability to minus this power")
-    save: bool = Field(False, description="checkpoints keep the replay, and --resume restores it")
+    importance_exponent: Fraction = Field(
+        0.6, description="importance weight ∝ probability to the negative of this power"
+    )
+    save: bool = Field(False, description="save the replay in checkpoints; --resume restores it")
 
 
 class InferenceConfig(Section):
-    """How observations are answered."""
+    """Batching of inference."""
 
-    batch_size: Annotated[int, Field(ge=0)] = Field(0, description="environments a batch waits for; 0: half of all")
-    deadline_ms: NonNegative = Field(4.0, description="a batch never waits longer than this, milliseconds")
-    max_envs: PositiveInt = Field(4096, description="environments the learner accepts")
-    pad_to: tuple[PositiveInt, ...] = Field((), description="batch sizes padded to; empty: none on CPU, four on GPU")
+    batch_size: Annotated[int, Field(ge=0)] = Field(0, description="environments in a full batch; 0: half of all")
+    deadline_ms: NonNegative = Field(4.0, description="maximum wait for a full batch, milliseconds")
+    max_envs: PositiveInt = Field(4096, description="maximum number of environments the learner accepts")
+    pad_to: tuple[PositiveInt, ...] = Field(
+        (), description="batch sizes to pad to; empty: no padding on CPU, four sizes on GPU"
+    )
 
 
 class ActorsConfig(Section):
-    """Actors that `seed train` starts, and what an actor does by default."""
+    """Actors that `seed train` starts, and the defaults of every actor."""
 
-    count: PositiveInt = Field(1, description="actor processes of seed train")
-    envs: PositiveInt = Field(16, description="environments of an actor")
-    streams: PositiveInt = Field(2, description="groups an actor's environments are split into")
+    count: PositiveInt = Field(1, description="number of actor processes of seed train")
+    envs: PositiveInt = Field(16, description="environments per actor")
+    streams: PositiveInt = Field(2, description="groups that an actor splits its environments into")
     evaluation_envs: Annotated[int, Field(ge=0)] = Field(
-        0, description="environments of the whole fleet that only evaluate, spread over its actors, never trained on"
+        0, description="evaluation environments in total, spread over all actors; never trained on"
     )
 
 
 class NetConfig(Section):
-    """How actors reach the learner."""
+    """Connections between actors and the learner."""
 
     host: str = Field(
-        "", description="address the learner binds; empty: every interface, with net.insecure 127.0.0.1 alone"
+        "", description="address the learner binds; empty: all interfaces, or only 127.0.0.1 with net.insecure"
     )
-    grpc_port: Annotated[int, Field(ge=-1, le=65535)] = Field(8686, description="gRPC port; 0: any free one, -1: off")
-    zmq_port: Annotated[int, Field(ge=-1, le=65535)] = Field(8687, description="ZeroMQ port; 0: any free one, -1: off")
+    grpc_port: Annotated[int, Field(ge=-1, le=65535)] = Field(8686, description="gRPC port; 0: any free port, -1: off")
+    zmq_port: Annotated[int, Field(ge=-1, le=65535)] = Field(8687, description="ZeroMQ port; 0: any free port, -1: off")
     transport: Literal["shm", "zmq", "grpc"] = Field("shm", description="transport of seed train's own actors")
     heartbeat_seconds: Positive = Field(2.0, description="seconds between an actor's heartbeats")
     compression: Literal["auto", "off", "on"] = Field(
         "auto",
-        description="observations on the wire: auto encodes them where that is cheap and the learner is elsewhere",
+        description="compression of observations; auto: where it is cheap and the learner is on another machine",
     )
-    timeout_seconds: Positive = Field(20.0, description="silence after which the other side is taken for dead")
-    reconnect_timeout: NonNegative = Field(300.0, description="seconds an actor tries to find a lost learner again")
-    insecure: bool = Field(False, description="no token and no encryption: whoever reaches a port is let in")
-    token_file: str = Field("", description="file of the token; empty: SEED_TOKEN, else the one of this user")
-    tls_cert: str = Field("", description="gRPC: PEM certificate of the learner; empty: one made from the token")
+    timeout_seconds: Positive = Field(20.0, description="seconds without a message after which the peer counts as dead")
+    reconnect_timeout: NonNegative = Field(
+        300.0, description="seconds for which an actor tries to reconnect to a lost learner"
+    )
+    insecure: bool = Field(False, description="no token and no encryption: anyone who can reach a port can connect")
+    token_file: str = Field("", description="file that holds the token; empty: SEED_TOKEN, else this user's token file")
+    tls_cert: str = Field("", description="gRPC: PEM certificate of the learner; empty: generated from the token")
     tls_key: str = Field("", description="gRPC: PEM private key of net.tls_cert")
-    tls_ca: str = Field("", description="gRPC: PEM certificates that actors' own must come from; empty: none is asked")
-    metrics_port: Annotated[int, Field(ge=-1, le=65535)] = Field(
-        -1, description="HTTP port of Prometheus metrics and health; 0: any free one, -1: off"
+    tls_ca: str = Field(
+        "", description="gRPC: PEM CA certificates that must sign actors' certificates; empty: not required"
     )
-    metrics_host: Name = Field("127.0.0.1", description="address of that; 0.0.0.0: every interface, readable by all")
+    metrics_port: Annotated[int, Field(ge=-1, le=65535)] = Field(
+        -1, description="HTTP port of Prometheus metrics and health; 0: any free port, -1: off"
+    )
+    metrics_host: Name = Field(
+        "127.0.0.1", description="address of the metrics port; 0.0.0.0: all interfaces, readable by anyone"
+    )
 
 
 class TopologyConfig(Section):
-    """Which devices infer, which train, on how many hosts."""
+    """Devices for inference and training, and learner hosts."""
 
     platform: Literal["auto", "cpu", "gpu", "tpu"] = Field(
-        "auto", description="devices used; auto: TPU where there is one, else GPUs, else the CPU"
+        "auto", description="devices to use; auto: TPU if available, else GPUs, else the CPU"
     )
     inference_devices: Devices = Field(
-        "auto", description='devices of a host that answer actors: a number, or "auto": one in four; the last ones'
+        "auto", description='inference devices per host, the last ones: a number, or "auto" for one in four'
     )
     training_devices: Devices = Field(
-        "auto", description='devices of a host that train: a number, or "auto": the others; the first ones'
+        "auto", description='training devices per host, the first ones: a number, or "auto" for the others'
     )
     virtual_devices: Annotated[int, Field(ge=0, le=64)] = Field(
-        0, description="cpu: devices the processor is split into, to try a topology without accelerators; 0: one"
+        0, description="cpu: virtual devices to split the CPU into, to test a topology without accelerators; 0: one"
     )
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = Field(
-        "float32", description="of what networks compute; heads, losses, targets and weights stay in float32"
+        "float32", description="precision of network computations; heads, losses, targets and weights stay in float32"
     )
     xla: Literal["off", "training", "all"] = Field(
         "off", description="what XLA compiles: nothing, the loss and its gradients, or inference too"
     )
-    publish_every: PositiveInt = Field(1, description="updates between refreshes of the weights that inference reads")
+    publish_every: PositiveInt = Field(1, description="updates between copies of the weights to inference")
     hosts: tuple[Name, ...] = Field(
-        (), description="learner hosts that train one model, host:port each, the chief first; empty: this one alone"
+        (), description="learner hosts that train one model, each host:port, the chief first; empty: this host alone"
     )
-    host_index: Annotated[int, Field(ge=0)] = Field(0, description="which of topology.hosts this process is")
+    host_index: Annotated[int, Field(ge=0)] = Field(0, description="index of this process in topology.hosts")
     host_timeout: Positive = Field(
-        600.0, description="seconds that hosts wait for one that does not come, or is short of data, before all stop"
+        600.0, description="seconds to wait for a host that is missing or has no data before all hosts stop"
     )
     trust_network: bool = Field(
         False,
-        description="several hosts: TensorFlow's connections between them, which nothing protects, may be used",
+        description="several hosts: allow TensorFlow's unprotected connections between them",
     )
 
 
 class TelemetryConfig(Section):
-    """What is written down."""
+    """Metrics output."""
 
     interval_seconds: Positive = Field(2.0, description="seconds between lines of metrics.jsonl")
     tensorboard: bool = Field(True, description="write TensorBoard event files")
 
 
 class Sections(Section):
-    """The values of a whole configuration, each valid by itself; `schema.Config` checks that they agree."""
+    """The sections of a configuration, each value valid by itself; `schema.Config` checks them for conflicts."""
 
     run: RunConfig = RunConfig()
     environment: EnvironmentConfig = EnvironmentConfig()

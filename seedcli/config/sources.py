@@ -1,7 +1,7 @@
-"""Where the values of a configuration come from: layers, weakest first, each value remembering its own.
+"""Layers that set the values of a configuration, and the source of each value.
 
-The layers are the schema's defaults, a run to resume, a preset, a file (`--config`), the environment
-(`SEED_TRAINING__BATCH_SIZE=64`), `--set training.batch_size=64`, and flags of their own such as `--steps`.
+The layers, lowest priority first, are the schema's defaults, a run to resume, a preset, a file (`--config`), the
+environment (`SEED_TRAINING__BATCH_SIZE=64`), `--set training.batch_size=64`, and dedicated flags such as `--steps`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ DEFAULT = "default"
 
 @dataclass(frozen=True)
 class Resolved:
-    """A configuration that knows where each value comes from.
+    """A configuration with the source of each value.
 
     Attributes:
         config: the validated values.
         sources: key such as "training.batch_size" → "default", "preset NAME", "file PATH", "run FOLDER",
             "environment VARIABLE", "--set" or a flag such as "--steps"; every key is present.
-        notes: what people should know of how the layers came together, a sentence each.
+        notes: remarks for the user on how the layers were merged, one sentence each.
     """
 
     config: Config
@@ -82,17 +82,17 @@ def load_config(
     """Merge the layers and validate the result.
 
     Args:
-        preset: name of a preset, or None; a variant is laid over its base, and each value's source names the one of
-            the two that holds it.
-        config_file: a TOML file laid over the preset, or over its own `[preset] base`.
+        preset: name of a preset, or None; a variant overrides its base, and each value's source names the preset that
+            sets it.
+        config_file: a TOML file that overrides the preset, or its own `[preset] base`.
         run_folder: a run whose config.toml is the lowest layer (resuming).
-        environ: environment variables; SEED_SECTION__KEY is a value, anything else is left alone.
-        sets: "section.key=value" each; the value is TOML where it can be, else text.
-        flags: a flag of `FLAG_KEYS` → its value, text being read as in `sets`; None means not given.
+        environ: environment variables; SEED_SECTION__KEY sets a value, others are ignored.
+        sets: "section.key=value" each; the value is parsed as TOML if possible, else taken as text.
+        flags: a flag of `FLAG_KEYS` → its value, text parsed as in `sets`; None means not given.
 
     Raises:
-        UsageError: an unknown preset, key or flag value, an unreadable file, a value of the wrong type, out of
-            its range, or in conflict with another.
+        UsageError: an unknown preset, key or flag value, an unreadable file, or a value that has the wrong type, is
+            out of range or conflicts with another.
     """
     entries: list[_Entry] = []
     if run_folder is not None:
@@ -119,23 +119,23 @@ def load_config(
 
 
 def from_toml_file(path: Path) -> Config:
-    """The configuration a file holds, on top of the defaults; reads what `to_toml` wrote.
+    """The configuration in a file, on top of the defaults; the inverse of `to_toml`.
 
     Raises:
-        UsageError: the file is missing, is no TOML, or holds an unknown key or an unusable value.
+        UsageError: the file is missing or not valid TOML, or has an unknown key or an invalid value.
     """
     return _resolve(_flatten(read_toml(path), f"file {path}")).config
 
 
 def to_toml(resolved: Resolved) -> str:
-    """Every value as TOML, its source as a comment behind it; `from_toml_file` reads the same values back."""
+    """Every value as TOML, followed by its source as a comment; `from_toml_file` reads the same values back."""
     lines: list[str] = []
     section = ""
     for key, value, source, _ in describe(resolved):
         if key.split(".")[0] != section:
             section = key.split(".")[0]
             lines += ["", f"[{section}]"]
-        # A control character may stand in a file's name, but not in a TOML comment.
+        # A file name may contain control characters, a TOML comment may not.
         comment = re.sub(r"[\x00-\x1f\x7f]", "?", source)
         lines.append(f"{key.split('.')[1]} = {format_value(value)}  # {comment}")
     return "\n".join(lines[1:]) + "\n"
@@ -152,28 +152,28 @@ def describe(resolved: Resolved) -> list[Value]:
 
 
 def without_effect(resolved: Resolved) -> list[Value]:
-    """Values that somebody set and that mean nothing to the algorithm or the family of environments chosen."""
+    """Values that the user set and that the chosen algorithm or family of environments does not use."""
     return [value for value in describe(resolved) if _just_set(value) and not has_effect(value, resolved.config)]
 
 
 def has_effect(value: Value, config: Config) -> bool:
-    """Whether a value means something to the algorithm and the family of environments of a configuration."""
+    """Whether the configuration's algorithm and family of environments use a value."""
     fits = _algorithm_of(value) in (None, config.agent.algorithm)
     return fits and config.environment.family in families_of(value.key)
 
 
 def allowed_values(key: str) -> list[str]:
-    """The values a key may have, where they are few and named; else empty."""
+    """The choices of a key with a fixed set of values; empty for other keys."""
     annotation = known_keys()[key].annotation
     return [str(value) for value in get_args(annotation)] if get_origin(annotation) is Literal else []
 
 
-# What listeners of `seed learner` are told; those of `seed train` are this machine's alone.
+# Keys of the listeners of `seed learner`; `seed train` listens on this machine only.
 _OF_LISTENERS = ("host", "grpc_port", "zmq_port", "insecure", "token_file", "tls_cert", "tls_key", "tls_ca")
 
 
 def set_for_listeners(resolved: Resolved) -> list[Value]:
-    """Values that somebody has just set and that only `seed learner` heeds."""
+    """Values that the user set for this command and that only `seed learner` uses."""
     keys = {f"net.{name}" for name in _OF_LISTENERS}
     return [value for value in describe(resolved) if value.key in keys and _just_set(value)]
 
@@ -184,7 +184,7 @@ def _just_set(value: Value) -> bool:
 
 @cache
 def families_of(key: str) -> frozenset[str]:
-    """The families of environments a value means something to."""
+    """The families of environments that use a key, read from its description ("atari, dmlab: …")."""
     known = frozenset(get_args(known_keys()["environment.family"].annotation))
     named, colon, _ = (known_keys()[key].description or "").partition(":")
     families = frozenset(named.split(", "))
@@ -192,7 +192,7 @@ def families_of(key: str) -> frozenset[str]:
 
 
 def _algorithm_of(value: Value) -> str | None:
-    """The one algorithm a value is for; None where it is for all of them."""
+    """The algorithm that alone uses a value, read from its description; None if all use it."""
     if value.key.startswith("replay.") or value.description.startswith("r2d2:"):
         return "r2d2"
     return "vtrace" if value.description.startswith("V-trace") else None
@@ -214,11 +214,11 @@ def known_keys() -> Mapping[str, FieldInfo]:
 
 
 def _from_file(path: Path, preset: str | None) -> Iterator[_Entry]:
-    """A file's values, in front of them those of its base, as a copy of a variant's file has one."""
+    """The values of a file's base, if it has one, then its own."""
     data = read_toml(path)
     base = base_of(data)
     if base and preset not in (None, base):
-        raise UsageError(f'{path} has base = "{base}" and is laid over --preset {preset}: leave out one of the two')
+        raise UsageError(f'{path} has base = "{base}", which conflicts with --preset {preset}: remove one of the two')
     if base and preset is None:
         for name, values in preset_layers(base, above=f"file {path}"):
             yield from _flatten(values, f"preset {name}")
@@ -228,7 +228,7 @@ def _from_file(path: Path, preset: str | None) -> Iterator[_Entry]:
 def _flatten(data: Mapping[str, Any], source: str) -> Iterator[_Entry]:
     for section, values in data.items():
         if section == "preset" and isinstance(values, dict):
-            continue  # what a preset says of itself, not a value
+            continue  # the description and base, not values
         if isinstance(values, dict) and (values or section in Config.model_fields):
             yield from (_Entry(f"{section}.{name}", value, source) for name, value in values.items())
         else:
@@ -251,7 +251,7 @@ def _from_sets(sets: Iterable[str]) -> Iterator[_Entry]:
 
 
 def _from_text(key: str, text: str, source: str) -> _Entry:
-    """A value from text: TOML where it can be, else the text itself; always text where the key holds text."""
+    """A value from text: parsed as TOML if possible and the key does not hold text, else the text itself."""
     if key == "run.preset":
         raise UsageError(f"run.preset (from {source}) only records the preset: choose one with --preset {text}")
     value: Any = text
@@ -287,7 +287,7 @@ def _resolve(entries: Iterable[_Entry]) -> Resolved:
         data.setdefault(section, {})[name] = value
         sources[key] = source
     try:
-        # Through JSON, because strict validation of Python values takes no list for a tuple; default=str: dates.
+        # Through JSON, because strict validation of Python values rejects a list for a tuple; default=str: dates.
         config = Config.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
         raise UsageError(_sentence(error, sources)) from error
@@ -295,9 +295,9 @@ def _resolve(entries: Iterable[_Entry]) -> Resolved:
 
 
 def _leave_out_kwargs(environment: dict[str, Any], sources: dict[str, str], chosen: _Entry) -> Iterator[str]:
-    """Drop a preset's environment.kwargs where another layer chooses another environment: they are that preset's own.
+    """Drop a preset's environment.kwargs if a later layer chooses another environment; yields a note.
 
-    What files, variables and flags say is left alone: whoever wrote them meant this run.
+    Values from files, variables and flags are kept: the user set them for this run.
     """
     given_by = sources["environment.kwargs"]
     name = chosen.key.split(".")[1]
@@ -306,8 +306,8 @@ def _leave_out_kwargs(environment: dict[str, Any], sources: dict[str, str], chos
         kwargs = environment.pop("kwargs")
         sources["environment.kwargs"] = DEFAULT
         yield (
-            f"environment.kwargs = {format_value(kwargs)} (from {given_by}) is left out: it is for {chosen.key} = "
-            f"{format_value(before)}, and {chosen.source} chooses {format_value(chosen.value)}"
+            f"environment.kwargs = {format_value(kwargs)} (from {given_by}) is ignored: it is for {chosen.key} = "
+            f"{format_value(before)}, and {chosen.source} selects {format_value(chosen.value)}"
         )
 
 
@@ -324,7 +324,7 @@ def _nearest(key: str) -> str:
 
 
 def _sentence(error: ValidationError, sources: Mapping[str, str]) -> str:
-    """The first fault as one sentence: value, where it came from, rule."""
+    """The first error as one sentence: value, source, rule."""
     fault = error.errors()[0]
     if fault["type"] == "value_error":
         message = str(fault["ctx"]["error"])

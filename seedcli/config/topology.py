@@ -1,4 +1,4 @@
-"""Which device does what: a configuration laid over the devices there are. No device is touched here."""
+"""Assignment of a host's devices to training and inference. No device is accessed here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from seedcli.config.schema import Config
 from seedcli.errors import UsageError
 
 Platform = Literal["cpu", "gpu", "tpu"]
-_INFERENCE_PART = 4  # "auto": one device in so many infers
+_INFERENCE_PART = 4  # "auto": one device in this many is for inference
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Inventory:
     Attributes:
         gpus: number of GPUs.
         tpus: number of TPU cores.
-        cores: of the processor.
-        models: what the GPUs or TPU cores are called, by number; may be empty.
-        whose: for sentences, "this machine" or what describes a machine that is elsewhere.
+        cores: CPU cores.
+        models: model names of the GPUs or TPU cores, by device number; may be empty.
+        whose: description of the machine for messages, such as "this machine".
     """
 
     gpus: int = 0
@@ -32,24 +32,24 @@ class Inventory:
     whose: str = "this machine"
 
     def count(self, platform: Platform, virtual: int) -> int:
-        """Devices of a platform; a processor is one, or as many as it is split into."""
+        """Number of devices of a platform; the CPU counts as one, or as `virtual` devices."""
         return {"cpu": virtual or 1, "gpu": self.gpus, "tpu": self.tpus}[platform]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which device of a host does what.
+    """Assignment of a host's devices to training and inference.
 
     Attributes:
-        platform: kind of all devices used.
-        devices: how many of them the host has.
-        training: numbers of the devices that train, ascending from 0.
-        inference: numbers of those that answer actors, ascending to the last; may overlap with `training`.
-        columns: of a training batch, for each training device.
-        hosts: learner hosts, "host:port" each; empty for one host alone.
-        host_index: which of them this is; 0 is the chief.
+        platform: platform of all devices used.
+        devices: number of devices of that platform on the host.
+        training: numbers of the training devices, ascending from 0.
+        inference: numbers of the inference devices, ascending to the last; may overlap with `training`.
+        columns: columns of a training batch per training device.
+        hosts: learner hosts, "host:port" each; empty for a single host.
+        host_index: index of this host; 0 is the chief.
         precision, xla, publish_every: as configured.
-        virtual: whether the devices are parts of one processor.
+        virtual: whether the devices are virtual devices of the CPU.
     """
 
     platform: Platform
@@ -71,16 +71,16 @@ class Plan:
 
     @property
     def shared(self) -> tuple[int, ...]:
-        """Devices that do both."""
+        """Devices used for both training and inference."""
         return tuple(sorted({*self.training} & {*self.inference}))
 
     def name(self, device: int) -> str:
-        """What TensorFlow calls a device of this host, such as "GPU:3"."""
+        """TensorFlow's name of a device of this host, such as "GPU:3"."""
         return f"{self.platform.upper()}:{device}"
 
     def describe(self) -> list[str]:
-        """Sentences for people: which device does what."""
-        total = _counted(self.platform, self.devices) + (" (parts of the processor)" if self.virtual else "")
+        """The assignment in words, one line per item."""
+        total = _counted(self.platform, self.devices) + (" (virtual devices of the CPU)" if self.virtual else "")
         lines = [f"{total} on each of {self.num_hosts} hosts" if self.hosts else total]
         if self.hosts:
             chief = ", the chief" if self.host_index == 0 else f"; the chief is {self.hosts[0]}"
@@ -89,7 +89,7 @@ class Plan:
         lines.append(f"training on {self._names(self.training)}: {_plural(self.columns, 'unroll')} of a batch{each}")
         lines.append(f"inference on {self._names(self.inference)}{self._sharing()}")
         if self.publish_every > 1:
-            lines.append(f"weights go to inference every {self.publish_every} updates")
+            lines.append(f"weights are copied to inference every {self.publish_every} updates")
         idle = sorted({*range(self.devices)} - {*self.training, *self.inference})
         if idle:
             lines.append(f"idle: {self._names(tuple(idle))}")
@@ -113,14 +113,14 @@ class Plan:
 
 
 def make_plan(config: Config, inventory: Inventory) -> Plan:
-    """Lay `[topology]` over the devices of a host.
+    """Assign the devices of a host as `[topology]` asks.
 
-    "auto" gives one device in four to inference and the others to training, but to training no more than a batch can
-    be split over; a single device does both. The processor of each of several hosts trains as one device.
+    "auto" assigns one device in four to inference and the others to training, but no more training devices than a
+    batch can be split over evenly; a single device does both. On several CPU hosts each CPU trains as one device.
 
     Raises:
-        UsageError: more devices are asked for than there are, a batch cannot be split over them, or `tf.distribute`
-            has no way to train on them together.
+        UsageError: the host has fewer devices than requested, a batch cannot be split over them, or `tf.distribute`
+            cannot train on them together.
     """
     topology = config.topology
     platform = _platform(config, inventory)
@@ -128,7 +128,7 @@ def make_plan(config: Config, inventory: Inventory) -> Plan:
     for key in ("inference_devices", "training_devices"):
         wanted = getattr(topology, key)
         if wanted != "auto" and wanted > there:
-            advice = ", or set topology.virtual_devices to try it on the processor" if platform == "cpu" else ""
+            advice = ", or set topology.virtual_devices to test it on the CPU" if platform == "cpu" else ""
             raise UsageError(
                 f"topology.{key} = {wanted} is more than the {_counted(platform, there)} of {inventory.whose}: "
                 f"lower it{advice}"
@@ -140,8 +140,8 @@ def make_plan(config: Config, inventory: Inventory) -> Plan:
     if hosts > 1 and platform == "cpu":
         if wanted_training not in ("auto", 1):
             raise UsageError(
-                f"topology.training_devices = {wanted_training} must be 1 on the processors of {hosts} topology.hosts: "
-                "TensorFlow trains on one a host"
+                f"topology.training_devices = {wanted_training} must be 1 on the CPUs of {hosts} topology.hosts: "
+                "TensorFlow supports one training device per CPU host"
             )
         wanted_training = 1
     training, inference = _shares(wanted_training, topology.inference_devices, there, batch // hosts)
@@ -149,7 +149,7 @@ def make_plan(config: Config, inventory: Inventory) -> Plan:
         raise UsageError(
             f"training.batch_size = {batch} must be a multiple of {hosts * training}, {training} training devices"
             + (f" on each of {hosts} hosts" if hosts > 1 else "")
-            + ": each trains on as many unrolls, so change one of the two"
+            + ": every device trains on the same number of unrolls, so change one of the two"
         )
     if topology.precision == "mixed_float16" and platform != "gpu":
         raise UsageError(
@@ -177,23 +177,23 @@ def _platform(config: Config, inventory: Inventory) -> Platform:
         return "tpu" if inventory.tpus else "gpu" if inventory.gpus else "cpu"
     if not inventory.count(asked, 1):
         raise UsageError(
-            f"topology.platform = {asked} where TensorFlow finds no {asked.upper()} on {inventory.whose}: "
-            "use another platform (seed doctor shows what there is)"
+            f"topology.platform = {asked} needs a {asked.upper()}, and TensorFlow finds none on {inventory.whose}: "
+            "use another platform (seed doctor lists the devices)"
         )
     return asked
 
 
 def _shares(training: int | str, inference: int | str, there: int, columns: int) -> tuple[int, int]:
-    """Numbers of training and of inference devices, "auto" resolved.
+    """Numbers of training and of inference devices, with "auto" resolved.
 
     Args:
         training, inference: as configured.
-        there: devices of the host.
-        columns: of a training batch that the host takes.
+        there: number of devices of the host.
+        columns: the host's columns of a training batch.
     """
     if not isinstance(training, int):
-        spared = inference if isinstance(inference, int) else max(1, there // _INFERENCE_PART)
-        most = there - spared or there  # who would leave none to training shares them
+        reserved = inference if isinstance(inference, int) else max(1, there // _INFERENCE_PART)
+        most = there - reserved or there  # if that leaves no training device, both share all
         training = max(number for number in range(1, most + 1) if columns % number == 0)
     if not isinstance(inference, int):
         inference = there - training or there

@@ -1,3 +1,3 @@
-"""What is played: one file or folder a family, each gives a vector environment. It never imports TensorFlow, nor
-`net`, and a simulator only when it is first needed. It knows nothing of agents or of how actions are chosen.
+"""Environments: one file or folder per family, each with a vector environment. It never imports TensorFlow or `net`,
+and imports a simulator only when it is first needed. Agents are outside of it.
 """

@@ -1,4 +1,4 @@
-"""What a family of environments gives: a vector environment in next-step autoreset mode."""
+"""The interface of every family: a vector environment in next-step autoreset mode."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class VectorEnv(Protocol):
     def step(self, actions: npt.NDArray[Any], out: Rows) -> None:
         """Take actions [E, *spec.action.array.shape] in its dtype and write the next records into `out`.
 
-        Box actions come in units of the space, as `ActionSpec` says: the adapter clips and rescales them.
+        Box actions are in units of the space (see `ActionSpec`): the adapter clips and rescales them.
 
         Raises:
             EnvironmentFailed: the environment broke, or returned something outside its specification.

@@ -1,4 +1,4 @@
-"""What every family checks, and how it words it."""
+"""Checks and error messages shared by all families."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def check_finite(values: npt.NDArray[Any], what: str, name: str) -> None:
 
 
 def refuse_gymnasium_fields(config: EnvironmentConfig, instead: str) -> None:
-    """Refuse what means something to Gymnasium's environments alone; `instead` says what ends an episode here.
+    """Refuse settings that only Gymnasium environments use; `instead` says what ends an episode here.
 
     Raises:
         UsageError: such a field is set.
@@ -80,7 +80,7 @@ def refuse_gymnasium_fields(config: EnvironmentConfig, instead: str) -> None:
 
 
 def place_of(error: BaseException) -> str:
-    """Where an exception was raised, as the end of a sentence: " (my_env.py, line 12)"; "" where nobody knows."""
+    """Where an exception was raised, as the end of a sentence: " (my_env.py, line 12)"; "" if unknown."""
     frames = traceback.extract_tb(error.__traceback__)
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 

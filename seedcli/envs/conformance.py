@@ -1,4 +1,4 @@
-"""What every vector environment must keep, checked by playing it: for families in the tests, for users' environments in
+"""Conformance checks of vector environments: for the families in the tests, for users' environments in
 `seed doctor --env`.
 """
 
@@ -52,16 +52,16 @@ def check_environment(
     begin: Callable[[str], None] = lambda name: None,
     found: Callable[[Finding], None] = lambda finding: None,
 ) -> list[Finding]:
-    """Play vector environments with random actions and judge what they do.
+    """Play vector environments with random actions and check their behaviour.
 
-    Nothing here can end an environment that hangs: whoever must not hang runs this in a process of its own.
+    A hung environment blocks this function: run it in a separate process if that is a problem.
 
     Args:
-        make: builds a vector of so many environments, as `create_env` does.
-        seconds: of play for each check, roughly; there are about eight.
-        least: steps of the first play, by which most is judged, however long they take.
-        begin: told the name of each check before it begins.
-        found: told each finding as it is made.
+        make: builds a vector of the given number of environments, as `create_env` does.
+        seconds: approximate play time of each check; there are about eight.
+        least: minimum number of steps of the first play, on which most checks are based, however long they take.
+        begin: called with the name of each check before it begins.
+        found: called with each finding.
 
     Returns:
         A finding for each check; "play" alone where that fails.
@@ -192,7 +192,7 @@ def _frames(spec: EnvSpec, run: Run) -> tuple[Status, str]:
 
 
 def _rewards(run: Run) -> tuple[Status, str]:
-    """Rewards are finite and tell one thing from another."""
+    """Rewards are finite and not constant."""
     rewards = run.reward[~run.first]
     bad = ~np.isfinite(rewards)
     if bad.any():
@@ -217,8 +217,8 @@ def _seeding(make: MakeEnv, seconds: float) -> tuple[Status, str]:
     if difference := run.difference(again):
         return "failure", f"reset twice with the same seed, the same actions give other records, first {difference}"
     with driving(make, 1) as driver:
-        anew = driver.play(1, 0, 0, script=run.actions)
-    if difference := run.difference(anew):
+        rebuilt = driver.play(1, 0, 0, script=run.actions)
+    if difference := run.difference(rebuilt):
         return "failure", f"built twice, the same seed and actions give other records, first {difference}"
     if run.difference(other) is None:
         return (
@@ -262,7 +262,7 @@ def _autoreset(make: MakeEnv, run: Run, seconds: float, repeatable: bool) -> tup
     what = "begins with the final observation of the last one"
     # Episodes may end as they begin, and a bandit's single step may show what the next one is about.
     if carried_on >= _DIFFERENT_ENDS and max(episode.length for episode in episodes_of(run)) > 1:
-        return "failure", f"each new episode {what}, whatever that is: reset does not start anew"
+        return "failure", f"each new episode {what}, whatever that is: reset does not start a new episode"
     if repeatable and (wrong := _action_on_final(make, seconds)):
         return "failure", wrong
     if carried_on:

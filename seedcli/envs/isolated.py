@@ -1,4 +1,4 @@
-"""A vector environment in a process of its own, without TensorFlow, for libraries that cannot share one with it.
+"""A vector environment in a separate process without TensorFlow, for libraries that conflict with it.
 
 MuJoCo draws through Mesa on machines without a GPU; Mesa's drivers bring an LLVM, TensorFlow brings another, and
 whichever is loaded second finds the functions of the first, and dies. Football's engine keeps the memory of every match
@@ -102,7 +102,7 @@ class IsolatedEnv:
 
 
 def _serve(pipe: Connection, config: dict[str, Any], num_envs: int, render: bool) -> None:
-    # Whatever simulators print must not stand between results.
+    # Output of simulators goes to stderr: stdout is for results.
     os.dup2(2, 1)
     try:
         env = create_env(EnvironmentConfig.model_validate(config), num_envs, render=render)

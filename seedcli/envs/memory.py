@@ -16,7 +16,7 @@ _POSITIONS = [0, 2]  # of CartPole's observation: cart position, cart velocity, 
 
 
 class Positions(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """CartPole that shows where cart and pole are, and not how fast they move.
+    """CartPole that observes positions without velocities.
 
     The observation is [2] float32, cart position and pole angle: the task of Wierstra et al., "Solving Deep Memory
     POMDPs with Recurrent Policy Gradients" (2007), with CartPole-v1's limits and 500 steps.

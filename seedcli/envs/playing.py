@@ -1,4 +1,4 @@
-"""Playing vector environments as actors do, and keeping the records: what the conformance checks look at."""
+"""Plays vector environments as actors do and keeps the records, for the conformance checks."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Driver:
         until_final: bool = False,
         least: int = 10,
     ) -> Run:
-        """Play random actions up to so many steps or seconds, but `least` steps in any case, or play `script`."""
+        """Play `script`, or random actions for at most `steps` or `seconds`, but at least `least` steps."""
         random = np.random.default_rng(seed)
         records, actions = [self.reset(seed)], []
         steps = min(steps, self._most) if script is None else len(script)
@@ -156,7 +156,7 @@ def _stack(records: list[Rows], actions: list[npt.NDArray[Any]]) -> Run:
 
 @contextlib.contextmanager
 def driving(make: MakeEnv, num_envs: int) -> Iterator[Driver]:
-    """Build a vector environment, and close it in the end."""
+    """Build a vector environment, and close it at the end."""
     env = make(num_envs)
     try:
         yield Driver(env)

@@ -1,4 +1,4 @@
-"""The families of environments there are, and how one is built. Simulators are imported when first needed."""
+"""Builds environments of all families. Simulators are imported when first needed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def check_simulator(config: EnvironmentConfig) -> None:
         return
     package = {"atari": "ale_py", "football": config.engine, "dmlab": "deepmind_lab"}[config.family]
     if importlib.util.find_spec(package) is None:
-        create_env(config, 1).close()  # which knows the sentence for it
+        create_env(config, 1).close()  # raises the error with its message
 
 
 def check_environment(config: EnvironmentConfig, kwargs_source: str) -> None:

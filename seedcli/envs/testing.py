@@ -1,4 +1,4 @@
-"""Environments that check what carries them, not for learning; importing this module registers them.
+"""Environments for tests and diagnosis; importing this module registers them.
 
 The id `seedcli.envs.testing:Counter-v0` works in any process, because Gymnasium imports what stands before the colon.
 """
@@ -165,7 +165,7 @@ class Echo(gymnasium.Env[dict[str, Any], Any]):
         return self._ask(), {}
 
     def step(self, action: npt.NDArray[Any]) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """Judge the answer and ask anew."""
+        """Judge the answer and ask again."""
         if self._numbers:
             parts = 1.0 - np.minimum(1.0, np.abs(action - self._target) / 4.0)
         else:

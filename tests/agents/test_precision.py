@@ -47,7 +47,7 @@ def layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
 
 @pytest.mark.parametrize("precision", list(COMPUTES))
 @pytest.mark.parametrize(("spec", "torso"), CASES)
-def test_torso_and_memory_compute_in_16_bits_and_nothing_else_does(spec: EnvSpec, torso: str, precision: str) -> None:
+def test_only_torso_and_lstm_compute_in_16_bits(spec: EnvSpec, torso: str, precision: str) -> None:
     mixed = network(PolicyValueNetwork, spec, torso, precision)
     encoder = mixed.encoder
     inner = [*layers(encoder.torsos[0]), *layers(encoder.lstms[0])]
@@ -59,7 +59,7 @@ def test_torso_and_memory_compute_in_16_bits_and_nothing_else_does(spec: EnvSpec
     outputs, states, last = play(mixed, records)
     for leaf in [*tf.nest.flatten(outputs), *tf.nest.flatten((states, last))]:
         assert np.asarray(leaf).dtype in (np.float32, np.uint8, np.int32), "16 bits never leave the encoder"
-    assert keras.config.dtype_policy().name == "float32", "and nobody else's layers are concerned"
+    assert keras.config.dtype_policy().name == "float32", "other layers are not affected"
 
 
 @pytest.mark.parametrize("precision", list(COMPUTES))
@@ -97,7 +97,7 @@ def test_gradients_and_losses_are_float32_and_close(algorithm: str) -> None:
     assert np.linalg.norm(rough) == pytest.approx(np.linalg.norm(gradient), rel=0.05)
 
 
-def test_a_failure_leaves_the_precision_of_others_alone() -> None:
+def test_failure_restores_the_dtype_policy() -> None:
     with pytest.raises(ZeroDivisionError), layers_computing_in("mixed_bfloat16"):
         assert keras.layers.Dense(1).compute_dtype == "bfloat16"
         raise ZeroDivisionError

@@ -74,7 +74,7 @@ def played(agent: R2D2Agent, records: Records, exploration: float) -> tuple[Reco
     return {**records, **{name: np.stack(values) for name, values in rows.items()}}, states
 
 
-def test_what_the_machinery_must_provide() -> None:
+def test_algorithm_spec() -> None:
     agent = make(burn_in=4)
     algorithm = agent.algorithm
     assert (algorithm.name, algorithm.burn_in, algorithm.records, algorithm.source) == ("r2d2", 4, T + 5, "replay")
@@ -231,7 +231,7 @@ def test_the_target_network_is_copied_and_never_trained() -> None:
             np.testing.assert_array_equal(variable, expected)
 
 
-def test_agents_of_one_seed_are_one() -> None:
+def test_same_seed_gives_the_same_agent() -> None:
     one, same = make(IMAGE, network="impala_shallow"), make(IMAGE, network="impala_shallow")
     inference = one.make_network()
     assert isinstance(inference, DuelingQNetwork)

@@ -98,7 +98,7 @@ def test_values_may_stay_as_they_are() -> None:
     assert float(result.priorities[0]) == pytest.approx(0.9 * errors.max() + 0.1 * errors.mean(), rel=1e-5)
 
 
-def test_the_loss_is_linear_in_the_weights_and_priorities_do_not_know_them() -> None:
+def test_loss_is_linear_in_the_weights_and_priorities_ignore_them() -> None:
     agent = with_other_target(make(lstm=5))
     unrolls = batch(agent, random_records(VECTOR, T + 1, B, seed=3))
     each = []
@@ -125,7 +125,7 @@ def test_losses_of_half_batches_add_up() -> None:
 
 
 @pytest.mark.parametrize("memory", [{}, {"lstm": 5, "frame_stack": 2, "previous_action_reward": True}])
-def test_what_happens_on_final_records_counts_nowhere(memory: dict[str, Any]) -> None:
+def test_actions_on_final_records_are_masked(memory: dict[str, Any]) -> None:
     agent = with_other_target(make(**memory))
     records = random_records(VECTOR, T + 1, B, seed=2)
     final = records["terminated"] | records["truncated"]
@@ -135,7 +135,7 @@ def test_what_happens_on_final_records_counts_nowhere(memory: dict[str, Any]) ->
     changed = {**records, "action": np.where(final, (records["action"] + 1) % 3, records["action"])}
     if not memory:  # the reward of a first record is 0, and as such an input of a network that sees rewards
         changed["reward"] = records["reward"] + 100.0 * records["first"].astype(np.float32)
-        # After a termination nothing follows, so that its observation is worth nothing either.
+        # The value after a termination is 0.
         changed["observation"] = records["observation"] + 3.0 * records["terminated"][..., None].astype(np.float32)
     after, new_gradients = loss_and_gradients(agent, batch(agent, changed))
     assert after == before
@@ -162,7 +162,7 @@ def test_an_unroll_without_a_transition_has_no_loss_and_no_priority() -> None:
 
 @pytest.mark.parametrize("burn_in", [0, 3])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_rewards_that_are_no_numbers_are_seen(burn_in: int, bad: float) -> None:
+def test_non_finite_rewards_reach_loss_and_priorities(burn_in: int, bad: float) -> None:
     agent = make(burn_in=burn_in, lstm=5)
     records = random_records(VECTOR, burn_in + T + 1, B, seed=2, ends=0.0)
     records.update({name: np.zeros_like(records["reward"]) for name in FIELDS})

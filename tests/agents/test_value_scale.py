@@ -67,7 +67,7 @@ def test_old_transitions_are_forgotten_at_the_horizon_whatever_the_batches() -> 
     np.testing.assert_allclose(weights, expected, rtol=1e-3)
 
 
-def test_values_stay_what_they_were() -> None:
+def test_update_preserves_values() -> None:
     rng = np.random.default_rng(1)
     scale, head = scale_and_head()
     x = tf.constant(rng.normal(size=(50, 3)), tf.float32)
@@ -79,7 +79,7 @@ def test_values_stay_what_they_were() -> None:
         np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-3 * max(1.0, abs(level)))
 
 
-def test_batches_that_tell_nothing_change_nothing() -> None:
+def test_batches_without_information_are_ignored() -> None:
     scale, head = scale_and_head()
     ones = np.ones((T, B))
     update(scale, head, 5 * ones, ones, ones, ones)

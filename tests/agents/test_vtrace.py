@@ -48,7 +48,7 @@ def loss_and_gradients(agent: Agent, unrolls: UnrollBatch) -> tuple[float, list[
     return float(loss), [g.numpy() for g in gradients]
 
 
-def test_what_the_machinery_must_provide() -> None:
+def test_algorithm_spec() -> None:
     algorithm = make().algorithm
     assert (algorithm.name, algorithm.burn_in, algorithm.records, algorithm.source) == ("vtrace", 0, T + 1, "queue")
     assert algorithm.recorded == {"logits": ArraySpec((3,), "float32")}
@@ -138,7 +138,7 @@ def test_the_loss_agrees_with_float64() -> None:
 
 
 @pytest.mark.parametrize("memory", [{}, {"lstm": 5, "frame_stack": 2, "previous_action_reward": True}])
-def test_what_happens_on_final_records_counts_nowhere(memory: dict[str, Any]) -> None:
+def test_actions_on_final_records_are_masked(memory: dict[str, Any]) -> None:
     agent = make(**memory)
     records = random_records(VECTOR, T + 1, B, seed=2)
     final = records["terminated"] | records["truncated"]
@@ -150,7 +150,7 @@ def test_what_happens_on_final_records_counts_nowhere(memory: dict[str, Any]) ->
     changed["logits"] = records["logits"] + final[..., None] * np.array([0.0, 5.0, -9.0], np.float32)
     if not memory:  # the reward of a first record is 0, and as such an input of a network that sees rewards
         changed["reward"] = records["reward"] + 100.0 * records["first"].astype(np.float32)
-        # After a termination nothing follows, so that its observation is worth nothing either.
+        # The value after a termination is 0.
         changed["observation"] = records["observation"] + 3.0 * records["terminated"][..., None].astype(np.float32)
     after, new_gradients = loss_and_gradients(agent, unroll_batch(changed, agent.initial_state(B)))
     assert after == before
@@ -186,7 +186,7 @@ def test_an_unroll_of_another_length_is_refused() -> None:
         agent.loss(unroll_batch(random_records(VECTOR, T, B), agent.initial_state(B)))
 
 
-def test_agents_of_one_seed_are_one() -> None:
+def test_same_seed_gives_the_same_agent() -> None:
     one, same = make(IMAGE, network="impala_shallow"), make(IMAGE, network="impala_shallow")
     inference = one.make_network()
     named = [one.variables(), same.variables(), named_variables(network=inference)]
@@ -271,7 +271,7 @@ def test_gradients_reach_every_variable(spec: EnvSpec, normalize: bool) -> None:
     assert len(gradients) > 8 and all(g.any() for g in gradients)
 
 
-def test_what_is_chosen_on_final_records_of_a_box_counts_nowhere() -> None:
+def test_box_actions_on_final_records_are_masked() -> None:
     agent = make(CONTINUOUS)
     records = random_records(CONTINUOUS, T + 1, B, seed=2)
     final = (records["terminated"] | records["truncated"])[..., None]

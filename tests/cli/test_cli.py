@@ -261,9 +261,9 @@ def test_doctor_and_bench_pass_everything_on(role: Role, capsys: pytest.CaptureF
         ),
         (
             "learner --preset pong_vtrace --insecure --token-file T",
-            "net.insecure = true turns token and encryption off: leave out net.token_file",
+            "net.insecure = true disables the token and encryption: remove net.token_file",
         ),
-        ("learner --preset pong_vtrace --insecure --tls-cert C --tls-key K", "net.insecure = true turns token"),
+        ("learner --preset pong_vtrace --insecure --tls-cert C --tls-key K", "net.insecure = true disables the token"),
         ("learner --preset pong_vtrace --resume --continue --logdir D", "--resume and --continue cannot both"),
         ("learner --preset pong_vtrace --continue", "need --logdir"),
         ("actor", "no learner address given: give --connect HOST:PORT or --connect RUN_FOLDER, or set SEED_CONNECT"),
@@ -331,7 +331,7 @@ def test_presets_show(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
     assert shown["values"]["agent.hidden"] == {
         "value": [8],
         "source": "--set",
-        "description": "widths of the hidden layers of mlp, and of vectors beside images",
+        "description": "widths of the hidden layers of mlp, also used for vectors beside images",
         "allowed": [],
     }
     assert shown["values"]["agent.network"]["allowed"] == ["mlp", "impala_shallow", "nature", "impala_deep"]

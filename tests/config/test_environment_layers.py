@@ -1,4 +1,4 @@
-"""Keyword arguments of environments in layers: those of a preset belong to its own environment."""
+"""Layers of environment.kwargs: a preset's apply only to its own environment."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from tests.config.test_sources import load
 
 
 @pytest.mark.parametrize("chosen", [{"flags": {"--env": "CartPole-v1"}}, {"sets": ["environment.id=CartPole-v1"]}])
-def test_another_environment_drops_the_preset_s_keyword_arguments(chosen: dict[str, Any]) -> None:
+def test_kwargs_of_a_preset_are_dropped_for_another_environment(chosen: dict[str, Any]) -> None:
     plain = load("recall_r2d2")
     assert plain.config.environment.kwargs == {"delay": 10} and not plain.notes
     resolved = load("recall_r2d2", **chosen)
@@ -17,12 +17,12 @@ def test_another_environment_drops_the_preset_s_keyword_arguments(chosen: dict[s
     assert resolved.sources["environment.kwargs"] == "default"
     source = "--env" if "flags" in chosen else "--set"
     assert resolved.notes == (
-        'environment.kwargs = { "delay" = 10 } (from preset recall_r2d2) is left out: it is for environment.id = '
-        f'"seedcli.envs.testing:Recall-v0", and {source} chooses "CartPole-v1"',
+        'environment.kwargs = { "delay" = 10 } (from preset recall_r2d2) is ignored: it is for environment.id = '
+        f'"seedcli.envs.testing:Recall-v0", and {source} selects "CartPole-v1"',
     )
 
 
-def test_keyword_arguments_that_somebody_gave_stay_with_another_environment(tmp_path: Path) -> None:
+def test_kwargs_set_by_the_user_are_kept_for_another_environment(tmp_path: Path) -> None:
     other = {"--env": "FrozenLake-v1"}
     given = "environment.kwargs={is_slippery = false}"
     resolved = load("recall_r2d2", sets=[given], flags=other)

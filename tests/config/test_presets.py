@@ -1,4 +1,4 @@
-"""Presets laid over presets: whose value counts, what sources say, and bases that lead nowhere."""
+"""Variants of presets: precedence, sources of values, and invalid bases."""
 
 from pathlib import Path
 
@@ -14,13 +14,13 @@ VARIED = '[preset]\nbase = "plain"\ndescription = "varied"\n[training]\nbatch_si
 
 
 def variant(folder: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> None:
-    """A folder of presets that holds these alone."""
+    """Use a folder of presets that contains only these files."""
     for name, text in files.items():
         (folder / f"{name}.toml").write_text(text, encoding="utf-8")
     monkeypatch.setattr(preset_files, "_folder", lambda: folder)
 
 
-def test_a_variant_is_laid_over_its_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variant_overrides_its_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     third = '[preset]\nbase = "varied"\n[run]\nseed = 6\n'
     variant(tmp_path, monkeypatch, plain=PLAIN, varied=VARIED, third=third)
     resolved = load("third", sets=["topology.precision=mixed_float16"])
@@ -35,8 +35,8 @@ def test_a_variant_is_laid_over_its_base(tmp_path: Path, monkeypatch: pytest.Mon
     assert "batch_size = 96  # preset varied" in to_toml(resolved).splitlines()
 
 
-def test_a_variant_and_its_run_are_the_same_anywhere(tmp_path: Path) -> None:
-    """A saved run holds every value, so that resuming asks for no base."""
+def test_run_of_a_variant_resumes_without_its_base(tmp_path: Path) -> None:
+    """A saved config.toml holds every value."""
     resolved = load("football_vtrace_8gpu", sets=["topology.training_devices=2"])
     (tmp_path / "config.toml").write_text(to_toml(resolved), encoding="utf-8")
     again = load(None, run_folder=tmp_path)
@@ -46,8 +46,8 @@ def test_a_variant_and_its_run_are_the_same_anywhere(tmp_path: Path) -> None:
     assert again.sources["topology.inference_devices"] == f"run {tmp_path}"
 
 
-def test_a_file_may_be_a_variant_too(tmp_path: Path) -> None:
-    """Such as a copy of a preset that one edits."""
+def test_config_file_may_name_a_base(tmp_path: Path) -> None:
+    """For example an edited copy of a preset file."""
     file = tmp_path / "mine.toml"
     file.write_text('[preset]\nbase = "pong_vtrace"\n[run]\nseed = 9\n', encoding="utf-8")
     resolved = load(None, config_file=file)
@@ -56,7 +56,7 @@ def test_a_file_may_be_a_variant_too(tmp_path: Path) -> None:
     assert resolved.sources["environment.id"] == "preset pong_vtrace"
     assert load("pong_vtrace", config_file=file).sources["run.seed"] == f"file {file}"
     assert refusal("cartpole_vtrace", config_file=file) == (
-        f'{file} has base = "pong_vtrace" and is laid over --preset cartpole_vtrace: leave out one of the two'
+        f'{file} has base = "pong_vtrace", which conflicts with --preset cartpole_vtrace: remove one of the two'
     )
     file.write_text('[preset]\nbase = "pong"\n', encoding="utf-8")
     assert refusal(None, config_file=file).startswith(
@@ -67,15 +67,15 @@ def test_a_file_may_be_a_variant_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [
-        ({"a": '[preset]\nbase = "a"\n'}, 'preset a has base = "a", which is laid over it: a base must stand without'),
+        ({"a": '[preset]\nbase = "a"\n'}, 'preset a has base = "a", which is based on it: bases must not form a cycle'),
         (
             {"a": '[preset]\nbase = "b"\n', "b": '[preset]\nbase = "c"\n', "c": '[preset]\nbase = "b"\n'},
-            'preset c has base = "b", which is laid over it',
+            'preset c has base = "b", which is based on it',
         ),
         ({"a": '[preset]\nbase = "aa"\n', "ab": PLAIN}, "Unknown preset 'aa', the base of preset a. Did you mean a"),
     ],
 )
-def test_bases_that_lead_nowhere(
+def test_unknown_and_cyclic_bases_are_refused(
     files: dict[str, str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variant(tmp_path, monkeypatch, **files)

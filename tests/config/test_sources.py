@@ -1,4 +1,4 @@
-"""Layers, their order and their sources; every fault is one sentence."""
+"""Layers of a configuration, their order and the sources of values; every error is one sentence."""
 
 import re
 import tomllib
@@ -46,7 +46,7 @@ def test_every_preset_is_valid_and_described(name: str) -> None:
     assert resolved.sources["net.host"] == "default"
 
 
-def test_the_expected_presets_are_there() -> None:
+def test_expected_presets_exist() -> None:
     assert {"cartpole_vtrace", "pong_vtrace", "atari_vtrace"} <= set(preset_names())
     assert {"cartpole_memory_r2d2", "recall_r2d2", "pong_r2d2", "atari_r2d2"} <= set(preset_names())
     atari = load("atari_vtrace", flags={"--env": "breakout"}).config
@@ -57,7 +57,7 @@ def test_the_expected_presets_are_there() -> None:
     )
 
 
-# What is played; how failures are met changes no task.
+# Keys that define the task; the handling of failures does not.
 TASK_KEYS = [
     key
     for key in known_keys()
@@ -65,7 +65,7 @@ TASK_KEYS = [
 ]
 
 
-def test_values_know_which_families_they_are_for() -> None:
+def test_families_of_keys() -> None:
     assert families_of("environment.rewards") == {"football"} and families_of("environment.height") == {
         "atari",
         "dmlab",
@@ -120,7 +120,7 @@ PUBLISHED = {
     "training.learning_rate_schedule": "constant",
     "training.adam_beta1": 0.9,
     "training.adam_beta2": 0.999,
-    # Their loss is a sum over the unroll where ours is a mean: gradients are 80 times smaller.
+    # Their loss sums over the unroll and ours averages: gradients are 80 times smaller.
     "training.epsilon": 1e-3 / 80,
     "training.clip_norm": 80 / 80,
     "replay.capacity": 100_000,
@@ -141,15 +141,15 @@ def test_atari_r2d2_holds_the_published_settings(key: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["atari_r2d2", "pong_r2d2", "cartpole_memory_r2d2", "recall_r2d2"])
-def test_r2d2_presets_agree_with_themselves(name: str) -> None:
+def test_r2d2_presets_are_consistent(name: str) -> None:
     config = load(name).config
     agent, training, replay, actors = config.agent, config.training, config.replay, config.actors
     assert agent.algorithm == "r2d2" and agent.lstm > 0 and training.burn_in > 0
     assert agent.n_step <= training.unroll_length and replay.min_size < replay.capacity
     assert 0 < actors.evaluation_envs < actors.count * actors.envs <= config.inference.max_envs
-    # Unrolls come in from training environments alone, and the first fill takes but a part of the run.
+    # The initial fill of the replay takes less than a tenth of the run.
     assert replay.min_size * training.unroll_length < config.run.steps / 10
-    assert not agent.previous_action_reward or name != "recall_r2d2", "an action repeated could carry the cue along"
+    assert not agent.previous_action_reward or name != "recall_r2d2", "the previous action could carry the cue"
 
 
 def test_pong_r2d2_sets_every_option_that_changes_the_task() -> None:
@@ -160,7 +160,7 @@ def test_pong_r2d2_sets_every_option_that_changes_the_task() -> None:
         assert sources["agent.reward_clip"] == sources["agent.frame_stack"] == f"preset {name}"
 
 
-def test_each_layer_beats_the_one_below(tmp_path: Path) -> None:
+def test_each_layer_overrides_the_one_below(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("[training]\nbatch_size = 48\n")
     environ = {"SEED_TRAINING__BATCH_SIZE": "64"}
@@ -186,11 +186,11 @@ def test_sources_name_every_key() -> None:
     assert all(row.description for row in describe(load()))
 
 
-def test_flags_stand_for_known_keys() -> None:
+def test_flags_set_known_keys() -> None:
     assert set(layering.FLAG_KEYS.values()) <= set(known_keys())
 
 
-def test_text_is_toml_where_it_can_be() -> None:
+def test_text_is_parsed_as_toml_if_possible() -> None:
     config = load(
         sets=[
             "agent.hidden=[8, 16]",
@@ -209,17 +209,17 @@ def test_text_is_toml_where_it_can_be() -> None:
     assert config.environment.kwargs == {"level": 3, "name": "x"}
 
 
-def test_text_stays_text_where_the_key_holds_text() -> None:
+def test_text_is_not_parsed_for_keys_that_hold_text() -> None:
     assert load(sets=["environment.id=2048"]).config.environment.id == "2048"
     assert load(sets=['environment.id="2048"']).config.environment.id == "2048"
     assert load(sets=["environment.id=1979-05-27"]).config.environment.id == "1979-05-27"
 
 
-def test_a_value_cannot_smuggle_in_further_lines() -> None:
+def test_value_cannot_inject_toml_lines() -> None:
     assert load(sets=["environment.id=a\nb = 2"]).config.environment.id == "a\nb = 2"
 
 
-def test_other_variables_are_left_alone() -> None:
+def test_other_environment_variables_are_ignored() -> None:
     assert load(environ={"SEED_TOKEN": "x", "SEED": "1", "OTHER__KEY": "1", "seed_run__steps": "1"}) == load()
 
 
@@ -234,13 +234,13 @@ def test_other_variables_are_left_alone() -> None:
         ("zzz.qqq", "seed presets show NAME lists every key"),
     ],
 )
-def test_an_unknown_key_is_refused_with_the_nearest(key: str, near: str) -> None:
+def test_unknown_key_suggests_the_nearest(key: str, near: str) -> None:
     message = refusal(sets=[f"{key}=1"])
     assert message.startswith(f"unknown key {key} (from --set)")
     assert near in message
 
 
-def test_unknown_keys_are_named_with_their_layer(tmp_path: Path) -> None:
+def test_unknown_key_names_its_layer(tmp_path: Path) -> None:
     assert "(from environment SEED_TRAINING__BATCHSIZE)" in refusal(environ={"SEED_TRAINING__BATCHSIZE": "3"})
     file = tmp_path / "mine.toml"
     for text in ("[trainings]\n", "training = 5\n", "[training]\nnope = 1\n"):
@@ -270,8 +270,8 @@ def test_unknown_keys_are_named_with_their_layer(tmp_path: Path) -> None:
         ),
         (
             'environment.observation_keys=["image", "-mission"]',
-            "environment.observation_keys = ['image', '-mission'] must not mix keys that are used with keys that are "
-            'left out: put "-" in front of all of them or of none (environment.observation_keys from --set)',
+            "environment.observation_keys = ['image', '-mission'] must not mix included and excluded keys: "
+            'prefix all of them with "-", or none (environment.observation_keys from --set)',
         ),
         ("agent.hidden=[64, 0]", "agent.hidden[1] = 0 (from --set) must be at least 1"),
         ("telemetry.tensorboard=1", "telemetry.tensorboard = 1 (from --set) must be true or false"),
@@ -287,7 +287,7 @@ def test_unknown_keys_are_named_with_their_layer(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_value_is_one_sentence(text: str, sentence: str) -> None:
+def test_invalid_value_is_reported_in_one_sentence(text: str, sentence: str) -> None:
     assert refusal(sets=[text]).startswith(sentence)
 
 
@@ -301,14 +301,14 @@ def test_a_wrong_value_is_one_sentence(text: str, sentence: str) -> None:
         ),
         ("cartpole_vtrace", ["actors.count=1000"], ["must be at most inference.max_envs = 4096"]),
         ("cartpole_vtrace", ["inference.batch_size=5000"], ["must be at most inference.max_envs = 4096"]),
-        ("cartpole_vtrace", ["inference.pad_to=[8, 8]"], ["inference.pad_to = [8, 8] must rise"]),
+        ("cartpole_vtrace", ["inference.pad_to=[8, 8]"], ["inference.pad_to = [8, 8] must be in increasing order"]),
         ("cartpole_vtrace", ["training.learning_rate_end=1"], ["must be at most training.learning_rate = 0.005"]),
         ("cartpole_vtrace", ["net.heartbeat_seconds=20"], ["must be below net.timeout_seconds = 20.0"]),
         ("cartpole_vtrace", ["net.grpc_port=8687"], ["must differ from net.zmq_port = 8687"]),
         (
             "cartpole_vtrace",
             ["net.insecure=true", "net.token_file=t"],
-            ["net.insecure = true turns token and encryption off", "net.token_file"],
+            ["net.insecure = true disables the token and encryption", "net.token_file"],
         ),
         ("cartpole_vtrace", ["net.tls_cert=c"], ['net.tls_cert = "c" needs net.tls_key']),
         ("cartpole_vtrace", ["net.tls_key=c"], ['net.tls_key = "c" needs net.tls_cert']),
@@ -318,7 +318,7 @@ def test_a_wrong_value_is_one_sentence(text: str, sentence: str) -> None:
         ("pong_vtrace", ["environment.id=QbertNoFrameskip-v4"], ['write "qbert"']),
     ],
 )
-def test_values_that_cannot_stand_together(preset: str, sets: list[str], parts: list[str]) -> None:
+def test_conflicting_values_are_refused(preset: str, sets: list[str], parts: list[str]) -> None:
     message = refusal(preset, sets=sets)
     assert all(part in message for part in parts), message
     assert "from --set" in message
@@ -335,12 +335,12 @@ def test_values_that_cannot_stand_together(preset: str, sets: list[str], parts: 
         (
             "cartpole_vtrace",
             ["training.burn_in=3"],
-            "training.burn_in = 3 must be 0 with agent.algorithm vtrace: only unrolls of a replay are stale enough",
+            "training.burn_in = 3 must be 0 with agent.algorithm vtrace: only replayed unrolls have stale states",
         ),
         (
             "recall_r2d2",
             ["agent.lstm=0"],
-            "training.burn_in = 10 must be 0 where agent.lstm = 0 and agent.frame_stack = 1: there is no state",
+            "training.burn_in = 10 must be 0 with agent.lstm = 0 and agent.frame_stack = 1: there is no recurrent",
         ),
         (
             "recall_r2d2",
@@ -351,13 +351,13 @@ def test_values_that_cannot_stand_together(preset: str, sets: list[str], parts: 
             "recall_r2d2",
             ["run.steps=2000"],
             "run.steps = 2000 must be above 2000, replay.min_size = 100 unrolls of training.unroll_length = 20 steps: "
-            "it would end before training starts",
+            "the run would end before training starts",
         ),
         (
             "recall_r2d2",
             ["replay.window=31"],
             "replay.window = 31 must be 0 (automatic) or at least 32, half of training.batch_size = 32 plus "
-            "replay.ratio = 32: in a smaller one neither training nor insertion could go on",
+            "replay.ratio = 32: with a smaller window, training and insertion would block each other",
         ),
         (
             "recall_r2d2",
@@ -378,26 +378,26 @@ def test_values_that_cannot_stand_together(preset: str, sets: list[str], parts: 
         ),
     ],
 )
-def test_lengths_replay_and_evaluation_that_cannot_stand_together(preset: str, sets: list[str], sentence: str) -> None:
+def test_conflicts_of_lengths_replay_and_evaluation(preset: str, sets: list[str], sentence: str) -> None:
     message = refusal(preset, sets=sets)
     assert sentence in message and "from " in message
 
 
-def test_lengths_and_replays_at_their_limits() -> None:
+def test_lengths_and_replay_sizes_at_their_limits() -> None:
     assert load("recall_r2d2", sets=["agent.n_step=20", "replay.capacity=100", "replay.window=32"])
     assert load("recall_r2d2", sets=["agent.lstm=0", "training.burn_in=0"])
     assert load("recall_r2d2", sets=["agent.lstm=0", "agent.frame_stack=2"])
     assert load("recall_r2d2", sets=["actors.evaluation_envs=19"])
 
 
-def test_values_that_only_look_like_a_conflict() -> None:
+def test_values_that_do_not_conflict() -> None:
     assert load(sets=["training.learning_rate_schedule=constant", "training.learning_rate_end=1"])
     assert load(sets=["net.grpc_port=0", "net.zmq_port=0"])
     assert load(sets=["net.host=localhost"])
     assert load(sets=["net.host=::1"])
 
 
-def test_an_unknown_preset_names_the_nearest() -> None:
+def test_unknown_preset_suggests_the_nearest() -> None:
     assert refusal("cartpole").startswith("Unknown preset 'cartpole'. Did you mean cartpole_vtrace?")
     assert "cartpole_vtrace" in refusal("zzzzz")
     assert "Unknown preset" in refusal("../presets/cartpole_vtrace")
@@ -408,7 +408,7 @@ def test_set_needs_an_equals_sign() -> None:
     assert "must be section.key=value" in refusal(sets=["=3"])
 
 
-def test_the_preset_is_not_chosen_by_its_record(tmp_path: Path) -> None:
+def test_run_preset_cannot_select_a_preset(tmp_path: Path) -> None:
     assert "choose one with --preset pong_vtrace" in refusal(sets=["run.preset=pong_vtrace"])
     assert "--preset pong_vtrace" in refusal(environ={"SEED_RUN__PRESET": "pong_vtrace"})
     file = tmp_path / "saved.toml"
@@ -417,7 +417,7 @@ def test_the_preset_is_not_chosen_by_its_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"[training\n", b"a = ", b"\xff\xfe\x00"])
-def test_an_unreadable_file_is_one_sentence(tmp_path: Path, content: bytes) -> None:
+def test_unreadable_file_is_reported_in_one_sentence(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "broken.toml"
     file.write_bytes(content)
     assert str(file) in refusal(config_file=file)
@@ -440,7 +440,7 @@ def test_toml_round_trip(name: str, tmp_path: Path) -> None:
 
 
 @given(st.text(), st.text())
-def test_any_text_survives_the_round_trip(value: str, source: str) -> None:
+def test_toml_round_trip_of_any_text(value: str, source: str) -> None:
     config = Config.model_validate({"environment": {"kwargs": {value: value}}})
     sources = dict.fromkeys(known_keys(), f"file {source}")
     read = tomllib.loads(to_toml(Resolved(config, sources)))
@@ -448,7 +448,7 @@ def test_any_text_survives_the_round_trip(value: str, source: str) -> None:
     assert Config.model_validate(read) == config
 
 
-def test_a_run_is_the_lowest_layer_when_resumed(tmp_path: Path) -> None:
+def test_resumed_run_is_the_lowest_layer(tmp_path: Path) -> None:
     first = load("pong_vtrace", sets=["training.batch_size=8"])
     (tmp_path / "config.toml").write_text(to_toml(first))
     resumed = load(None, run_folder=tmp_path, flags={"--steps": 99})
@@ -459,7 +459,7 @@ def test_a_run_is_the_lowest_layer_when_resumed(tmp_path: Path) -> None:
     assert "holds no run to resume" in refusal(None, run_folder=tmp_path / "absent")
 
 
-def test_values_that_mean_nothing_to_the_algorithm_are_found() -> None:
+def test_values_without_effect_are_found() -> None:
     ignored = ["agent.lambda=0.9", "agent.entropy_cost=0.1", "agent.discount=0.9", "training.burn_in=5"]
     found = without_effect(load("recall_r2d2", sets=ignored))
     assert [(value.key, value.source) for value in found] == [

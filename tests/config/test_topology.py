@@ -1,4 +1,4 @@
-"""Which device does what: every preset laid over described machines, what "auto" means, and what is refused."""
+"""Assignment of devices: every preset on several machines, the meaning of "auto", and what is refused."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def two_hosts(**more: Any) -> dict[str, Any]:
 
 
 def of_the_environment(config: Config, *hosts: str) -> Config:
-    """Hosts as TF_CONFIG or a SLURM step names them, once the configuration has been checked."""
+    """Set hosts as TF_CONFIG or a SLURM step does, after the configuration was validated."""
     return config.model_copy(update={"topology": config.topology.model_copy(update={"hosts": hosts})})
 
 
 # Presets ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_variants_are_those_of_three_presets_on_three_machines() -> None:
+def test_three_presets_have_variants_for_three_machines() -> None:
     bases = ("atari_r2d2", "dmlab_vtrace", "football_vtrace")
     assert VARIANTS == [f"{base}_{machine}" for base in bases for machine in ("1gpu", "8gpu", "tpu8")]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_variant_on_the_machine_it_is_for(name: str) -> None:
+def test_plan_of_a_variant_on_its_machine(name: str) -> None:
     base, machine = name.rsplit("_", 1)
     config = load_config(name, environ={}).config
     batch = {"atari_r2d2": 64, "dmlab_vtrace": 32, "football_vtrace": 32}[base]
@@ -75,7 +75,7 @@ def test_a_variant_on_the_machine_it_is_for(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_variant_changes_devices_and_padding_alone(name: str) -> None:
+def test_variant_changes_only_devices_and_padding(name: str) -> None:
     base, machine = name.rsplit("_", 1)
     varied, plain = (load_config(preset, environ={}).config.model_dump() for preset in (name, base))
     assert varied["run"].pop("preset") == name and plain["run"].pop("preset") == base
@@ -88,7 +88,7 @@ def test_a_variant_changes_devices_and_padding_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("machine", MACHINES)
-def test_a_variant_elsewhere_is_refused(name: str, machine: str) -> None:
+def test_variant_is_refused_on_other_machines(name: str, machine: str) -> None:
     own = name.rsplit("_", 1)[1]
     config = load_config(name, environ={}).config
     if own == machine or (own, machine) == ("1gpu", "8gpu"):
@@ -97,20 +97,22 @@ def test_a_variant_elsewhere_is_refused(name: str, machine: str) -> None:
         assert refusal(config, ONE_GPU).startswith("topology.inference_devices = 4 is more than the 1 GPU of this mac")
     else:
         platform = config.topology.platform
-        sentence = f"topology.platform = {platform} where TensorFlow finds no {platform.upper()} on this machine"
+        sentence = (
+            f"topology.platform = {platform} needs a {platform.upper()}, and TensorFlow finds none on this machine"
+        )
         assert refusal(config, MACHINES[machine]).startswith(sentence)
 
 
 @pytest.mark.parametrize("name", [name for name in preset_names() if name not in VARIANTS])
 @pytest.mark.parametrize("machine", MACHINES)
-def test_a_preset_without_a_topology_takes_what_there_is(name: str, machine: str) -> None:
+def test_preset_without_topology_uses_available_devices(name: str, machine: str) -> None:
     config = load_config(name, environ={}).config
     batch = config.training.batch_size
     platform = {"laptop": "cpu", "tpu8": "tpu"}.get(machine, "gpu")
     if machine in ("laptop", "1gpu"):
         expected = Plan(platform=platform, devices=1, training=(0,), inference=(0,), columns=batch)  # type: ignore[arg-type]
     else:
-        # All batches are powers of two and six does not divide them.
+        # All batch sizes are powers of two, which six does not divide.
         expected = Plan(platform, devices=8, training=(0, 1, 2, 3), inference=(4, 5, 6, 7), columns=batch // 4)  # type: ignore[arg-type]
     assert make_plan(config, MACHINES[machine]) == expected
 
@@ -137,7 +139,7 @@ def test_a_preset_without_a_topology_takes_what_there_is(name: str, machine: str
     ],
 )
 def test_shares(gpus: int, training: Any, inference: Any, expected: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    """With a batch that 2, 3, 4, 6 and 8 divide."""
+    """The batch size is a multiple of 2, 3, 4, 6 and 8."""
     plan = make_plan(config(48, training_devices=training, inference_devices=inference), Inventory(gpus=gpus))
     assert (plan.training, plan.inference) == expected
     assert plan.columns * len(plan.training) == 48
@@ -145,7 +147,7 @@ def test_shares(gpus: int, training: Any, inference: Any, expected: tuple[tuple[
 
 
 @given(st.integers(1, 16), st.integers(1, 200), st.sampled_from(["auto", 1, 2, 5]), st.sampled_from(["auto", 1, 3]))
-def test_every_plan_holds_what_it_promises(gpus: int, batch: int, training: Any, inference: Any) -> None:
+def test_plans_satisfy_their_invariants(gpus: int, batch: int, training: Any, inference: Any) -> None:
     wanted = config(batch, training_devices=training, inference_devices=inference)
     asked = [number for number in (training, inference) if number != "auto"]
     if any(number > gpus for number in asked) or (training != "auto" and batch % training):
@@ -162,14 +164,14 @@ def test_every_plan_holds_what_it_promises(gpus: int, batch: int, training: Any,
         assert plan.shared == () and len(plan.training) + len(plan.inference) == gpus
 
 
-def test_the_processor_is_one_device_or_split() -> None:
+def test_cpu_is_one_device_or_virtual_devices() -> None:
     assert make_plan(config(), LAPTOP) == Plan("cpu", devices=1, training=(0,), inference=(0,), columns=32)
     split = make_plan(config(platform="cpu", virtual_devices=4), EIGHT_GPUS)
     assert split == Plan("cpu", devices=4, training=(0, 1), inference=(2, 3), columns=16, virtual=True)
     assert split.name(3) == "CPU:3"
 
 
-def test_an_accelerator_goes_first_and_none_must_be_used() -> None:
+def test_auto_prefers_accelerators_and_platform_overrides() -> None:
     assert make_plan(config(), Inventory(gpus=2, tpus=8)).platform == "tpu"
     assert make_plan(config(platform="gpu"), Inventory(gpus=2, tpus=8)).platform == "gpu"
     assert make_plan(config(platform="cpu"), EIGHT_GPUS) == make_plan(config(), LAPTOP)
@@ -181,7 +183,7 @@ def test_hosts_share_a_batch() -> None:
     assert make_plan(config(hosts=("alone:8690",)), LAPTOP) == make_plan(config(), LAPTOP)
     split = make_plan(config(4, platform="cpu", virtual_devices=4, **two_hosts()), LAPTOP)
     assert (split.training, split.inference, split.columns) == ((0,), (1, 2, 3), 2)
-    # "auto" looks at what is left of the batch: 6 of 12 can be split over 6 devices, 5 cannot.
+    # "auto" splits the host's part of the batch: 6 unrolls over 6 devices, 5 unrolls over 5.
     assert len(make_plan(config(12, **two_hosts()), EIGHT_GPUS).training) == 6
     assert len(make_plan(config(10, **two_hosts()), EIGHT_GPUS).training) == 5
 
@@ -201,37 +203,37 @@ def test_hosts_share_a_batch() -> None:
             config(inference_devices=2),
             LAPTOP,
             "topology.inference_devices = 2 is more than the 1 CPU of this machine: lower it, or set "
-            "topology.virtual_devices to try it on the processor",
+            "topology.virtual_devices to test it on the CPU",
         ),
         (
             config(32, training_devices=3),
             EIGHT_GPUS,
-            "training.batch_size = 32 must be a multiple of 3, 3 training devices: each trains on as many unrolls, so "
-            "change one of the two",
+            "training.batch_size = 32 must be a multiple of 3, 3 training devices: every device trains on the same "
+            "number of unrolls, so change one of the two",
         ),
         (
             config(32, training_devices=3, **two_hosts()),
             EIGHT_GPUS,
-            "training.batch_size = 32 must be a multiple of 6, 3 training devices on each of 2 hosts: each trains on "
-            "as many unrolls, so change one of the two",
+            "training.batch_size = 32 must be a multiple of 6, 3 training devices on each of 2 hosts: every device "
+            "trains on the same number of unrolls, so change one of the two",
         ),
         (
             of_the_environment(config(33), "one:8690", "two:8690"),
             EIGHT_GPUS,
-            "training.batch_size = 33 must be a multiple of 2, the number of topology.hosts: each trains on as many "
-            "unrolls",
+            "training.batch_size = 33 must be a multiple of 2, the number of topology.hosts: every host trains on the "
+            "same number of unrolls",
         ),
         (
             config(32, platform="cpu", virtual_devices=2, training_devices=2, **two_hosts()),
             LAPTOP,
-            "topology.training_devices = 2 must be 1 on the processors of 2 topology.hosts: TensorFlow trains on one a "
-            "host",
+            "topology.training_devices = 2 must be 1 on the CPUs of 2 topology.hosts: TensorFlow supports one "
+            "training device per CPU host",
         ),
         (
             config(32, **two_hosts()),
             EIGHT_TPUS,
             "topology.platform = tpu must not be used with 2 topology.hosts: the cores of a TPU belong to one host, so "
-            "leave out topology.hosts",
+            "remove topology.hosts",
         ),
         (
             config(precision="mixed_float16"),
@@ -242,12 +244,12 @@ def test_hosts_share_a_batch() -> None:
         (
             config(platform="tpu"),
             EIGHT_GPUS,
-            "topology.platform = tpu where TensorFlow finds no TPU on this machine: use another platform (seed doctor "
-            "shows what there is)",
+            "topology.platform = tpu needs a TPU, and TensorFlow finds none on this machine: use another platform "
+            "(seed doctor lists the devices)",
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_numbers(wanted: Config, inventory: Inventory, sentence: str) -> None:
+def test_misfit_is_refused_with_the_numbers(wanted: Config, inventory: Inventory, sentence: str) -> None:
     assert refusal(wanted, inventory) == sentence
 
 
@@ -264,18 +266,18 @@ def test_what_does_not_fit_is_refused_with_the_numbers(wanted: Config, inventory
         (two_hosts(trust_network=False), "need --trust-network"),
         (two_hosts(platform="tpu"), "topology.platform = tpu must not be used with 2 topology.hosts"),
         (two_hosts(batch=33), "training.batch_size = 33 must be a multiple of 2, the number of topology.hosts"),
-        (two_hosts(hosts=("one:1", "two")), 'must be host:port each, such as "node1:8690", and "two" is not'),
-        (two_hosts(hosts=("one:1", "one:1")), 'must be different hosts or ports, and "one:1" is there twice'),
+        (two_hosts(hosts=("one:1", "two")), 'must each be host:port, such as "node1:8690", and "two" is not'),
+        (two_hosts(hosts=("one:1", "one:1")), 'must be different hosts or ports, and "one:1" is listed twice'),
     ],
 )
-def test_settings_that_never_fit(topology: dict[str, Any], words: str) -> None:
+def test_invalid_settings_on_any_machine(topology: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError) as caught:
         config(**topology)
     assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("hosts", [("a:1", "b:65535"), ("[fe80::1%eth0]:1", "[::1]:2"), ("10.0.0.1:1", "n-1.x.y:2")])
-def test_hosts_of_every_kind_are_taken(hosts: tuple[str, ...]) -> None:
+def test_valid_forms_of_hosts(hosts: tuple[str, ...]) -> None:
     assert config(hosts=hosts, trust_network=True).topology.hosts == hosts
 
 
@@ -294,7 +296,7 @@ def test_many_devices_described() -> None:
         "8 GPUs",
         "training on GPU:0 to GPU:3: 8 unrolls of a batch each",
         "inference on GPU:6, GPU:7",
-        "weights go to inference every 3 updates",
+        "weights are copied to inference every 3 updates",
         "idle: GPU:4, GPU:5",
         "precision float32; XLA training",
     ]
@@ -302,10 +304,10 @@ def test_many_devices_described() -> None:
     assert "inference on GPU:2 to GPU:7; GPU:2, GPU:3 shared with training" in overlapping
 
 
-def test_hosts_and_parts_of_a_processor_described() -> None:
+def test_hosts_and_virtual_devices_described() -> None:
     lines = make_plan(config(2, platform="cpu", virtual_devices=2, **two_hosts()), LAPTOP).describe()
     assert lines[:3] == [
-        "2 CPUs (parts of the processor) on each of 2 hosts",
+        "2 CPUs (virtual devices of the CPU) on each of 2 hosts",
         "this is host 0 of one:8690, two:8690, the chief",
         "training on CPU:0: 1 unroll of a batch",
     ]
@@ -314,6 +316,6 @@ def test_hosts_and_parts_of_a_processor_described() -> None:
     assert make_plan(config(), EIGHT_TPUS).describe()[-1] == "precision float32; XLA on, as always on a TPU"
 
 
-def test_planning_needs_no_tensorflow() -> None:
+def test_make_plan_does_not_import_tensorflow() -> None:
     script = "import sys, seedcli.config.topology; sys.exit(len({'tensorflow', 'keras', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0

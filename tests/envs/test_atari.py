@@ -227,7 +227,7 @@ def test_fields_of_the_other_family_are_refused() -> None:
             AtariVectorEnv(atari_config("pong", **fields), 1)
 
 
-def test_roms_of_ones_own_leave_stdout_to_results() -> None:
+def test_custom_roms_do_not_write_to_stdout() -> None:
     code = (
         "from seedcli.envs.registry import create_env\n"
         "from seedcli.config.sections import EnvironmentConfig\n"

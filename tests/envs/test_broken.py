@@ -27,7 +27,7 @@ def examined(make: MakeEnv) -> list[Finding]:
 
 
 @pytest.mark.parametrize("name", ["Walk", "Mixed", "Pushed"])
-def test_nothing_is_found_where_nothing_is_wrong(name: str) -> None:
+def test_correct_environment_passes(name: str) -> None:
     findings = examined(making(name))
     assert [finding.name for finding in findings] == ALL
     assert [(f.name, f.detail) for f in findings if f.status != "ok"] == []
@@ -73,13 +73,13 @@ def test_a_broken_rule(name: str, check: str, status: str, words: str) -> None:
         ("RoundTrip", ["autoreset"]),
     ],
 )
-def test_what_may_be_right_is_a_warning_at_most(name: str, warnings: list[str]) -> None:
+def test_ambiguous_behaviour_is_only_a_warning(name: str, warnings: list[str]) -> None:
     findings = examined(making(name))
     assert [(f.name, f.status) for f in findings if f.status != "ok"] == [(name, "warning") for name in warnings]
 
 
 @pytest.mark.parametrize(("name", "words"), [("Unseeded", "reset twice"), ("Remembers", "reset twice")])
-def test_what_a_seed_does_not_repeat(name: str, words: str) -> None:
+def test_unrepeatable_seeds_are_found(name: str, words: str) -> None:
     findings = {f.name: f for f in examined(making(name))}
     assert findings["seeding"].status == "failure" and words in findings["seeding"].detail
     assert findings["isolation"].status == "skipped"
@@ -162,7 +162,7 @@ def test_a_family_that_breaks_a_rule(fault: str, check: str, words: str) -> None
     assert {f.name for f in findings.values() if f.status == "failure"} == {check}
 
 
-def test_a_family_that_is_not_there() -> None:
+def test_missing_family() -> None:
     def missing(envs: int) -> VectorEnv:
         raise ImportError("no such simulator")
 

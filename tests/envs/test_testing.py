@@ -43,7 +43,7 @@ def test_counter_lengths_come_from_the_seed() -> None:
     assert (one.observation[..., 1:] != other.observation[..., 1:]).any()
 
 
-def test_counter_never_repeats_a_record_when_it_is_seeded_anew() -> None:
+def test_counter_never_repeats_a_record_after_reseeding() -> None:
     with Played(gymnasium_config(COUNTER), 1) as played:
         one, again = played.run(1, 50), played.run(1, 50)
     records = np.concatenate([one.observation, again.observation])[:, 0, :3]

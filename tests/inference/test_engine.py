@@ -207,7 +207,7 @@ def test_evaluation_environments_are_a_stream_of_their_own():
     assert split_envs(20, 2, 1) == [10, 9, 1]
     assert split_envs(2, 2, 1) == [1, 1]
     for evaluation in (-1, 4, 5):
-        with pytest.raises(ValueError, match="one at least must train"):
+        with pytest.raises(ValueError, match="at least one must train"):
             split_envs(4, 2, evaluation)
 
 

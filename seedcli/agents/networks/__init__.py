@@ -1,3 +1,3 @@
-"""Networks as Keras layers: torsos, encoders of observations, frame stacks, normalisation, and the models made of
-them. It may import `agents.base` and what `agents` may. It knows nothing of losses or targets.
+"""Networks as Keras layers: torsos, observation encoders, frame stacks, normalisation and complete models. It may
+import `agents.base` and what `agents` may import. Losses and targets are outside of it.
 """

@@ -1,4 +1,4 @@
-"""From records to features: frame stacks, torso, previous action and reward, LSTM.
+"""The encoder of records into features: frame stacks, torso, previous action and reward, LSTM.
 
 Axis conventions: N rows of an inference batch; L records of an unroll, B columns, time-major; F features.
 """
@@ -22,9 +22,9 @@ from seedcli.specs import ActionSpec, EnvSpec
 
 @contextlib.contextmanager
 def layers_computing_in(precision: str) -> Iterator[None]:
-    """Keras layers that this thread makes meanwhile compute in a precision, such as "mixed_bfloat16".
+    """Set the precision, such as "mixed_bfloat16", of Keras layers that this thread creates in the context.
 
-    Their variables are float32 in any; they cast what they are given, and give what they compute as it is.
+    Variables are float32 in any precision. Layers cast their inputs to the compute dtype and do not cast outputs back.
     """
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)
@@ -37,8 +37,8 @@ def layers_computing_in(precision: str) -> Iterator[None]:
 class Lstm(keras.layers.Layer):
     """An LSTM (Hochreiter & Schmidhuber, 1997; forget gate of Gers et al., 2000, with bias 1) in two parts.
 
-    What depends on the input alone is computed for a whole sequence at once by `call`; `step` is the rest. Products of
-    matrices are computed in the layer's compute type, sums and the cell in float32.
+    `call` computes the part that depends only on the inputs, for a whole sequence at once; `step` does the rest. Matrix
+    products use the layer's compute dtype, sums and the cell float32.
     """
 
     def __init__(self, units: int, rng: np.random.Generator) -> None:
@@ -61,11 +61,11 @@ class Lstm(keras.layers.Layer):
         return tf.cast(forget, dtype)
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
-        """The input's part of the gates, [M, 4·units], of x [M, F]."""
+        """The contribution of inputs x [M, F] to the gates, [M, 4·units]."""
         return tf.matmul(x, self.kernel) + self.bias
 
     def step(self, projected: tf.Tensor, hidden: tf.Tensor, cell: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """One time step: hidden and cell [N, units] float32 after it, given `call`'s gates [N, 4·units]."""
+        """One time step: the next hidden and cell [N, units] float32, given the output [N, 4·units] of `call`."""
         recurrent = tf.matmul(
             tf.cast(hidden, self.compute_dtype), tf.cast(self.recurrent_kernel.value, self.compute_dtype)
         )
@@ -76,12 +76,11 @@ class Lstm(keras.layers.Layer):
 
 
 class PreviousAction:
-    """The action chosen on the record before: how the state keeps it, and how a network takes it.
+    """The action chosen on the previous record, as recurrent state and as network input.
 
-    The state is [N, ...] in the shape and type of an action: of categories int32, 0 where there is none yet, else
-    1 + the category; of a Box float32 clipped to ±1, 0 where there is none yet. The environment clips parts that have
-    bounds in the same way; parts without bounds it takes as they are, and only their copy here is clipped, so that no
-    input grows without limit.
+    The state is [N, ...] in the shape and dtype of an action: for categories int32, 1 + the category; for a Box float32
+    clipped to ±1; 0 before the first action. The environment clips bounded parts of a Box in the same way; unbounded
+    parts are clipped only here, which keeps the network's inputs bounded.
     """
 
     def __init__(self, action: ActionSpec) -> None:
@@ -92,11 +91,11 @@ class PreviousAction:
         return tf.zeros([batch_size, *self._array.shape], self._array.dtype)
 
     def kept(self, action: tf.Tensor) -> tf.Tensor:
-        """Actions [...] as the state keeps them."""
+        """Actions [...] in the form of the state."""
         return action + 1 if self._array.categories else tf.clip_by_value(action, -1.0, 1.0)
 
     def unroll(self, action: tf.Tensor, first: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """What the state holds before each record of an unroll, [L·B, ...], and after the last one."""
+        """The state before each record of an unroll, [L·B, ...], and after the last one, [B, ...]."""
         kept = self.kept(action)
         before = tf.concat([state[tf.newaxis], kept[:-1]], axis=0)
         no_action = tf.reshape(first, tf.concat([tf.shape(first), [1] * len(self._array.shape)], axis=0))
@@ -104,16 +103,16 @@ class PreviousAction:
         return tf.reshape(before, [-1, *self._array.shape]), kept[-1]
 
     def features(self, state: tf.Tensor) -> tf.Tensor:
-        """The input [M, D] float32 for states [M, ...]: categories one-hot, all zeros where there is no action."""
+        """Network input [M, D] float32 for states [M, ...]: categories one-hot, zeros before the first action."""
         return one_hot(state - 1, self._array) if self._array.categories else state
 
 
 class Encoder(keras.layers.Layer):
-    """Everything below the heads: observations, and what is remembered of earlier ones, to features.
+    """Everything below the heads: encodes observations and recurrent state as features.
 
-    The state is a dict, all zeros at the start of an episode, with what the configuration asks for (maybe nothing):
-    "frames" and "frame_count" as `ObservationStack` has them; "lstm_hidden" and "lstm_cell" [N, units] float32;
-    "previous_action" as `PreviousAction` has it.
+    The state is a dict, all zeros at the start of an episode. Depending on the configuration it holds "frames" and
+    "frame_count" (see `ObservationStack`), "lstm_hidden" and "lstm_cell" [N, units] float32, and "previous_action" (see
+    `PreviousAction`).
     """
 
     def __init__(
@@ -125,14 +124,14 @@ class Encoder(keras.layers.Layer):
         *,
         towers: int = 1,
     ) -> None:
-        """Make the layers; raises UsageError where the network cannot take the environment's observations.
+        """Make the layers; raises UsageError if the network does not support the environment's observations.
 
         Args:
             config: the network.
             spec: the environment.
-            rng: of the initial variables.
-            precision: of what torso and LSTM compute; variables, states and features are float32 in any.
-            towers: how many torsos, each with its LSTM, see the same inputs; features are those of all, side by side.
+            rng: random generator for the initial variables.
+            precision: precision of torso and LSTM; variables, states and features are float32 in any.
+            towers: number of torsos, each with its own LSTM, on the same inputs; their features are concatenated.
         """
         super().__init__(name="encoder")
         self._reward_clip = config.reward_input_clip
@@ -158,12 +157,12 @@ class Encoder(keras.layers.Layer):
         """Features of one record.
 
         Args:
-            observation: [N, ...] in the environment's dtypes, by name where its specification has names.
+            observation: [N, ...] in the environment's dtypes, by name if its specification has names.
             reward: [N] float32, raw.
             state: [N, ...], reset where the record is the first of an episode.
 
         Returns:
-            Features [N, F] float32, and the next state but for the action, which `remember` adds.
+            Features [N, F] float32, and the next state without the action, which `remember` adds.
         """
         stacked, after = self._stack.step(observation, state)
         features = [self._with_previous(torso(stacked), state.get("previous_action"), reward) for torso in self.torsos]
@@ -177,17 +176,17 @@ class Encoder(keras.layers.Layer):
         return tf.split(features, self.towers, axis=-1) if self.towers > 1 else [features]
 
     def remember(self, state: State, action: tf.Tensor) -> State:
-        """The state with the action [N, ...] chosen on the record in it."""
+        """The state with the action [N, ...] chosen on the record."""
         return state if self._previous is None else {**state, "previous_action": self._previous.kept(action)}
 
     def unroll(
         self, observation: Any, reward: tf.Tensor, action: tf.Tensor, first: tf.Tensor, state: State
     ) -> tuple[tf.Tensor, State]:
-        """Features of every record of an unroll: what `step` gives one by one, the state reset where `first`.
+        """Features of every record of an unroll, as by repeated `step` with the state reset where `first`.
 
         Args:
-            observation: [L, B, ...] in the environment's dtypes, by name where its specification has names.
-            reward: [L, B] float32, raw; L must be static where there is an LSTM.
+            observation: [L, B, ...] in the environment's dtypes, by name if its specification has names.
+            reward: [L, B] float32, raw; L must be static with an LSTM.
             action: [L, B, ...].
             first: [L, B] bool, the first record of an episode.
             state: [B, ...], before record 0.
@@ -207,14 +206,14 @@ class Encoder(keras.layers.Layer):
         return _side_by_side(features), {**state, **after}
 
     def _memories(self) -> Iterator[tuple[str, str, Lstm]]:
-        """The names in the state of each LSTM's hidden vector and cell, and the LSTM."""
+        """State names of each LSTM's hidden vector and cell, and the LSTM."""
         for prefix, lstm in zip(("", "value_"), self.lstms, strict=False):
             yield f"{prefix}lstm_hidden", f"{prefix}lstm_cell", lstm
 
     def saturation(self, features: tf.Tensor) -> tf.Tensor:
-        """The share of units that hardly pass a gradient to what is below them, scalar float32.
+        """Fraction of saturated units in features [M, F], scalar float32; see `torsos.saturation`.
 
-        Those of the LSTM, or else of the torso's last layer, as `torsos.saturation` counts them in features [M, F].
+        Counts the units of the LSTM, or without one those of the torso's last layer.
         """
         parts = self.split(features)
         if self.lstms:
@@ -223,13 +222,13 @@ class Encoder(keras.layers.Layer):
         return tf.add_n([torso.saturation(part[:, : torso.units]) for torso, part in each]) / self.towers
 
     def observe(self, observation: Any, keep: tf.Tensor) -> None:
-        """Take records [T, B, ...] of the columns of `keep` [B] bool into the statistics of `normalizers`."""
+        """Update the statistics of `normalizers` with records [T, B, ...] of the columns `keep` [B] bool."""
         self._stack.observe(observation, keep)
 
     def _with_previous(self, x: tf.Tensor, previous_action: tf.Tensor | None, reward: tf.Tensor) -> tf.Tensor:
-        """Features [M, F] as float32, with the previous action and the reward, if asked for.
+        """Features [M, F] as float32, with the previous action and reward if configured.
 
-        The reward is clipped to ± `agent.reward_input_clip`; 0 leaves it as it is.
+        The reward is clipped to ± `agent.reward_input_clip`; 0: not clipped.
         """
         x = tf.cast(x, tf.float32)
         if self._previous is None:
@@ -248,7 +247,7 @@ def _unroll_lstm(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Hidden vectors [L·B, units] for inputs x [L·B, F], and hidden vector and cell [B, units] after the last.
 
-    The state starts again at zero where `first` [L, B] bool; L is `length`.
+    The state is reset to zero where `first` [L, B] bool; L is `length`.
     """
     projected = tf.reshape(lstm(x), [length, -1, 4 * lstm.units])
     keep = tf.cast(tf.logical_not(first), tf.float32)[..., tf.newaxis]

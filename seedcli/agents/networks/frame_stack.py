@@ -1,4 +1,4 @@
-"""Frames: the arrays of an observation as networks take them, the newest ones of an episode stacked.
+"""Frame stacks: the arrays of observations as network inputs, with the most recent frames of an episode stacked.
 
 Axis conventions: N rows of an inference batch; L records of an unroll, B columns, time-major; S frames of a stack.
 """
@@ -19,9 +19,9 @@ from seedcli.specs import ArraySpec, EnvSpec, map_arrays
 
 
 def one_hot(values: tf.Tensor, array: ArraySpec, dtype: tf.DType = tf.float32) -> tf.Tensor:
-    """Categorical values [..., *shape] as the one-hot vectors of all their parts, one after the other: [..., Σ n_i].
+    """Categorical values [..., *shape] as concatenated one-hot vectors of all their parts: [..., Σ n_i].
 
-    A value that is no category, such as -1, is a vector of zeros.
+    A value outside the categories, such as -1, becomes a vector of zeros.
     """
     values = tf.cast(values, tf.int32)
     if not array.shape:
@@ -36,21 +36,21 @@ def one_hot(values: tf.Tensor, array: ArraySpec, dtype: tf.DType = tf.float32) -
     return tf.gather(hot, columns, axis=-1)
 
 
-_IMAGE_STRIDE = 4  # of the images of an unroll one in so many is taken into the statistics
+_IMAGE_STRIDE = 4  # every fourth image of an unroll is used for the statistics
 
 
 class FrameStack:
-    """The newest S frames of one array, stacked on the last axis, oldest first; zeros before an episode's start.
+    """The most recent S frames of one array, stacked on the last axis, oldest first; zeros before an episode's start.
 
-    The state is [N, S-1, *shape], the frames before the next one, in the dtype they are kept in: uint8 for arrays of
-    uint8 and one-hot categories, float32 for everything else. They are kept as they came: scaling follows.
+    The state is [N, S-1, *shape], the previous frames, unscaled: uint8 for uint8 arrays and one-hot categories, else
+    float32.
 
     Args:
-        array: what the environment gives.
-        shape: one frame as the torso takes it.
+        array: the environment's array.
+        shape: shape of one frame as input of the torso.
         size: S.
-        normalizer: of float frames; None: uint8 is scaled by 1/255, or a binary array by its larger value.
-        compute: type of the torso's input where there is no normalizer, whose output is float32.
+        normalizer: normalizer of the frames; None: uint8 is scaled by 1/255, or a binary array by its larger value.
+        compute: dtype of the torso's input without a normalizer; a normalizer's output is float32.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class FrameStack:
         return tf.zeros([batch_size, self._size - 1, *self.shape], self._dtype)
 
     def frames(self, observation: tf.Tensor, batch_axes: int) -> tf.Tensor:
-        """Values [..., *array] with so many axes in front as frames [..., *shape] in the kept dtype."""
+        """Values [..., *array] with `batch_axes` leading axes as frames [..., *shape] in the dtype of the state."""
         if self._array.categories:
             return one_hot(observation, self._array, self._dtype)
         batch = tf.shape(observation)[:batch_axes]
@@ -89,8 +89,8 @@ class FrameStack:
 
         Args:
             observation: [N, ...].
-            state: [N, S-1, *shape], or None where S is 1.
-            seen: [N, S] bool, which frames of a stack are of the episode; only a normalizer needs it.
+            state: [N, S-1, *shape], or None if S is 1.
+            seen: [N, S] bool, whether each frame of a stack is of the episode; only a normalizer needs it.
 
         Returns:
             The torso's input [N, ...], and the next state.
@@ -108,8 +108,8 @@ class FrameStack:
 
         Args:
             observation: [L, B, ...].
-            state: [B, S-1, *shape], or None where S is 1.
-            seen: S masks [L, B] bool, one for each frame of a stack: whether it is of the record's episode.
+            state: [B, S-1, *shape], or None if S is 1.
+            seen: S masks [L, B] bool, one per frame of a stack: whether it is of the record's episode.
 
         Returns:
             The torso's input [L·B, ...], and the state after the last record.
@@ -121,7 +121,7 @@ class FrameStack:
         before = self._size - 1
         swap = [1, 0, *range(2, 2 + len(self.shape))]
         frames = tf.concat([tf.transpose(state, swap), frames], axis=0)
-        # Each frame is normalized once, not in every stack that it is part of.
+        # Normalize each frame once, not once per stack that contains it.
         shown = frames if self.normalizer is None else self.normalizer(frames)
         windows = [self._masked(shown[i : i + length], seen[i]) for i in range(before)]
         windows.append(shown[before:])
@@ -136,7 +136,7 @@ class FrameStack:
     def _stacked(self, window: tf.Tensor, seen: tf.Tensor | None) -> tf.Tensor:
         """Frames [M, S, ..., C] as the torso's input [M, ..., S·C]."""
         if self.normalizer is not None:
-            # What a frame of zeros is normalized to is not nothing: a place without a frame is made zero afterwards.
+            # A missing frame must be zero after normalization, which does not map 0 to 0.
             return self._interleaved(self._masked(self.normalizer(window), seen))
         return self._scaled(self._interleaved(window))
 
@@ -154,12 +154,12 @@ class FrameStack:
 
 
 def normalized_arrays(config: AgentConfig, spec: EnvSpec) -> list[str]:
-    """Names of the arrays that `agent.normalize_observations` scales: numbers of any size, where it is on."""
+    """Names of the numeric arrays that `agent.normalize_observations` scales; empty if it is off."""
     return [name for name, array in spec.arrays.items() if config.normalize_observations and _holds_numbers(array)]
 
 
 def _holds_numbers(array: ArraySpec) -> bool:
-    """Whether an array holds numbers of any size, not categories, flags or an array of two values."""
+    """Whether an array is numeric, not categorical, boolean or binary."""
     return np.dtype(array.dtype).kind in "fiu" and not array.categories and not array.binary
 
 
@@ -171,21 +171,21 @@ def _make_normalizer(config: AgentConfig, array: ArraySpec, shape: tuple[int, ..
 class ObservationStack:
     """A `FrameStack` for each array of an observation.
 
-    What it keeps of an episode is a dict, empty where S is 1: "frames", the state of the one stack or a dict of them
-    by name; and, where a normalizer must tell a place without a frame from a frame of zeros, "frame_count" [N] int32,
-    how many of the S-1 frames there are.
+    The state is a dict, empty if S is 1. "frames" is the state of the single stack or a dict of states by name. With a
+    normalizer, which must distinguish a missing frame from a frame of zeros, "frame_count" [N] int32 is the number of
+    the S-1 frames that exist.
 
     Attributes:
-        normalizers: those of `normalized_arrays`, by name.
+        normalizers: normalizers of `normalized_arrays`, by name.
     """
 
     def __init__(self, config: AgentConfig, spec: EnvSpec, compute: str = "float32") -> None:
-        """Make the stacks; raises UsageError where the network cannot take the environment's observations.
+        """Make the stacks; raises UsageError if the network does not support the environment's observations.
 
         Args:
             config: the network.
             spec: the environment.
-            compute: type of the torso's inputs.
+            compute: dtype of the torso's inputs.
         """
         self._size = config.frame_stack
         shapes = input_shapes(config, spec)
@@ -225,7 +225,7 @@ class ObservationStack:
 
         Args:
             observation: [L, B, ...].
-            first: [L, B] bool, where an episode starts: nothing of before it is seen.
+            first: [L, B] bool, where an episode starts: earlier frames are masked.
             state: [B, ...], before record 0.
         """
         if self._size == 1:
@@ -238,20 +238,20 @@ class ObservationStack:
         return map_arrays(lambda pair: pair[0], both), after
 
     def observe(self, observation: Any, keep: tf.Tensor) -> None:
-        """Update the normalizers with records [T, B, ...] of the columns of `keep` [B] bool."""
+        """Update the normalizers with records [T, B, ...] of the columns `keep` [B] bool."""
 
         def one(stack: FrameStack, x: tf.Tensor) -> None:
             if stack.normalizer is not None:
-                # Images that follow each other are nearly the same, and large.
+                # Consecutive images are nearly equal, and large.
                 some = x[::_IMAGE_STRIDE] if stack.normalizer.image else x
                 stack.normalizer.update(stack.frames(some, 2), keep)
 
         map_arrays(one, self._stacks, observation)
 
     def _seen(self, first: tf.Tensor, count: tf.Tensor | None) -> list[tf.Tensor]:
-        """Which frames of each record's stack are of its episode: S masks [L, B] bool, the oldest frame first."""
+        """Whether each frame of a record's stack is of its episode: S masks [L, B] bool, the oldest frame first."""
         length, before = tf.shape(first)[0], self._size - 1
-        # Episodes are counted from 0, that of the state; a place of the state without a frame is in none.
+        # Episodes are numbered from 0, that of the state; missing frames of the state get -1.
         episode = tf.cumsum(tf.cast(first, tf.int32), axis=0)
         frame_episode = tf.pad(episode, [[before, 0], [0, 0]])
         if count is not None:

@@ -1,8 +1,7 @@
-"""Networks with memory: an encoder under heads of policy and value, or of Q values.
+"""Recurrent networks: an encoder with policy and value heads, or with Q-value heads.
 
 Axis conventions: N rows of an inference batch; L records of an unroll, B columns, time-major; A actions; F features;
-P parameters of a policy's distribution. A network has two ways in, `step` for acting and `unroll` for learning, which
-compute the same.
+P parameters of a policy's distribution. `step`, for acting, and `unroll`, for learning, compute the same function.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ class RecurrentNetwork(keras.layers.Layer):
     """
 
     def __init__(self, config: AgentConfig, spec: EnvSpec, seed: int, precision: str = "float32") -> None:
-        """Build the network; raises UsageError where its torso cannot take the observations.
+        """Build the network; raises UsageError if its torso does not support the observations.
 
         Args:
             config, spec: see `Encoder`.
-            seed: of the variables.
-            precision: of what the encoder computes; the heads compute in float32.
+            seed: seed of the initial variables.
+            precision: precision of the encoder; the heads compute in float32.
         """
         super().__init__(name="network")
         rng = np.random.default_rng(seed)
@@ -45,7 +44,7 @@ class RecurrentNetwork(keras.layers.Layer):
         self.built = True
 
     def towers(self, config: AgentConfig) -> int:
-        """How many `Encoder.towers` the heads are on."""
+        """Number of `Encoder.towers` that the heads need."""
         return 1
 
     def make_heads(self, config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> None:
@@ -57,22 +56,22 @@ class RecurrentNetwork(keras.layers.Layer):
         raise NotImplementedError
 
     def initial_state(self, batch_size: int | tf.Tensor) -> State:
-        """The state at the start of an episode, as `Encoder` has it."""
+        """The state at the start of an episode; see `Encoder`."""
         return self.encoder.initial_state(batch_size)
 
     def step(self, observation: Any, reward: tf.Tensor, state: State) -> tuple[Any, State]:
-        """Outputs [N, ...] of one record, and the next state but for the action; arguments as `Encoder.step`'s."""
+        """Outputs [N, ...] of one record, and the next state without the action; arguments as for `Encoder.step`."""
         features, state = self.encoder.step(observation, reward, state)
         return self.heads(features), state
 
     def remember(self, state: State, action: tf.Tensor) -> State:
-        """The state with the action [N, ...] chosen on the record in it."""
+        """The state with the action [N, ...] chosen on the record."""
         return self.encoder.remember(state, action)
 
     def unroll(
         self, observation: Any, reward: tf.Tensor, action: tf.Tensor, first: tf.Tensor, state: State
     ) -> tuple[Any, State]:
-        """Outputs [L, B, ...] of every record, and the state after the last; arguments as `Encoder.unroll`'s."""
+        """Outputs [L, B, ...] of every record, and the state after the last; arguments as for `Encoder.unroll`."""
         features, state = self.encoder.unroll(observation, reward, action, first, state)
         length, columns = tf.unstack(tf.shape(reward))
         outputs = tf.nest.map_structure(lambda x: tf.reshape(x, [length, columns, *x.shape[1:]]), self.heads(features))
@@ -80,10 +79,10 @@ class RecurrentNetwork(keras.layers.Layer):
 
 
 class GaussianHead(keras.layers.Layer):
-    """Mean, linear in the features, and logarithm of the standard deviation, the same for all: [M, F] → [M, 2·d].
+    """Mean, linear in the features, and a state-independent log standard deviation: [M, F] → [M, 2·d].
 
-    A standard deviation that does not depend on the state is what policy-gradient implementations commonly use
-    (Schulman et al., "Proximal Policy Optimization Algorithms", 2017; Andrychowicz et al., 2020, section 3.2).
+    A state-independent standard deviation is common in policy-gradient implementations (Schulman et al., "Proximal
+    Policy Optimization Algorithms", 2017; Andrychowicz et al., 2020, section 3.2).
     """
 
     def __init__(self, size: int, initial_std: float, initializer: keras.initializers.Initializer) -> None:
@@ -99,12 +98,12 @@ class GaussianHead(keras.layers.Layer):
 
 
 class PolicyValue(NamedTuple):
-    """What a `PolicyValueNetwork` says of records.
+    """Outputs of a `PolicyValueNetwork`.
 
     Attributes:
         policy: [N, P] or [L, B, P] float32, parameters of the policy's distribution (`distributions`).
         value: [N] or [L, B] float32.
-        features: [N, F] or [L, B, F] float32, what both were made of.
+        features: [N, F] or [L, B, F] float32, the inputs of both heads.
     """
 
     policy: tf.Tensor
@@ -115,20 +114,20 @@ class PolicyValue(NamedTuple):
 class PolicyValueNetwork(RecurrentNetwork):
     """A `RecurrentNetwork` with a policy head and a value head: outputs are `PolicyValue`.
 
-    With `agent.separate_value` each head is on a tower of its own.
+    With `agent.separate_value` each head has its own tower.
     """
 
     def towers(self, config: AgentConfig) -> int:
         return 2 if config.separate_value else 1
 
     def make_heads(self, config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> None:
-        # A policy that is all but uniform, or centred on 0, at the start explores, whatever the features are.
+        # An initial policy that is nearly uniform, or centred on 0, explores whatever the features are.
         initializer = orthogonal(rng, 0.01)
         if spec.action.size:
             self.policy = GaussianHead(spec.action.size, config.initial_std, initializer)
         else:
             self.policy = keras.layers.Dense(sum(spec.action.categories), kernel_initializer=initializer, name="policy")
-        # Values of 0 have the same meaning whatever the unit of rewards turns out to be.
+        # Initial values of 0 do not depend on the scale of rewards.
         start = "zeros" if config.normalize_values else orthogonal(rng, 1.0)
         self.value = keras.layers.Dense(1, kernel_initializer=start, name="value")
         self.value_scale = ValueScale() if config.normalize_values else None
@@ -145,7 +144,7 @@ class DuelingQNetwork(RecurrentNetwork):
     """A `RecurrentNetwork` with the dueling heads of Wang et al., "Dueling Network Architectures" (2016), equation 9.
 
     Q(s, a) = V(s) + A(s, a) − mean_a' A(s, a'): outputs are Q values [N, A] or [L, B, A] float32. Each head is a
-    hidden layer of `agent.dueling_hidden` units with ReLU and a linear one, or the linear one alone where that is 0.
+    hidden layer of `agent.dueling_hidden` units with ReLU and a linear layer, or only the latter if that is 0.
     """
 
     def make_heads(self, config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> None:
@@ -162,7 +161,7 @@ class DuelingQNetwork(RecurrentNetwork):
             return layers
 
         self.value_head = head("value", 1, 1.0)
-        # Actions that all but tie at the start leave the first targets little maximisation bias.
+        # Nearly equal initial advantages keep the maximisation bias of the first targets small.
         self.advantage_head = head("advantage", spec.action.categories[0], 0.1)
 
     def heads(self, features: tf.Tensor) -> tf.Tensor:
@@ -175,13 +174,13 @@ class DuelingQNetwork(RecurrentNetwork):
 
 
 def evaluate(network: Any, unrolls: UnrollBatch, burn_in: int) -> Any:
-    """A network's outputs on the records after the burn-in, [T+1, B, ...], each seen as it was when acting.
+    """A network's outputs on the records after the burn-in, [T+1, B, ...], with states reset as in acting.
 
-    The first K = `burn_in` records (Kapturowski et al., "R2D2", 2019) only bring the stored state up to date: no
-    gradient flows into them.
+    The first K = `burn_in` records (Kapturowski et al., "R2D2", 2019) only update the stored state: no gradient flows
+    into them.
 
     Args:
-        network: anything with the `unroll` of `RecurrentNetwork`.
+        network: any network with the `unroll` of `RecurrentNetwork`.
         unrolls: records [K+T+1, B, ...]; the length of `reward` must be static for a network with an LSTM.
         burn_in: K.
     """
@@ -198,13 +197,13 @@ def evaluate(network: Any, unrolls: UnrollBatch, burn_in: int) -> Any:
 
 
 def observe(network: RecurrentNetwork, unrolls: UnrollBatch, burn_in: int) -> None:
-    """Take the observations of a training batch into the statistics that the network scales observations by.
+    """Update a network's observation statistics with a training batch.
 
-    Those of the T records after the burn-in: the others are part of an unroll before or after, too. Columns of
-    weight 0 are left out.
+    Uses the T records after the burn-in: the others are also part of the previous or the next unroll. Columns of
+    weight 0 are ignored.
 
     Args:
-        network: whose statistics; nothing happens where it has none.
+        network: the network; unchanged if it has no normalizers.
         unrolls: records [K+T+1, B, ...].
         burn_in: K.
     """

@@ -12,19 +12,19 @@ _LIMIT = 10.0
 
 
 class Normalizer(keras.layers.Layer):
-    """clip((x − mean) / √(variance + 10⁻⁸), ±10); until the first update x · unit, clipped.
+    """clip((x − mean) / √(variance + 10⁻⁸), ±10); before the first update clip(x · unit, ±10).
 
-    The mean is that of each number. So is the variance, but for images: what never moves in them has none, so all
-    pixels are divided by the mean of their variances. Without its mean what moves stands out: in Atari Pong the
-    background is 23 times as large as the root of that variance.
+    Mean and variance are per element. Images use a single variance, the mean over all pixels, because constant pixels
+    have none. Subtracting the mean emphasises what moves: in Atari Pong the background is 23 times as large as the
+    root of that variance.
 
-    The statistics are variables that are not trained: number of records, mean, and sum of squared differences from
-    it, in float64, so that many small updates are not lost in a large sum.
+    The statistics are non-trainable variables: number of records, mean, and sum of squared deviations from it. They
+    are float64 to keep small updates of large sums.
 
     Args:
-        shape: of one frame.
-        image: one variance for all numbers.
-        unit: what x is multiplied by until there are statistics.
+        shape: shape of one frame.
+        image: use one variance for all elements.
+        unit: scale of x before the first update.
 
     Attributes:
         image: as given.
@@ -45,7 +45,7 @@ class Normalizer(keras.layers.Layer):
         self.squares = statistic("squares", shape)
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
-        """Frames x [..., *shape] of any numbers, normalized, float32."""
+        """Normalize frames x [..., *shape] of any numeric dtype; float32."""
         count, mean, squares = (tf.convert_to_tensor(v.value) for v in (self.count, self.mean, self.squares))
         variance = squares / tf.maximum(count, 1.0)
         if self.image:
@@ -55,16 +55,16 @@ class Normalizer(keras.layers.Layer):
         return tf.clip_by_value((tf.cast(x, tf.float32) - mean) * scale, -_LIMIT, _LIMIT)
 
     def update(self, frames: tf.Tensor, keep: tf.Tensor) -> None:
-        """Add frames [T, B, *shape] of the columns of `keep` [B] bool to the statistics.
+        """Add frames [T, B, *shape] of the columns `keep` [B] bool to the statistics.
 
-        Both are merged as Chan, Golub & LeVeque, "Algorithms for Computing the Sample Variance" (1983), section 2,
-        merge two samples. Frames that are not all finite are left out together. Where a batch is spread over devices
-        each calls this with its own columns, and all get the statistics of the whole.
+        Merges as in Chan, Golub & LeVeque, "Algorithms for Computing the Sample Variance" (1983), section 2.
+        A batch with a non-finite number is ignored. If a batch is spread over devices, each device calls this with its
+        own columns, and all get the statistics of the whole batch.
         """
         x = tf.cast(frames, tf.float64)
         mask = tf.reshape(keep, [1, -1] + [1] * (len(x.shape) - 2))
         added = tf.cast(tf.shape(x)[0] * tf.math.count_nonzero(keep, dtype=tf.int32), tf.float64)
-        # What is not kept may be anything, also not a number: it is replaced, not multiplied by 0.
+        # Columns that are not kept may hold NaN, so they are replaced rather than multiplied by 0.
         added, added_sum = total([added, tf.reduce_sum(tf.where(mask, x, 0.0), axis=[0, 1])])
         added_mean = added_sum / tf.maximum(added, 1.0)
         (added_squares,) = total([tf.reduce_sum(tf.square(tf.where(mask, x - added_mean, 0.0)), axis=[0, 1])])

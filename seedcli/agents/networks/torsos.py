@@ -1,7 +1,7 @@
-"""Torsos: what turns one observation, or a stack of them, into a feature vector.
+"""Torsos: networks from an observation, or a stack of frames, to a feature vector.
 
-Initialisation is orthogonal with gain √2 throughout, as policy-gradient implementations commonly use
-(Andrychowicz et al., "What Matters in On-Policy Reinforcement Learning?", 2020).
+Initialisation is orthogonal with gain √2, as is common in policy-gradient implementations (Andrychowicz et al., "What
+Matters in On-Policy Reinforcement Learning?", 2020).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RELU_GAIN = math.sqrt(2.0)
 
 
 def orthogonal(rng: np.random.Generator, gain: float) -> keras.initializers.Initializer:
-    """An orthogonal initialiser with a seed of its own, drawn from `rng`."""
+    """An orthogonal initialiser with a seed drawn from `rng`."""
     return keras.initializers.Orthogonal(gain=gain, seed=int(rng.integers(2**31)))
 
 
@@ -51,9 +51,9 @@ def _dense(units: int, activation: str, rng: np.random.Generator) -> keras.layer
 
 
 def saturation(x: tf.Tensor, activation: str) -> tf.Tensor:
-    """The share of a layer's outputs x [M, F] that hardly pass a gradient, scalar float32.
+    """Fraction of saturated units in a layer's outputs x [M, F], scalar float32.
 
-    With tanh those beyond ±0.99, of every record; with ReLU the units that are 0 for all M records.
+    With tanh, outputs beyond ±0.99, counted per record; with ReLU, units that are 0 for all M records.
     """
     stuck = tf.abs(x) > 0.99 if activation == "tanh" else tf.reduce_max(x, axis=0) <= 0.0
     return tf.reduce_mean(tf.cast(stuck, tf.float32))
@@ -75,7 +75,7 @@ class MlpTorso(keras.layers.Layer):
         return x
 
     def saturation(self, features: tf.Tensor) -> tf.Tensor:
-        """The last layer's, 0 where there are no layers."""
+        """`saturation` of the last layer; 0 without layers."""
         return saturation(features, self._activation) if self.stages else tf.constant(0.0)
 
 
@@ -109,8 +109,8 @@ class ConvTorso(keras.layers.Layer):
 class DeepTorso(keras.layers.Layer):
     """The deep residual network of IMPALA (Espeholt et al., 2018, figure 3): [N, H, W, C] → [N, 256].
 
-    Stages of 16, 32 and 32 channels, or as many as are given, each a 3×3 convolution, a 3×3 max-pooling with stride 2
-    and two residual blocks of two 3×3 convolutions; then ReLU and a dense layer of 256.
+    One stage per entry of `channels` (16, 32 and 32 in the paper): a 3×3 convolution, 3×3 max-pooling with stride 2 and
+    two residual blocks of two 3×3 convolutions; then ReLU and a dense layer of 256.
     """
 
     BLOCKS = 2
@@ -118,7 +118,7 @@ class DeepTorso(keras.layers.Layer):
     def __init__(self, channels: Sequence[int], rng: np.random.Generator) -> None:
         super().__init__(name="impala_deep")
         self.units = 256
-        # Every block adds its output to its input: scaled so, all of them together add what one of gain √2 would.
+        # Scaled so that all residual blocks together add as much variance as one of gain √2.
         residual_gain = _RELU_GAIN / math.sqrt(len(channels) * self.BLOCKS)
         self.entries = [_conv(filters, 3, 1, "same", None, rng) for filters in channels]
         self.pool = keras.layers.MaxPooling2D(3, 2, padding="same", data_format="channels_last")
@@ -148,12 +148,12 @@ def _flatten(x: tf.Tensor) -> tf.Tensor:
 
 
 class MixedTorso(keras.layers.Layer):
-    """Features of several arrays side by side: a torso for each image, and one MLP for all vectors together.
+    """Concatenated features of several arrays: one torso per image, and one MLP for all concatenated vectors.
 
     Args:
         images: torsos of the images, by name.
         vectors: names of the vectors.
-        mlp: their torso; None where there are none.
+        mlp: torso of the vectors; None without vectors.
     """
 
     def __init__(self, images: Mapping[str, keras.layers.Layer], vectors: Sequence[str], mlp: MlpTorso | None) -> None:
@@ -165,7 +165,7 @@ class MixedTorso(keras.layers.Layer):
         self._torsos = self.images + ([] if mlp is None else [mlp])
 
     def call(self, arrays: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Features [N, F], those of the images first, of arrays by name: [N, H, W, C] or [N, D] float32."""
+        """Features [N, F], images first, of arrays by name: [N, H, W, C] or [N, D] float32."""
         parts = [torso(arrays[name]) for name, torso in zip(self._image_names, self.images, strict=True)]
         if self.mlp is not None:
             parts.append(self.mlp(tf.concat([arrays[name] for name in self._vector_names], axis=-1)))
@@ -173,7 +173,7 @@ class MixedTorso(keras.layers.Layer):
         return tf.concat(parts, axis=-1)
 
     def saturation(self, features: tf.Tensor) -> tf.Tensor:
-        """The mean over the parts, each counted by its width."""
+        """The mean over the parts, weighted by their widths."""
         parts = zip(self._torsos, tf.split(features, [torso.units for torso in self._torsos], axis=-1), strict=True)
         return tf.add_n([torso.saturation(part) * (torso.units / self.units) for torso, part in parts])
 
@@ -186,11 +186,11 @@ def _smallest_image(config: AgentConfig) -> int:
     """Smallest height and width of a convolutional torso, pixels."""
     if config.network == "impala_deep":
         return 2 ** len(config.channels)  # each stage halves them
-    return {"impala_shallow": 20, "nature": 36}[config.network]  # what leaves the last convolution one output
+    return {"impala_shallow": 20, "nature": 36}[config.network]  # one output of the last convolution
 
 
 def takes_images(config: AgentConfig, array: ArraySpec) -> bool:
-    """Whether the configured torso takes an array as an image: [H, W] or [H, W, C], and not too small."""
+    """Whether the configured torso treats an array as an image: [H, W] or [H, W, C], and large enough."""
     if config.network == "mlp" or array.categories or len(array.shape) not in (2, 3):
         return False
     return min(array.shape[:2]) >= _smallest_image(config)
@@ -207,11 +207,10 @@ def _torso_of_one(config: AgentConfig, rng: np.random.Generator) -> Any:
 
 
 def make_torso(config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> Any:
-    """The torso a configuration names, not built yet: IMPALA's two (Espeholt et al., 2018), the network of
-    Mnih et al., "Human-level control" (Nature 2015), or fully connected layers.
+    """The configured torso, not yet built: one of IMPALA's two (Espeholt et al., 2018), the network of Mnih et al.,
+    "Human-level control" (Nature 2015), or an MLP.
 
-    Of a Dict observation each image has one of its own, and everything else goes, as one vector, through fully
-    connected layers.
+    For a Dict observation each image has its own torso, and all other arrays are concatenated into the input of an MLP.
     """
     if not isinstance(spec.observation, Mapping):
         return _torso_of_one(config, rng)
@@ -221,10 +220,10 @@ def make_torso(config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> 
 
 
 def input_shapes(config: AgentConfig, spec: EnvSpec) -> dict[str, tuple[int, ...]]:
-    """The shapes in which a torso takes the arrays of one observation: (height, width, channels), or (size,).
+    """Shapes of the torso's inputs for the arrays of one observation: (height, width, channels) or (size,).
 
     Raises:
-        UsageError: the torso cannot take the environment's observations.
+        UsageError: the torso does not support the environment's observations.
     """
 
     def shape(array: ArraySpec) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""DeepMind Lab through its own Python module, `deepmind_lab`, whoever built it.
+"""DeepMind Lab through its own Python module, `deepmind_lab`.
 
 Facts about that module that this file builds on (python/dmlab_module.c of github.com/google-deepmind/lab): a setting
 and its value are strings; an action is an int array [7] of exactly C's int; a seed is a Python int; `step` with
@@ -74,7 +74,7 @@ _stdout_lock = threading.RLock()
 
 @contextlib.contextmanager
 def _stdout_is_stderr() -> Iterator[None]:
-    """What the simulator and the map compilers it starts write to stdout, which belongs to results, goes to stderr."""
+    """Redirect stdout, which is for results, to stderr for the simulator and the map compilers that it starts."""
     with _stdout_lock:  # of two threads in here, the second would keep the first one's stderr as its stdout
         try:
             stdout = os.dup(1)
@@ -108,16 +108,16 @@ def hash_instruction(text: str) -> npt.NDArray[np.float32]:
 
 
 class LevelCache:
-    """Maps compiled once, kept in a folder that any number of actors may share, on a network file system too.
+    """A cache of compiled maps in a folder that any number of actors may share, also on a network file system.
 
-    The interface is Lab's. A file appears under its name only when it is whole; of two that write the same key, one
-    wins, with the same contents. A folder that fails later on costs time and never ends an episode.
+    The interface is Lab's. Files are written atomically; two writers of the same key write the same contents. If the
+    folder fails later, maps are recompiled and episodes continue.
 
     Args:
-        folder: made if need be.
+        folder: created if it does not exist.
 
     Raises:
-        UsageError: it cannot be made or written to.
+        UsageError: the folder cannot be created or written to.
     """
 
     def __init__(self, folder: str) -> None:
@@ -171,7 +171,7 @@ class LevelCache:
         if not self._failed:
             self._failed = True
             _log.warning(
-                "environment.level_cache %s could not be %s (%s): maps are compiled anew until it can be",
+                "environment.level_cache %s could not be %s (%s): maps are recompiled until it can be",
                 self._folder,
                 done,
                 error.strerror,
@@ -185,12 +185,12 @@ class LabVectorEnv:
     "frame", and of "instruction" [256] float32 (see `hash_instruction`). Rewards are the level's own, summed over the
     frames of a step, unclipped.
 
-    An episode that is over has no observation in Lab: its final record repeats the last one that was seen. Nothing
-    learns from that picture, because an end is a termination: Lab does not say why an episode ended, and IMPALA and
-    SEED RL take every end, by the level's clock or otherwise, for one.
+    Lab has no observation after the end of an episode, so the final record repeats the last one. This does not affect
+    learning, because every end counts as a termination, as in IMPALA and SEED RL: Lab does not report why an episode
+    ended.
 
-    Environment i of seed s draws the seeds of its episodes from a RandomState of its own seed, (s + i) mod 2³¹, as
-    SEED RL does. Episodes are numbered from 0 at each reset, because levels may make use of the number.
+    Environment i of seed s draws the seeds of its episodes from a RandomState seeded with (s + i) mod 2³¹, as SEED RL
+    does. Episodes are numbered from 0 at each reset, because levels may use the number.
 
     Attributes:
         spec: named "dmlab/<level>"; `frames_per_step` is the number of frames an action is repeated.

@@ -64,12 +64,12 @@ def check_level(level: str) -> None:
 
 
 def level_path(level: str) -> str:
-    """Where a level lies below game_scripts/levels: DMLab-30's go by their bare names, others are paths already."""
+    """The path of a level below game_scripts/levels; levels of DMLab-30 are given without their folder."""
     return _DMLAB_30_FOLDER + level if level in DMLAB_30 or level in DMLAB_30_TEST else level
 
 
 def lab_settings(config: EnvironmentConfig) -> dict[str, str]:
-    """Every setting that the simulator and the level are given, all of them strings, as Lab wants.
+    """All settings of the simulator and the level, as strings, as Lab requires.
 
     `environment.kwargs` comes last: "datasetPath", which two psychlab levels need, or a level's own options.
 

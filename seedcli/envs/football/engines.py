@@ -1,4 +1,4 @@
-"""The two packages that carry the engine of Google Research Football, behind one small interface.
+"""The two packages that provide the engine of Google Research Football, behind one interface.
 
 Both give the same matches: fed with the engine seeds that envpool reports, gfootball 2.10.2 repeats envpool 1.2.5
 record for record. Facts about envpool that its documentation does not say and this file builds on (each has a test):
@@ -75,7 +75,7 @@ class EnvpoolEngine:
         self._pool: Any = None
 
     def reset(self, seed: int) -> Snapshot:
-        """Build the pool anew: envpool takes seeds at construction alone."""
+        """Rebuild the pool: envpool accepts seeds only at construction."""
         self._pool = None
         with contextlib.redirect_stdout(sys.stderr):
             self._pool = self._make(

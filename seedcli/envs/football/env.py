@@ -49,8 +49,7 @@ class FootballVectorEnv:
     so to the agent it comes from outside. One that ends by a goal, by the ball going out of play or by its loss (the
     academy's scenarios) is terminated.
 
-    Resetting a second time builds envpool's engines anew, and the old ones stay in memory: about 46 MB for each
-    environment.
+    A second reset rebuilds envpool's engines, and the old ones stay in memory: about 46 MB for each environment.
 
     Attributes:
         spec: named "football/<scenario>"; one step is one frame.

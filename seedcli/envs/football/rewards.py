@@ -1,4 +1,4 @@
-"""Rewards of Google Research Football, from what every record tells (Kurach et al., arXiv 1907.11180, section 3.3)."""
+"""Rewards of Google Research Football, computed from records (Kurach et al., arXiv 1907.11180, section 3.3)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class FootballRewards:
     includes those farther out), and on a goal of ours 0.1 for each that is left.
 
     Attributes:
-        collected: [E] zones of the running episode that have been paid for.
+        collected: [E] zones of the running episode that have been rewarded.
     """
 
     def __init__(self, num_envs: int, *, checkpoints: bool) -> None:

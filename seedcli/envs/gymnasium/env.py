@@ -29,7 +29,7 @@ _RESERVED = ("id", "max_episode_steps", "render_mode", "disable_env_checker", "v
 _OFFSCREEN = {"egl": "EGL", "osmesa": "OSMesa"}
 _FRAMES_PER_SECOND = 30
 _OTHER_KWARGS = "give it its own, or none with --set 'environment.kwargs={}'"
-# What an environment's own code may end with: sys.exit() in it must not end the process as if all were well.
+# Failures of an environment's code; sys.exit() in it must not end the process with status 0.
 _FAILURES = (Exception, SystemExit)
 _SEEDS = 2**31  # seeds wrap round here, so that every simulator can take them
 
@@ -79,7 +79,7 @@ def check_simulator(config: EnvironmentConfig) -> None:
     try:
         _creator(config.id)
     except (*_FAILURES, ImportError):
-        GymnasiumVectorEnv(config, 1).close()  # which knows the sentence for it
+        GymnasiumVectorEnv(config, 1).close()  # raises the error with its message
 
 
 def _registered(env_id: str) -> Any:
@@ -108,7 +108,7 @@ def check_kwargs(config: EnvironmentConfig, source: str) -> None:
     try:
         parameters = inspect.signature(_creator(config.id)).parameters
     except (*_FAILURES, ImportError):
-        return  # what is wrong is said where the environment is built
+        return  # building the environment reports the error
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
     unknown = [key for key in config.kwargs if key not in parameters and key not in _RESERVED]
@@ -171,7 +171,7 @@ def _prepare_mujoco(name: str, render: bool) -> None:
         raise SimulatorMissing(
             f"{name} needs MuJoCo, which is not installed ({first_line(error)}): pip install 'seedcli[mujoco]'"
         ) from error
-    # Of its own accord MuJoCo writes them to stderr and into MUJOCO_LOG.TXT in whatever folder one is in.
+    # By default MuJoCo writes them to stderr and to MUJOCO_LOG.TXT in the working directory.
     mujoco.set_mju_user_warning(_log_mujoco)
 
 
@@ -183,7 +183,7 @@ class GymnasiumVectorEnv:
         num_envs: E.
         envs: the instances.
         observation_bounds: by the name of the array, the bounds its space declares.
-        notice: what people should know of how its observations are used, one sentence; "" for nothing.
+        notice: one sentence for the user on how its observations are used; "" for none.
     """
 
     def __init__(self, config: EnvironmentConfig, num_envs: int, render: bool = False) -> None:
@@ -242,7 +242,7 @@ class GymnasiumVectorEnv:
         # Given only where it is wanted: an environment that draws nothing need not know the argument.
         drawing: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
         if render and is_mujoco(config.id) and not {"camera_id", "camera_name"} & config.kwargs.keys():
-            drawing["camera_name"] = "track"  # of its own accord the camera stays behind
+            drawing["camera_name"] = "track"  # the default camera does not follow
         env = gymnasium.make(
             config.id,
             max_episode_steps=config.max_episode_steps or None,
@@ -281,8 +281,8 @@ class GymnasiumVectorEnv:
         native = self._actions.read(actions, self.num_envs)
         newest, rewards, terminated, truncated = self._newest, self._rewards, self._terminated, self._truncated
         final = (terminated | truncated).tolist()
-        # gymnasium.vector.SyncVectorEnv does the same, and gathers every environment's info besides, which nobody
-        # reads here: with MuJoCo that takes a twentieth of the time.
+        # gymnasium.vector.SyncVectorEnv also gathers every environment's info, which is not used here: with MuJoCo
+        # that takes 5 % of the time.
         for index, env in enumerate(self.envs):
             try:
                 if final[index]:

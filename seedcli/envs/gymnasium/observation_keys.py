@@ -32,7 +32,7 @@ class KeyChoice:
     text: tuple[str, ...]
 
     def notice(self, name: str) -> str:
-        """What to tell people of environment `name`, one sentence; "" where nothing was left out unasked."""
+        """A sentence for the user if text was left out without a key that excludes it; else ""."""
         if not self.text:
             return ""
         return (
@@ -41,7 +41,7 @@ class KeyChoice:
         )
 
     def remedy(self, leaf: str) -> str:
-        """How to get rid of a leaf that cannot be used, as the end of a sentence."""
+        """How to exclude a leaf that cannot be used, as the end of a sentence."""
         if self.used == {leaf}:
             return wrapping(None)
         if leaf in self.keys:

@@ -18,7 +18,7 @@ from seedcli.specs import ActionSpec, ArraySpec, ObservationSpec
 
 # Double precision would only double the bytes on the wire; TensorFlow's kernels want signed integers above 8 bits.
 _SENT_AS = {"float64": "float32", "uint16": "int32", "uint32": "int64"}
-# What a learner lets in (net/handshake.py has the same limits), said here before anything is sent.
+# Limits of the learner (see net/handshake.py), checked here before anything is sent.
 _MAX_ARRAYS = 64  # of an observation
 _MAX_NAME = 128  # characters of an array's name
 _MAX_PARTS = 4096  # of an action, and elements of a categorical array
@@ -41,7 +41,7 @@ class Observations:
 
     Attributes:
         spec: one observation.
-        notice: what people should know of what is left out, one sentence; "" for nothing.
+        notice: one sentence for the user on what is left out; "" for nothing.
 
     Raises:
         UsageError: the space, or a part of it, is not supported, empty or too large, or `keys` do not fit it.

@@ -60,7 +60,7 @@ def test_categories_are_one_hot_part_by_part() -> None:
     ],
 )
 @pytest.mark.parametrize("size", [1, 2])
-def test_what_the_torso_sees(array: ArraySpec, given: list[Any], seen: list[float], size: int) -> None:
+def test_inputs_of_the_torso(array: ArraySpec, given: list[Any], seen: list[float], size: int) -> None:
     stack = ObservationStack(agent_config(frame_stack=size), environment(array))
     x, _ = stack.step(np.array([given], array.dtype), stack.initial_state(1))
     assert x.dtype == tf.float32

@@ -130,7 +130,7 @@ def test_channels_of_one_frame_stay_together() -> None:
     np.testing.assert_array_equal(after["frames"][:, 0], now)
 
 
-def test_memory_is_zero_at_the_start_and_holds_what_is_asked_for() -> None:
+def test_initial_state_is_zero_and_has_the_configured_parts() -> None:
     assert PolicyValueNetwork(agent_config(), VECTOR, 0).initial_state(3) == {}
     config = agent_config(network="nature", lstm=7, frame_stack=4, previous_action_reward=True)
     state = PolicyValueNetwork(config, IMAGE, 0).initial_state(3)
@@ -191,7 +191,7 @@ def test_the_lstm_agrees_with_keras() -> None:
 
 
 @pytest.mark.parametrize("network", ["mlp", "impala_shallow", "nature", "impala_deep"])
-def test_seeds_decide_the_variables(network: str) -> None:
+def test_initial_variables_depend_on_the_seed(network: str) -> None:
     config = agent_config(network=network, lstm=4)
     one, same, other = (PolicyValueNetwork(config, IMAGE, seed) for seed in (1, 1, 2))
     assert len(one.variables) == len(one.trainable_variables)
@@ -213,7 +213,7 @@ def test_seeds_decide_the_variables(network: str) -> None:
         ("impala_shallow", ArraySpec((2, 84, 84, 3), "uint8"), "images"),
     ],
 )
-def test_a_torso_refuses_what_it_cannot_take(network: str, observation: ArraySpec, words: str) -> None:
+def test_torso_refuses_unsupported_observations(network: str, observation: ArraySpec, words: str) -> None:
     with pytest.raises(UsageError) as caught:
         PolicyValueNetwork(agent_config(network=network), EnvSpec("test/odd", observation, ActionSpec((2,))), 0)
     message = str(caught.value)
@@ -221,7 +221,7 @@ def test_a_torso_refuses_what_it_cannot_take(network: str, observation: ArraySpe
 
 
 @pytest.mark.parametrize(("network", "size"), [("impala_shallow", 20), ("nature", 36), ("impala_deep", 8)])
-def test_the_smallest_images_are_taken(network: str, size: int) -> None:
+def test_smallest_supported_images(network: str, size: int) -> None:
     spec = EnvSpec("test/small", ArraySpec((size, size), "uint8"), ActionSpec((2,)))
     assert PolicyValueNetwork(agent_config(network=network), spec, 0).variables
 

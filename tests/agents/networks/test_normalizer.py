@@ -100,7 +100,7 @@ def test_a_number_that_never_changes_becomes_zero() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_changes_nothing(bad: float) -> None:
+def test_non_finite_batches_are_ignored(bad: float) -> None:
     normalizer = Normalizer((2,))
     x = np.random.default_rng(0).normal(size=(3, 5, 2)).astype(np.float32)
     normalizer.update(tf.constant(x), everyone(5))
@@ -109,7 +109,7 @@ def test_what_is_not_finite_changes_nothing(bad: float) -> None:
     normalizer.update(tf.constant(x), everyone(5))
     for old, new in zip(before, statistics(normalizer), strict=True):
         np.testing.assert_array_equal(old, new)
-    # In a column that does not count it is in nobody's way.
+    # A NaN in a column of weight 0 is ignored.
     normalizer.update(tf.constant(x), tf.constant([True, True, False, True, True]))
     count, mean, _ = statistics(normalizer)
     assert count == 15 + 12 and np.isfinite(mean).all()
@@ -162,7 +162,7 @@ def test_an_unroll_reproduces_acting(spec: EnvSpec, network: str, lstm: int, fra
     tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), after, last)
 
 
-def test_places_without_a_frame_stay_zero() -> None:
+def test_missing_frames_stay_zero() -> None:
     net = PolicyValueNetwork(agent_config(normalize_observations=True, frame_stack=3), VECTOR, seed=3)
     (normalizer,) = net.encoder.normalizers
     normalizer.update(tf.fill([1, 1, 5], 2.0) + tf.random.stateless_normal([40, 1, 5], [1, 2]), everyone(1))
@@ -214,7 +214,7 @@ def test_statistics_are_published_kept_and_not_trained() -> None:
     )
 
 
-def test_both_networks_of_r2d2_scale_alike() -> None:
+def test_both_networks_of_r2d2_share_statistics() -> None:
     agent = cast(R2D2Agent, make(algorithm="r2d2", target_period=1000))
     records = random_records(VECTOR, T + 1, B, seed=1)
     records["observation"] += np.float32(3.0)
@@ -231,12 +231,15 @@ BITS = EnvSpec("test/bits", ArraySpec((7,), "bool"), ActionSpec((3,)))
 
 @pytest.mark.parametrize("algorithm", ["vtrace", "r2d2"])
 @pytest.mark.parametrize("spec", [DISCRETE, BITS], ids=lambda spec: spec.name)
-def test_where_there_is_nothing_to_scale_nothing_is(
+def test_warning_if_there_is_nothing_to_normalize(
     spec: EnvSpec, algorithm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent = make(spec, algorithm=algorithm, frame_stack=2)
     (record,) = caplog.records
-    assert record.levelname == "WARNING" and f"observations of {spec.name} hold no numbers" in record.getMessage()
+    assert (
+        record.levelname == "WARNING"
+        and f"observations of {spec.name} contain no numeric arrays" in record.getMessage()
+    )
     plain = create_agent(
         agent_config(algorithm=algorithm, frame_stack=2, dueling_hidden=8),
         training_config(unroll_length=T, batch_size=B, burn_in=0),

@@ -146,7 +146,7 @@ def test_further_settings_are_passed_on_as_strings() -> None:
         ({"max_episode_steps": 5}, "episodeLengthSeconds"),
     ],
 )
-def test_fields_that_mean_nothing_here(lab_double: type[Lab], fields: dict[str, Any], part: str) -> None:
+def test_unsupported_fields_are_refused(lab_double: type[Lab], fields: dict[str, Any], part: str) -> None:
     with pytest.raises(UsageError, match=part):
         create_env(lab_config(**fields), 1)
     assert not lab_double.made
@@ -187,7 +187,7 @@ def test_seeds_and_numbers_of_episodes(lab_double: type[Lab]) -> None:
             assert resets(lab)[count:] == [(0, seeds[0])], "episodes are counted from the reset on"
 
 
-def test_stdout_belongs_to_results(lab_double: type[Lab], capfd: pytest.CaptureFixture[str]) -> None:
+def test_simulator_does_not_write_to_stdout(lab_double: type[Lab], capfd: pytest.CaptureFixture[str]) -> None:
     """Levels write their log to C's stdout; Python's own prints still arrive."""
     print("before", flush=True)
     play(lab_config(), 2, seed=1, steps=40)

@@ -86,7 +86,7 @@ def test_level_cache(tmp_path: Path) -> None:
     assert len(files) == 1 and files[0].stat().st_mode & 0o777 == 0o644, "no temporary file is left"
 
 
-def test_a_map_is_never_seen_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maps_are_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers beside a writer that stops in the middle of its copy."""
     cache, other = LevelCache(str(tmp_path)), LevelCache(str(tmp_path))
     source, target = tmp_path / "source", tmp_path / "target"
@@ -115,7 +115,7 @@ def test_a_map_is_never_seen_half_written(tmp_path: Path, monkeypatch: pytest.Mo
     assert other.fetch("key", str(target)) and target.read_bytes() == source.read_bytes()
 
 
-def test_a_cache_that_fails_is_said_once_and_costs_no_episode(
+def test_failing_cache_is_logged_once_and_ends_no_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = LevelCache(str(tmp_path / "cache"))
@@ -134,7 +134,7 @@ def test_a_cache_that_fails_is_said_once_and_costs_no_episode(
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
 
 
-def test_a_folder_that_cannot_be_used(tmp_path: Path, lab_double: type[Lab]) -> None:
+def test_unusable_folder_is_refused(tmp_path: Path, lab_double: type[Lab]) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"environment.level_cache '.*file' cannot be used: name a folder"):
         create_env(lab_config(MAZE, level_cache=str(tmp_path / "file")), 1)
@@ -185,7 +185,7 @@ def test_the_preset_is_what_was_published() -> None:
     assert config.actors.count * config.actors.envs < 64, "a laptop must be able to start it"
 
 
-def test_the_preset_builds_what_it_says(lab_double: type[Lab]) -> None:
+def test_preset_builds_its_environment(lab_double: type[Lab]) -> None:
     environment = load_config("dmlab_vtrace", environ={}).config.environment
     with Played(environment, 1) as played:
         assert played.env.spec.observation == ArraySpec((72, 96, 3), "uint8")

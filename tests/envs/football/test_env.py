@@ -228,7 +228,7 @@ def test_the_picture_is_of_the_first_match() -> None:
     assert after[250:262, ball - 3 : ball + 4].min(axis=2).max() > 240, "white, where the ball is"
 
 
-def test_stdout_is_left_to_results() -> None:
+def test_simulator_does_not_write_to_stdout() -> None:
     code = (
         "import numpy as np\n"
         "from tests.envs.football.test_env import football_config\n"

@@ -112,7 +112,7 @@ def test_reward_is_raw() -> None:
 
 @pytest.mark.parametrize(("reward", "sent"), [(np.nan, np.nan), (-np.inf, -np.inf), (1e300, np.inf)])
 @pytest.mark.parametrize("num_envs", [1, 2])
-def test_a_reward_that_is_not_finite_is_passed_on(reward: float, sent: float, num_envs: int) -> None:
+def test_non_finite_reward_is_passed_on(reward: float, sent: float, num_envs: int) -> None:
     """The learner drops the unrolls that hold it; an environment that slips once does not end its actor."""
     with Played(scripted(observation_space=BOX, observation=ZERO, reward=reward), num_envs) as played:
         played.reset(0)
@@ -229,7 +229,7 @@ def test_keyword_arguments_that_an_environment_does_not_take_are_refused_by_name
 
 
 @pytest.mark.filterwarnings("ignore:.*render_mode")
-def test_pictures_of_what_draws_none() -> None:
+def test_rendering_an_environment_without_pictures_is_refused() -> None:
     with pytest.raises(UsageError, match="gives no pictures"):
         create_env(scripted(observation_space=BOX, observation=ZERO), 1, render=True)
 
@@ -284,7 +284,7 @@ def test_unknown_names(config: EnvironmentConfig, message: str) -> None:
         assert repr(config.id) in str(caught.value)
 
 
-def test_a_module_only_actors_have() -> None:
+def test_missing_module() -> None:
     config = gymnasium_config("no_such_simulator.envs:Thing-v0")
     check_environment_name(config)
     with pytest.raises(UsageError, match="cannot be imported.*no_such_simulator"):
@@ -389,7 +389,7 @@ class TestMujoco:
         with pytest.raises(EnvironmentFailed, match=r"needs MuJoCo, which is not installed .*'seedcli\[mujoco\]'$"):
             create_env(self.config, 1)
 
-    def test_nothing_that_draws(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_rendering_without_a_backend_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
@@ -397,7 +397,7 @@ class TestMujoco:
             create_env(self.config, 1, render=True)
 
     @pytest.mark.parametrize(("found", "chosen"), [({"EGL", "OSMesa"}, "egl"), ({"OSMesa"}, "osmesa")])
-    def test_what_draws_without_a_screen(self, monkeypatch: pytest.MonkeyPatch, found: set[str], chosen: str) -> None:
+    def test_backend_without_a_screen(self, monkeypatch: pytest.MonkeyPatch, found: set[str], chosen: str) -> None:
         for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
             monkeypatch.setenv(name, "")
         monkeypatch.setattr(ctypes.util, "find_library", lambda name: name if name in found else None)
@@ -410,7 +410,7 @@ class TestMujoco:
             _prepare_mujoco("test", render=True)
             assert os.environ["MUJOCO_GL"] == before, "what the user chose stays"
 
-    def test_its_warnings_leave_no_file_and_no_noise(self, tmp_path: Path) -> None:
+    def test_mujoco_warnings_go_to_the_log(self, tmp_path: Path) -> None:
         code = (
             "from seedcli.envs.registry import create_env\n"
             "from seedcli.config.sections import EnvironmentConfig\n"

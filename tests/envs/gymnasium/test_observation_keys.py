@@ -109,7 +109,7 @@ def test_the_advice_for_a_part_that_is_not_supported_works() -> None:
         Observations(spaces.flatten_space(bare), "test")
 
 
-def test_a_part_that_is_left_out_is_not_looked_at_but_must_be_there() -> None:
+def test_excluded_part_is_not_checked_but_must_exist() -> None:
     observations = Observations(SPACE, "test", ("image",))
     out = {"image": np.zeros((1, 2), np.uint8)}
     observations.write([{**VALUE, "mission": None, "body": 3}], out)
@@ -135,11 +135,11 @@ class Talking(gymnasium.Env[Any, Any]):
 gymnasium.register("SeedTalking-v0", entry_point=Talking)
 
 
-def test_an_environment_tells_of_its_text_once_whatever_their_number(caplog: pytest.LogCaptureFixture) -> None:
+def test_text_notice_is_set_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         env: Any = create_env(gymnasium_config("SeedTalking-v0"), 5)
         env.close()
-    assert not caplog.records, "whoever builds environments says it, not each of them"
+    assert not caplog.records, "the caller reports the notice"
     assert env.notice.startswith("gymnasium/SeedTalking-v0 observes text")
     env = create_env(gymnasium_config("SeedTalking-v0", observation_keys=["-mission", "-body/name"]), 1)
     env.close()

@@ -65,7 +65,7 @@ def leaves(space: spaces.Space[Any], value: Any, path: tuple[str, ...] = ()) -> 
 
 @settings(max_examples=200, deadline=None)
 @given(ANY, st.integers(0, 2**31 - 1))
-def test_whatever_a_space_holds_arrives(space: spaces.Space[Any], seed: int) -> None:
+def test_any_sample_of_a_space_round_trips(space: spaces.Space[Any], seed: int) -> None:
     space.seed(seed)
     observations = Observations(space, "test")
     values = [space.sample() for _ in range(E)]
@@ -161,7 +161,7 @@ def broken(path: str, value: Any) -> dict[str, Any]:
     ],
 )
 @pytest.mark.parametrize("alone", [False, True])
-def test_what_is_not_in_the_space_is_named(observation: Any, message: str, alone: bool) -> None:
+def test_observation_outside_the_space_is_named(observation: Any, message: str, alone: bool) -> None:
     observations = Observations(SPACE, "test")
     values = [observation] if alone else [good(), observation, good()]
     out = row(observations, len(values)).observation
@@ -251,7 +251,7 @@ FULL = spaces.Dict(
     [spaces.Discrete(2**20), spaces.MultiDiscrete([256] * 4096), spaces.Box(-1, 1, (64, 64))],
     ids=["categories", "parts", "numbers"],
 )
-def test_a_learner_lets_in_the_largest_spaces(action: spaces.Space[Any]) -> None:
+def test_learner_accepts_the_largest_spaces(action: spaces.Space[Any]) -> None:
     spec = EnvSpec("test", Observations(FULL, "test").spec, Actions(action, "test").spec)
     message = {**spec.to_dict(), "codecs": dict.fromkeys(spec.arrays, "raw")}
     assert parse_spec(message, 1).spec == spec
@@ -289,13 +289,13 @@ def test_action_spaces_that_are_empty_or_too_large(space: spaces.Space[Any], mes
         (spaces.Dict({"a\nb": spaces.Discrete(2)}), r"names a part of its observation 'a\\nb'; names"),
     ],
 )
-def test_observation_spaces_that_no_learner_takes(space: spaces.Space[Any], message: str) -> None:
+def test_too_large_observation_spaces_are_refused(space: spaces.Space[Any], message: str) -> None:
     with pytest.raises(UsageError, match=f"^test {message}"):
         Observations(space, "test")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_numbers_that_are_not_finite_are_refused(value: float) -> None:
+def test_non_finite_numbers_are_refused(value: float) -> None:
     actions = Actions(spaces.Box(-1, 1, (2,)), "test")
     with pytest.raises(EnvironmentFailed, match=rf"action {value} for environment 1 of test is not finite"):
         actions.read(np.array([[0, 0], [0, value]], np.float32), 2)
