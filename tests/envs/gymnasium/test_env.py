@@ -293,7 +293,7 @@ def test_missing_module() -> None:
 
 @pytest.mark.parametrize("config", [gymnasium_config("CartPole-v1"), atari_config("pong")], ids=["gymnasium", "atari"])
 def test_a_missing_library(config: EnvironmentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "atari" if config.family == "atari" else "gymnasium_env"
+    module = "atari" if config.family == "atari" else "gymnasium.env"
     monkeypatch.setitem(sys.modules, f"seedcli.envs.{module}", None)
     check_environment_name(config)
     with pytest.raises(EnvironmentFailed, match=f"family {config.family} cannot be used on this machine"):
@@ -302,7 +302,7 @@ def test_a_missing_library(config: EnvironmentConfig, monkeypatch: pytest.Monkey
 
 def test_a_family_imports_only_its_own_simulator() -> None:
     code = (
-        "import sys, seedcli.envs as e\n"
+        "import sys, seedcli.envs.registry as e\n"
         "from seedcli.config.sections import EnvironmentConfig\n"
         "assert not {'gymnasium', 'ale_py', 'tensorflow'} & set(sys.modules)\n"
         "e.create_env(EnvironmentConfig(), 1).close()\n"
