@@ -148,7 +148,7 @@ class Devices:
             remedy = (
                 "lower training.batch_size, training.unroll_length or inference.max_envs, or let other devices infer"
             )
-            raise out_of_memory(error, self.training[0], "to take a training batch", held, remedy) from error
+            raise out_of_memory(error, self.training[0], "while copying a training batch", held, remedy) from error
         return self.strategy.experimental_distribute_values_from_function(
             lambda context: parts[context.replica_id_in_sync_group % self.replicas]
         )

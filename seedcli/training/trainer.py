@@ -283,7 +283,7 @@ class Trainer:
             f"lower training.batch_size = {config.batch_size}, training.unroll_length = {config.unroll_length} or "
             "inference.max_envs, or set topology.precision = mixed_bfloat16"
         )
-        return out_of_memory(error, devices.training[0] or "the training device", "for an update", held, remedy)
+        return out_of_memory(error, devices.training[0] or "the training device", "during an update", held, remedy)
 
     # -- between hosts ------------------------------------------------------------------------------------------
 

@@ -224,7 +224,7 @@ def test_an_observation_that_is_not_finite_ends_its_actor_with_the_reason(fleet)
     bad.send(0, observation=float("nan"))
     good.send(0)
     (refusal,) = bad.answers()
-    assert refusal.header.kind == Kind.REFUSED and b"observation that is not finite" in bytes(refusal.payload)
+    assert refusal.header.kind == Kind.REFUSED and b"non-finite observation" in bytes(refusal.payload)
     assert len(good.answers()) == 1
     assert [s.actor_id for s in fleet.service.sessions()] == ["good"]
 

@@ -217,7 +217,7 @@ def _losing_rewards(fleet: Fleet, period: int, steps: int) -> list[dict[str, Any
     options = ["--preset", "recall_r2d2", "--steps", str(steps), "--logdir", "run"]
     run = fleet.start("train", *options, *sets(*SMALL, *values))
     run.ends_with(0, limit=120)
-    assert "gave a reward that is not finite" in run.stderr and "actor local-0" in run.stderr
+    assert "returned a non-finite reward" in run.stderr and "actor local-0" in run.stderr
     return metrics(fleet.folder / "run")
 
 

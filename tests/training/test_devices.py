@@ -196,7 +196,7 @@ def test_a_batch_that_finds_no_memory_is_told_with_its_size(monkeypatch: pytest.
         devices.place(batch.unrolls)
     assert raised.value.exit_status == 1
     assert str(raised.value) == (
-        "GPU:1 is out of memory to take a training batch, of which TensorFlow has had 2,000.0 MB at most: it is to "
+        "GPU:1 ran out of memory while copying a training batch (TensorFlow's peak: 2,000.0 MB): it must "
         f"hold a batch of {B} unrolls ({nbytes / 1e3:.1f} kB), the one before it and what trains and infers there; "
         "lower training.batch_size, training.unroll_length or inference.max_envs, or let other devices infer"
     )

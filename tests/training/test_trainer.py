@@ -245,7 +245,7 @@ def test_without_memory_it_is_said_what_took_it_and_what_to_lower(monkeypatch):
         with pytest.raises(SeedError) as raised:
             trainer.update(_batch(), env_steps=0)
         sentence = str(raised.value)
-        assert sentence.startswith("the training device is out of memory for an update: it is to hold ")
+        assert sentence.startswith("the training device ran out of memory during an update: it must hold ")
         assert f"a batch of 2 unrolls ({batch / 1e3:.1f} kB)" in sentence
         assert f"59 parameters and the optimizer's state ({weights / 1e3:.1f} kB)" in sentence
         assert "the activations of 10 records" in sentence and "training.batch_size = 2" in sentence
