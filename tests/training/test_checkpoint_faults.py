@@ -54,7 +54,7 @@ def test_a_full_disk_costs_the_checkpoints_that_do_not_fit(tmp_path: Path, caplo
             assert writer.error is not None and names(folder) == ["1"], "nothing half-written takes the room"
         lines = [record.getMessage() for record in caplog.records]
         assert len(lines) == 2 and f"{folder / '2'} could not be written: " in lines[0] and "\n" not in lines[0]
-        with pytest.raises(SeedError, match=r"checkpoints/3 could not be written \(.*make room"):
+        with pytest.raises(SeedError, match=r"checkpoints/3 could not be written \(.*free disk space"):
             save(writer, variable, 3)
         holds(first, size, 1)
         # The same number again: what stands is not touched before its successor is whole.

@@ -131,7 +131,7 @@ def test_devices_are_those_of_the_plan(found: dict[Any, Any]) -> None:
     inventory = found["inventory"]
     assert inventory.cores >= 1 and len(inventory.models) == inventory.gpus + inventory.tpus
     name, sentence = found["too late"]
-    assert name == "SeedError" and "has started" in sentence
+    assert name == "SeedError" and "has already started" in sentence
 
 
 def test_a_host_counts_once_whatever_its_devices(found: dict[Any, Any]) -> None:
@@ -197,7 +197,7 @@ def test_a_batch_that_finds_no_memory_is_told_with_its_size(monkeypatch: pytest.
     assert raised.value.exit_status == 1
     assert str(raised.value) == (
         "GPU:1 ran out of memory while copying a training batch (TensorFlow's peak: 2,000.0 MB): it must "
-        f"hold a batch of {B} unrolls ({nbytes / 1e3:.1f} kB), the one before it and what trains and infers there; "
+        f"hold a batch of {B} unrolls ({nbytes / 1e3:.1f} kB), the previous batch and training and inference on the same device; "
         "lower training.batch_size, training.unroll_length or inference.max_envs, or let other devices infer"
     )
 

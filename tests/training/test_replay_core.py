@@ -118,8 +118,8 @@ def test_a_checkpoint_without_a_replay_begins_to_fill_anew(tmp_path: Path, caplo
         resumed.resume(open_checkpoint(path))
         assert isinstance(resumed.source, ReplaySource)
         assert (resumed.source.replay.inserted, resumed.trainer.updates) == (0, 5)
-        why = "keeps no replay" if save == "true" else "replay.save = false leaves the replay aside"
-        assert f"{why}: it fills to replay.min_size = 8 unrolls" in caplog.text
+        why = "contains no replay" if save == "true" else "the saved replay is ignored (replay.save = false)"
+        assert f"{why}: it refills to replay.min_size = 8 unrolls" in caplog.text
         caplog.clear()
         _play_and_train(resumed, 3, seed=3)
         resumed.source.close()
@@ -135,7 +135,7 @@ def test_a_replay_that_cannot_be_read_is_left_out(tmp_path: Path, caplog: pytest
     resumed = _core(tmp_path)
     resumed.resume(open_checkpoint(path))
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert f"{segment} cannot be read (No such file or directory), and the replay is left out: it fills to" in line
+    assert f"{segment} cannot be read (No such file or directory), so the replay is ignored: it refills to" in line
     assert isinstance(resumed.source, ReplaySource)
     assert (resumed.source.replay.inserted, resumed.trainer.updates) == (0, 5)
     for mine, theirs in zip(core.agent.variables().values(), resumed.agent.variables().values(), strict=True):
