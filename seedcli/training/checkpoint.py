@@ -220,8 +220,8 @@ class Checkpointer:
             self.wait()
             if self.error is not None:
                 raise SeedError(
-                    f"the checkpoint {path} could not be written ({_line(self.error)}): free disk space or fix the disk, "
-                    "then resume from the one before it with --resume"
+                    f"the checkpoint {path} could not be written ({_line(self.error)}): free disk space or fix the "
+                    "disk, then resume from the one before it with --resume"
                 ) from self.error
         return path
 

@@ -213,8 +213,7 @@ def _make_tpu_strategy(plan: Plan) -> Any:
         topology = tf.tpu.experimental.initialize_tpu_system(resolver)
     except (ValueError, RuntimeError, tf.errors.OpError) as error:
         raise UsageError(
-            f"topology.platform = tpu, but TensorFlow finds no TPU ({error}): run seed doctor, or use another "
-            "platform"
+            f"topology.platform = tpu, but TensorFlow finds no TPU ({error}): run seed doctor, or use another platform"
         ) from error
     # [replicas, cores of a replica, coordinates]: replica i is core i of the first and only host.
     cores = topology.device_coordinates[0, list(plan.training)][:, np.newaxis]

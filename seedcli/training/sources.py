@@ -202,7 +202,7 @@ class ReplaySource:
         if not self._projected and size >= min(self._config.min_size, self._config.capacity):
             self._projected = True
             # A better agent sees more of its game than the first unrolls show.
-            self._check_memory(_GROWTH * held / size * self._config.capacity, "up to (from its first unrolls)", held)
+            self._check_memory(_GROWTH * held / size * self._config.capacity, "up to an estimated", held)
 
     # -- in ---------------------------------------------------------------------------------------------------
 
@@ -312,7 +312,9 @@ class ReplaySource:
                 # The weights are the expensive part; a replay refills by itself.
                 why = f"{error.problem}, so the replay is ignored"
         _log.warning(
-            "%s: it refills to replay.min_size = %s unrolls before training continues", why, f"{self._config.min_size:,}"
+            "%s: it refills to replay.min_size = %s unrolls before training continues",
+            why,
+            f"{self._config.min_size:,}",
         )
         return False
 

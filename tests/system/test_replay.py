@@ -153,7 +153,9 @@ def _a_torn_segment_costs_the_replay_alone(fleet: Fleet, run: Path) -> None:
 
     again = fleet.learner("--resume", "--logdir", str(run), "--set", "replay.save=false")
     again.wait_until_it_serves()
-    assert "the saved replay is ignored (replay.save = false): it refills to replay.min_size = 32 unrolls" in again.stderr
+    assert (
+        "the saved replay is ignored (replay.save = false): it refills to replay.min_size = 32 unrolls" in again.stderr
+    )
     again.kill()
 
 

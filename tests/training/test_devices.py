@@ -197,7 +197,8 @@ def test_a_batch_that_finds_no_memory_is_told_with_its_size(monkeypatch: pytest.
     assert raised.value.exit_status == 1
     assert str(raised.value) == (
         "GPU:1 ran out of memory while copying a training batch (TensorFlow's peak: 2,000.0 MB): it must "
-        f"hold a batch of {B} unrolls ({nbytes / 1e3:.1f} kB), the previous batch and training and inference on the same device; "
+        f"hold a batch of {B} unrolls ({nbytes / 1e3:.1f} kB), the previous batch and training and inference on the "
+        "same device; "
         "lower training.batch_size, training.unroll_length or inference.max_envs, or let other devices infer"
     )
 

@@ -334,7 +334,7 @@ def test_a_replay_that_grows_beyond_what_was_reckoned_is_refused_as_training_sta
         it.fill()
         assert it.source.next_batch(wait=False) is None
     it.fill()
-    with pytest.raises(UsageError, match=r"100,000,000 unrolls take up to \(from its first unrolls\) .* GB, and this machine has"):
+    with pytest.raises(UsageError, match=r"100,000,000 unrolls take up to an estimated .* GB, and this machine has"):
         it.source.next_batch(wait=False)
 
 

@@ -214,7 +214,7 @@ def test_unrolls_that_are_not_finite_are_dropped_counted_and_named(caplog):
     with caplog.at_level(logging.WARNING):
         assert replay.insert(_columns(0, 6), priorities, keep) == 6
     assert replay.dropped == 4 and replay.inserted == 2
-    assert "initial priority is nan" in caplog.text and "values are not finite" in caplog.text
+    assert "initial priority is nan" in caplog.text and "values are non-finite" in caplog.text
     contents = replay.sample(wait=False).arrays["s"][:, 0]
     assert set(contents.tolist()) == {0, 5}
 
@@ -225,7 +225,7 @@ def test_a_priority_that_is_not_finite_ends_a_row_for_good(caplog):
     with caplog.at_level(logging.WARNING):
         replay.update(np.array([1, 1, 2, 2]), np.array([np.nan, np.nan, np.nan, 4.0]))
     assert replay.dropped == 2
-    assert "priorities are not finite" in caplog.text and "unroll 1" in caplog.text
+    assert "priorities are non-finite" in caplog.text and "unroll 1" in caplog.text
     assert set(replay.sample(wait=False).serials.tolist()) == {0}
     replay.update(np.array([1, 2]), np.array([5.0, np.nan]))  # of a batch drawn before
     assert replay.dropped == 2 and set(replay.sample(wait=False).serials.tolist()) == {0}
