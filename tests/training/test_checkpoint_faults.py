@@ -155,7 +155,7 @@ class _Held:
         monkeypatch.setattr(module, "_write_variables", held)
 
 
-def test_a_slow_write_postpones_the_next_one_and_is_told_of_once(
+def test_a_slow_write_postpones_the_next_one_and_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer, _ = make_writer(tmp_path)
@@ -205,7 +205,7 @@ def learner(tmp_path: Path) -> Iterator[Learner]:
         yield learner
 
 
-def test_training_goes_on_while_a_checkpoint_takes_its_time(
+def test_training_continues_during_a_slow_checkpoint(
     learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer, variable = make_writer(tmp_path / "checkpoints")
