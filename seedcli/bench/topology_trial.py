@@ -214,7 +214,7 @@ def try_plan(config: Config, spec: EnvSpec, plan: Plan, seconds: float) -> Trial
     """
     devices = Devices(plan)
     rows = batch_rows(config, len(devices.inference))
-    with building("for this ratio", "lower actors.count, actors.envs or training.batch_size"):
+    with building("at this ratio", "lower actors.count, actors.envs or training.batch_size"):
         with devices.scope():
             agent = create_agent(config.agent, config.training, spec, config.run.seed, precision=plan.precision)
         policy = AgentPolicy(

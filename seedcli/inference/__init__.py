@@ -1,3 +1,3 @@
-"""Rows in, actions and unrolls out: the step engine, the unroll arena, and the policy on its devices. It may import
-`agents`, `telemetry` and what lies below. It knows nothing of connections, and nothing of how unrolls are trained on.
+"""The step engine, the unroll arena, and the policy on its devices: rows in, actions and unrolls out. It may import
+`agents`, `telemetry` and the packages below them. It knows nothing of connections or training.
 """

@@ -1,12 +1,11 @@
-"""The unroll arena: records are written once, into bounded preallocated buffers, one open buffer a stream.
+"""The unroll arena: records are written once, into bounded preallocated buffers, one open buffer per stream.
 
-A buffer holds the K + T + 1 records of E environments. An incoming row is one contiguous copy to where its
-stream's cursor points. A full buffer is handed on whole and comes back through `release`.
+A buffer holds the K + T + 1 records of E environments. An incoming row is one contiguous copy to the stream's cursor.
+A full buffer is handed on whole and comes back through `release`.
 
-The bound: buffers for streams of E environments number (streams) + ceil(B / E) · (1 + queue_batches). When
-none is free, every buffer that is not open waits to be trained on, and these hold at least B columns, even where
-the first of them has been used but for one column: a training batch can always be formed, so the arena cannot
-deadlock.
+Bound: there are (streams) + ceil(B / E) · (1 + queue_batches) buffers for streams of E environments. If none is free,
+every buffer that is not open waits for training. These hold at least B columns, even if only one column of the first
+of them is left. So a training batch can always be formed, and the arena cannot deadlock.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ class UnrollBuffer:
     """Records of one stream, time-major: arrays are [R, E, ...] with R = K + T + 1.
 
     Attributes:
-        layout: how a row lies in memory.
+        layout: memory layout of a row.
         memory: uint8 [R, row bytes].
-        destinations: R writable memoryviews, one a row.
-        rows: what arrived, [R, E, ...] views of the memory.
+        destinations: R writable memoryviews, one per row.
+        rows: the received rows, [R, E, ...] views of `memory`.
         row: R views of one row each, [E, ...], made once because slicing takes time.
-        action: [R, E, ...] as the specification's action.
-        recorded: name → [R, E, ...], what the algorithm keeps with each action.
+        action: [R, E, ...], dtype and shape of the specification's action.
+        recorded: name → [R, E, ...], the fields that the algorithm records with each action.
         version: int64 [R], the policy version that chose the record's action.
-        state: the agent state before record 0, nested arrays [E, ...]; set when it is handed on.
-        keep: bool [E], columns that may be trained on; None: all of them. Set when it is handed on.
+        state: the agent state before record 0, nested arrays [E, ...]; set when the buffer is handed on.
+        keep: bool [E], columns that may be trained on; None: all. Set when the buffer is handed on.
     """
 
     def __init__(self, layout: RowLayout, records: int, recorded: Mapping[str, ArraySpec]) -> None:
@@ -71,7 +70,7 @@ class UnrollBuffer:
 
 
 class Arena:
-    """Pools of unroll buffers, one pool for each E in use.
+    """Pools of unroll buffers, one pool per E in use.
 
     `admit`, `retire` and `acquire` belong to the inference thread; `release` may be called from any thread.
 
@@ -81,7 +80,7 @@ class Arena:
         recorded: the algorithm's recorded fields.
         batch_size: B, columns of a training batch.
         queue_batches: training batches of finished unrolls that may wait.
-        on_release: called after a buffer came back (wakes the inference thread).
+        on_release: called after each release (wakes the inference thread).
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class Arena:
         return math.ceil(self._batch_size / num_envs) * (1 + self._queue_batches)
 
     def admit(self, num_envs: int) -> None:
-        """Make room for one more stream of `num_envs` environments."""
+        """Allocate buffers for one more stream of `num_envs` environments."""
         with self._lock:
             self._streams[num_envs] = self._streams.get(num_envs, 0) + 1
             free = self._free.setdefault(num_envs, deque())
@@ -123,7 +122,7 @@ class Arena:
                 self._allocated[num_envs] = self._allocated.get(num_envs, 0) + 1
 
     def retire(self, num_envs: int) -> None:
-        """One stream of `num_envs` environments less; its share of buffers is freed as they come back."""
+        """Remove one stream of `num_envs` environments; its share of buffers is freed as they are released."""
         with self._lock:
             self._streams[num_envs] -= 1
             self._shrink(num_envs)
@@ -137,17 +136,17 @@ class Arena:
             self._allocated[num_envs] -= 1
 
     def unpooled(self, num_envs: int) -> UnrollBuffer:
-        """A buffer of one record outside the pools, for a stream whose records are not kept; never released."""
+        """Return a buffer of one record outside the pools, for records that are not kept; must not be released."""
         return UnrollBuffer(self.layout(num_envs), 1, self._recorded)
 
     def acquire(self, num_envs: int) -> UnrollBuffer | None:
-        """A free buffer, or None where all are in use: then the stream waits for `release`."""
+        """Return a free buffer, or None if all are in use: the stream then waits for `release`."""
         free = self._free[num_envs]
-        with self._lock:  # `release` may free surplus buffers meanwhile
+        with self._lock:  # `release` may free surplus buffers concurrently
             return free.popleft() if free else None
 
     def release(self, buffer: UnrollBuffer) -> None:
-        """Give a buffer back, once nothing reads it any more."""
+        """Return a buffer to its pool; nothing may read it afterwards."""
         buffer.state = buffer.keep = None
         with self._lock:
             self._free[buffer.num_envs].append(buffer)
@@ -156,15 +155,15 @@ class Arena:
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of all row memory allocated now."""
+        """Bytes of row memory allocated now."""
         return sum(count * self._records * self.layout(envs).nbytes for envs, count in self._allocated.items())
 
     def bound_bytes(self, max_envs: int, num_envs: int) -> int:
-        """Most bytes the rows can take with `max_envs` environments in streams of `num_envs`."""
+        """Upper bound of row memory in bytes, with `max_envs` environments in streams of `num_envs`."""
         return self._bound(max_envs, num_envs) * self._records * self.layout(num_envs).nbytes
 
     def bound_records(self, max_envs: int, num_envs: int) -> int:
-        """The same in records of one environment."""
+        """Upper bound of row memory in records of one environment; arguments as for `bound_bytes`."""
         return self._bound(max_envs, num_envs) * self._records * num_envs
 
     def _bound(self, max_envs: int, num_envs: int) -> int:

@@ -1,4 +1,4 @@
-"""Inference on one device: agent states by slot, published weights, one traced function that answers a batch."""
+"""Inference on one device: agent states by slot, published weights, one traced function per batch."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from seedcli.telemetry.device_meters import DeviceMeter
 
 
 class Decision(NamedTuple):
-    """What a policy answers for a batch.
+    """A policy's result for a batch.
 
     Attributes:
-        action: [N, ...] as the specification's action.
+        action: [N, ...], dtype and shape of the specification's action.
         recorded: name → [N, ...].
-        version: the policy version that chose, exact: number of updates behind the weights used.
+        version: exact policy version of the weights used: the number of updates applied to them.
     """
 
     action: npt.NDArray[Any]
@@ -37,13 +37,13 @@ class Decision(NamedTuple):
 
 
 class Promise(NamedTuple):
-    """A batch that a device is at work on.
+    """A batch in progress on a device.
 
     Attributes:
-        action, recorded: tensors, with the padded rows.
-        rows: N, rows asked for.
-        version: of the weights.
-        begun: seconds of the clock of `time.perf_counter`.
+        action, recorded: tensors, including the padded rows.
+        rows: N, rows without padding.
+        version: policy version of the weights.
+        begun: start time, seconds of `time.perf_counter`.
     """
 
     action: tf.Tensor
@@ -54,24 +54,24 @@ class Promise(NamedTuple):
 
 
 class DevicePolicy:
-    """An agent that answers on one device, with a copy of the weights there.
+    """An agent that runs inference on one device, with its own copy of the weights.
 
     Args:
         agent: the algorithm.
         spec: the environment.
-        device: what TensorFlow calls it, such as "GPU:3"; "" is where TensorFlow puts things by itself.
+        device: TensorFlow's name, such as "GPU:3"; "": TensorFlow's default device.
         slots: rows of the tables; the last is for padded rows.
         pad_to: batch sizes to pad to, ascending; empty: dynamic batches.
-        greedy: answer the action without exploration.
-        compiled: let XLA compile it, each batch size once.
-        seed: gives what the next batch's random numbers depend on, [2] int32.
-        explore: takes what `assign` takes; gives how much the environments of all slots explore, [slots] float32.
+        greedy: choose actions without exploration.
+        compiled: compile with XLA, once per batch size.
+        seed: returns the random seed of the next batch, [2] int32.
+        explore: takes the arguments of `assign`; returns the exploration of all slots, [slots] float32.
 
     Attributes:
         device: its name.
-        accelerated: whether it is another than the processor.
-        version: of the weights it has.
-        meter: what it has done; written by the thread that asks for answers.
+        accelerated: whether it is not the CPU.
+        version: policy version of its weights.
+        meter: its counters; written by the thread that calls `finish`.
     """
 
     def __init__(
@@ -107,15 +107,15 @@ class DevicePolicy:
         self._stateful = bool(tf.nest.flatten(initial))
         self.device = short_name(self._exploration.device)
         self.accelerated = not self.device.startswith("CPU")
-        # Results of 32-bit integers are copied to the host before a function returns, which would make every device
-        # wait for the one before it: they travel as what they are not.
+        # TensorFlow copies int32 results to the host before a function returns, so every device would wait for the
+        # one before it. They are therefore returned under another dtype.
         self._in_disguise = self.accelerated and np.dtype(spec.action.array.dtype) == np.int32
         self._action_dtype = np.dtype(spec.action.array.dtype)
         scalars = 4 + 1 + 4  # reward, first, slot
         self._row_bytes = spec.observation_bytes + scalars
         self.meter = DeviceMeter(self.device, "inference")
         rows = [None]
-        # TensorFlow takes the methods of several objects for one function, and warns that it is traced again and again.
+        # TensorFlow treats the methods of several objects as one function, and warns of repeated retracing.
         self._act = traced(
             functools.partial(self._act_impl),
             jit_compile=compiled,
@@ -163,7 +163,7 @@ class DevicePolicy:
             mine.assign(value)
 
     def publish(self, version: int) -> None:
-        """Copy the trained weights into the ones inference reads here, and give them their version.
+        """Copy the trained weights into this device's inference weights and set their version.
 
         Raises:
             SeedError: the device is out of memory.
@@ -173,10 +173,10 @@ class DevicePolicy:
                 self._publish()
                 self.version = version
         except tf.errors.ResourceExhaustedError as error:
-            raise self._out_of_memory(error, "to take new weights") from error
+            raise self._out_of_memory(error, "while copying new weights") from error
 
     def _out_of_memory(self, error: tf.errors.ResourceExhaustedError, doing: str, rows: int = 0) -> SeedError:
-        """What to raise; `rows`: environments of the batch at hand, without the padded ones."""
+        """Build the error to raise; `rows`: environments of the current batch, without padding."""
         rows = self._padded(rows) if self._pad_to and rows else rows
         held = {
             "inference's copy of the weights": bytes_of(self._network.variables),
@@ -184,8 +184,8 @@ class DevicePolicy:
                 tf.nest.flatten(self._table)
             ),
             f"a batch of {rows} environments": rows * self._row_bytes,
-            "what is computed of them": None,
-            "what trains there": None,
+            "the network's activations": None,
+            "training on the same device": None,
         }
         remedy = (
             f"lower inference.max_envs = {self._scratch}, inference.batch_size or training.batch_size, or let other "
@@ -207,16 +207,16 @@ class DevicePolicy:
         first: npt.NDArray[np.bool_],
         slots: npt.NDArray[np.int32],
     ) -> Promise:
-        """Give the device a batch without waiting for its result; the processor's work is done when this returns.
+        """Start a batch on the device without waiting for its result; the CPU's part is done when this returns.
 
         Args:
-            observation: [N, ...], or such arrays by name.
+            observation: [N, ...], or a mapping of name → [N, ...].
             reward: [N] float32.
-            first: [N] bool, the first record of an episode.
+            first: [N] bool, whether the record is the first of an episode.
             slots: [N] int32.
 
         Returns:
-            What `finish` takes.
+            The argument of `finish`.
 
         Raises:
             SeedError: the device is out of memory.
@@ -239,7 +239,7 @@ class DevicePolicy:
                     action, recorded = self._act(observation, reward, first, slots, self._seed())
                     version = self.version
         except tf.errors.ResourceExhaustedError as error:
-            raise self._out_of_memory(error, f"to answer {n} environments", n) from error
+            raise self._out_of_memory(error, f"while answering {n} environments", n) from error
         if not self.accelerated:
             self.meter.busy += time.perf_counter() - begun
         return Promise(action, recorded, n, version, begun)
@@ -262,7 +262,7 @@ class DevicePolicy:
             action = promise.action.numpy()[:n]
             recorded = {name: value.numpy()[:n] for name, value in promise.recorded.items()}
         except tf.errors.ResourceExhaustedError as error:
-            raise self._out_of_memory(error, f"to answer {n} environments", n) from error
+            raise self._out_of_memory(error, f"while answering {n} environments", n) from error
         meter = self.meter
         meter.batches += 1
         meter.rows += n
@@ -277,11 +277,11 @@ class DevicePolicy:
         first: npt.NDArray[np.bool_],
         slots: npt.NDArray[np.int32],
     ) -> Decision:
-        """`begin` and `finish` in one."""
+        """Call `begin` and `finish`."""
         return self.finish(self.begin(observation, reward, first, slots))
 
     def assign(self, slots: npt.NDArray[np.int32], role: Role, index: npt.NDArray[np.int64]) -> None:
-        """Say what the environments of the slots [N] are for, and which of that role each is.
+        """Set the role of the environments of the slots [N], and the index [N] of each within that role.
 
         Raises:
             SeedError: the device is out of memory.
@@ -289,10 +289,10 @@ class DevicePolicy:
         try:
             self._exploration.assign(self._explore(slots, role, index))
         except tf.errors.ResourceExhaustedError as error:
-            raise self._out_of_memory(error, "to take more environments in") from error
+            raise self._out_of_memory(error, "while adding environments") from error
 
     def snapshot(self, slots: npt.NDArray[np.int32], first: npt.NDArray[np.bool_]) -> Any:
-        """The agent states [N, ...] of the slots [N] as they stand before the record at hand, after any reset.
+        """Return the agent states [N, ...] of the slots [N] before the current record, after any reset.
 
         Raises:
             SeedError: the device is out of memory.
@@ -304,4 +304,4 @@ class DevicePolicy:
                 states = self._snapshot(slots, first)
             return tf.nest.map_structure(lambda x: x.numpy(), states)
         except tf.errors.ResourceExhaustedError as error:
-            raise self._out_of_memory(error, f"to keep the states of {len(slots)} environments") from error
+            raise self._out_of_memory(error, f"while saving the states of {len(slots)} environments") from error

@@ -1,7 +1,7 @@
-"""The step engine: rows in, actions out, unrolls on. All bookkeeping is per stream and per batch.
+"""The step engine: rows in, actions and unrolls out. All bookkeeping is per stream and per batch.
 
-It knows nothing of connections. One thread owns it (`release` of the arena's buffers apart). Streams are spread over
-lanes, one for each inference device; each lane has its own batches, and all that are due are under way at once.
+It knows nothing of connections. One thread owns it (only `Arena.release` may be called from others). Streams are spread
+over lanes, one per inference device; each lane has its own batches, and all batches that are due run at the same time.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from seedcli.telemetry.metrics import Profile
 
 
 class StepEngine:
-    """Batches steps, asks the policy, completes unrolls.
+    """Forms batches of rows, runs the policy, completes unrolls.
 
     Args:
         algorithm: burn-in, length and recorded fields.
         spec: the environment.
-        policies: what answers, one for each inference device; each gets a lane.
-        arena: where records lie.
-        max_envs: slots, of all lanes together.
-        batch_size: environments that batches wait for, all lanes together; 0: half of those connected.
-        deadline: seconds a row waits at most for others.
-        on_unroll: takes a completed buffer (owner of it until `arena.release`).
+        policies: one per inference device; each gets a lane.
+        arena: holds the records.
+        max_envs: slots over all lanes.
+        batch_size: environments that a batch waits for, over all lanes; 0: half of those connected.
+        deadline: longest wait of a row for others, in seconds.
+        on_unroll: called with a completed buffer, which it owns until `arena.release`.
         on_fault: called with (stream, sentence) when a stream's data is unusable; must close the stream.
     """
 
@@ -68,14 +68,14 @@ class StepEngine:
         self._inspector = Inspector(spec)
         self._blocked: list[tuple[Stream, npt.NDArray[Any]]] = []
         self.connected_envs = 0
-        # Records the average training environment has played: what evaluation keeps pace with.
+        # Records played by the average training environment; evaluation is paced by it.
         self._rounds = 0.0
         self.stats = EngineStats()
         self._episodes = Episodes(max_envs, self.stats)
         self.profile = Profile()
 
     def open_stream(self, owner: Any, index: int, num_envs: int, role: Role = "training") -> Stream | None:
-        """A new stream with fresh slots in the lane with the fewest environments; None where no room is left."""
+        """Open a stream with new slots in the lane with the fewest environments; None if too few slots are free."""
         slots = self._allocator.take(num_envs)
         if slots is None:
             return None
@@ -107,7 +107,7 @@ class StepEngine:
         if stream.pending:
             stream.pending = False
             lane.forget(stream)
-        # A full buffer that waits for its successor is given back too: handed on, it would stand against the bound
+        # A full buffer whose successor is not yet available is released too: handing it on would violate the bound
         # that keeps a buffer free for the next stream.
         self._blocked = [item for item in self._blocked if item[0] is not stream]
         if stream.ranks is not None:
@@ -120,11 +120,11 @@ class StepEngine:
         self.connected_envs -= stream.num_envs
 
     def destination(self, stream: Stream) -> memoryview:
-        """Where the stream's next row is to be written."""
+        """Return the memory for the stream's next row."""
         return stream.buffer.destinations[stream.cursor]
 
     def arrived(self, stream: Stream) -> None:
-        """The row is in its destination."""
+        """Note that the row has been written to its destination."""
         stream.pending = True
         stream.sequence = (stream.sequence + 1) & 0xFFFFFFFF
         stream.arrived = self._clock()
@@ -132,7 +132,7 @@ class StepEngine:
 
     @property
     def training_slots(self) -> npt.NDArray[np.bool_]:
-        """[max_envs] bool, the slots of environments that train now; a copy, safe to read from another thread."""
+        """The slots of training environments, bool [max_envs]; a copy, safe to read from any thread."""
         return self._episodes.trains.copy()
 
     @property
@@ -142,9 +142,9 @@ class StepEngine:
 
     @property
     def full(self) -> bool:
-        """Whether the pending rows of every lane that has environments make up a batch: no more need be read first.
+        """Whether every lane with environments has enough pending rows for a batch, so that reading can stop.
 
-        While a lane could still fill, reading goes on, so that its device has work at the same time as the others.
+        Reading continues while a lane can still fill, so that all devices work at the same time.
         """
         full = False
         for lane in self._lanes:
@@ -155,7 +155,7 @@ class StepEngine:
         return full
 
     def wait(self) -> float | None:
-        """Seconds until a batch is due: 0 now, None when nothing is pending."""
+        """Seconds until a batch is due; None if nothing is pending."""
         oldest: float | None = None
         for lane in self._lanes:
             if lane.pending:
@@ -166,15 +166,15 @@ class StepEngine:
         return None if oldest is None else max(0.0, oldest + self._deadline - self._clock())
 
     def answer(self) -> list[Answer]:
-        """Close the batches that are due, act on them, and give the answers that may go out.
+        """Run the batches that are due, and return the answers that may be sent.
 
-        Where none is due, all that hold anything are closed.
+        If none is due, run all that are not empty.
         """
         begun = self._clock()
         batches = self._batches(self._due(begun))
         under_way = []
         acting, done = 0.0, begun
-        # Every device has its batch before the result of any is waited for.
+        # Start every device before waiting for any result.
         for batch in batches:
             first = self._episodes.final[batch.slot_index]
             self._capture_states(batch, first)
@@ -205,7 +205,7 @@ class StepEngine:
         return due or pending
 
     def _batches(self, lanes: list[Lane]) -> list[InferenceBatch]:
-        """The lanes' batches, closed and without streams whose data is unusable."""
+        """Close the lanes' batches and remove streams whose data is unusable."""
         batches, suspicious = [], []
         for lane in lanes:
             batches.append(batch := lane.close())
@@ -213,13 +213,13 @@ class StepEngine:
                 suspicious.append(batch)
         if not suspicious:
             return batches
-        # Only here the streams are looked at one by one: a batch as a whole shows a fault.
+        # Streams are inspected one by one only if the whole batch is suspicious.
         for batch in suspicious:
             for stream in batch.streams:
                 sentence = self._inspector.inspect(stream) if not stream.closed else None
                 if sentence is not None:
                     self._on_fault(stream, sentence)
-        # A stream's fault may have ended others of its owner, in any lane.
+        # A fault may have closed other streams of the same owner, in any lane.
         remaining = [(batch.lane, [stream for stream in batch.streams if not stream.closed]) for batch in batches]
         return [lane.batch(streams) for lane, streams in remaining if streams]
 
@@ -233,7 +233,7 @@ class StepEngine:
             stats.latency.add_many(done - np.array([stream.arrived for stream in streams]))
 
     def _capture_states(self, batch: InferenceBatch, first: npt.NDArray[np.bool_]) -> None:
-        """Keep the agent states before this record for streams where an unroll begins with it."""
+        """Save the agent states before this record for streams where an unroll begins with it."""
         start = 0
         for stream in batch.streams:
             stop = start + stream.num_envs
@@ -266,9 +266,9 @@ class StepEngine:
         return answers
 
     def _turn_over(self, stream: Stream) -> bool:
-        """Hand on the full buffer and open the next; False where the arena has none."""
+        """Hand on the full buffer and open the next; False if the arena has none."""
         if stream.ranks is None:
-            # Where training streams wait for training, those that only evaluate must not take its cores.
+            # While training streams wait for the trainer, evaluation streams must not take its cores.
             training = self.connected_envs > self._episodes.evaluation_envs
             if training and stream.records - (self._rounds - stream.begun) > self._stride:
                 return False
@@ -279,26 +279,26 @@ class StepEngine:
             return False
         following.carry_over(stream.buffer, self._stride)
         stream.buffer.state = stream.states.popleft()
-        if stream.repaired is not None:
-            # `records` counts those of this unroll too.
-            keep = stream.repaired < stream.records - self._records
+        if stream.last_bad_reward is not None:
+            # `records` includes this unroll.
+            keep = stream.last_bad_reward < stream.records - self._records
             stream.buffer.keep = keep
             self.stats.dropped_unrolls += int(np.count_nonzero(~keep))
             if keep.all():
-                stream.buffer.keep = stream.repaired = None
+                stream.buffer.keep = stream.last_bad_reward = None
         self._on_unroll(stream.buffer)
         stream.buffer = following
         stream.cursor = self._records - self._stride
         return True
 
     def unblock(self) -> list[Answer]:
-        """Answers that were held back for want of a buffer and can go out now."""
+        """Return the answers that waited for a buffer and can be sent now."""
         if not self._blocked:
             return []
         answers = []
         blocked, self._blocked = self._blocked, []
         for stream, actions in blocked:
-            # Streams of another size draw on another pool, so one that waits says nothing of the next.
+            # Streams of other sizes use other pools, so a blocked stream does not imply that the next is blocked.
             if self._turn_over(stream):
                 stream.pending = False
                 answers.append(Answer(stream, stream.sequence - 1 & 0xFFFFFFFF, actions))

@@ -1,4 +1,4 @@
-"""The episodes under way, by slot: what of them is counted when a batch has been answered."""
+"""Returns and lengths of running episodes by slot, updated after each batch."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def _ended(
 
 
 class Episodes:
-    """Returns and lengths of the episodes under way.
+    """Returns and lengths of running episodes.
 
     Args:
-        slots: environments at most.
-        stats: where steps and episodes are counted.
+        slots: maximum number of environments.
+        stats: receives the counts of steps and episodes.
 
     Attributes:
         final: [slots] bool, whether the slot's previous record was final (a new slot starts an episode).
-        trains: [slots] bool, of environments that train.
-        evaluation_envs: environments that only evaluate.
+        trains: [slots] bool, whether the slot's environment trains.
+        evaluation_envs: number of evaluation environments.
     """
 
     def __init__(self, slots: int, stats: EngineStats) -> None:
@@ -41,7 +41,7 @@ class Episodes:
         self.evaluation_envs = 0
 
     def open(self, slots: npt.NDArray[np.int32], role: Role) -> None:
-        """Slots that begin."""
+        """Start counting for slots."""
         self.trains[slots] = role == "training"
         self._evaluates[slots] = role == "evaluation"
         self.final[slots] = True
@@ -49,13 +49,13 @@ class Episodes:
             self.evaluation_envs += len(slots)
 
     def close(self, slots: npt.NDArray[np.int32], role: Role) -> None:
-        """Slots that end."""
+        """Stop counting for slots."""
         self.trains[slots] = self._evaluates[slots] = False
         if role == "evaluation":
             self.evaluation_envs -= len(slots)
 
     def count(self, slots: SlotIndex, reward: Any, first: Any, final: Any) -> None:
-        """Environment steps and episodes of the slots, by raw rewards."""
+        """Count environment steps and episodes of the slots, with raw rewards."""
         ongoing = ~first
         returns = self._return[slots] * ongoing
         returns += reward

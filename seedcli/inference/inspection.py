@@ -1,4 +1,4 @@
-"""What comes from environments is looked at before it is used: a batch as a whole, its streams only where it shows."""
+"""Checks of environment data before use: first the whole batch, then single streams if the batch is suspicious."""
 
 from __future__ import annotations
 
@@ -18,50 +18,50 @@ _log = logging.getLogger(__name__)
 
 
 def _named(observation: Any, name: str | None) -> Any:
-    """An array of an observation by name; None: the only one."""
+    """Return an array of an observation by name; None: the observation is the array."""
     return observation if name is None else observation[name]
 
 
 class Inspector:
-    """Finds rows that cannot be used.
+    """Finds unusable rows.
 
     Args:
         spec: the environment.
     """
 
     def __init__(self, spec: EnvSpec) -> None:
-        # Names of the arrays that could hold something that is not finite; None stands for an only array.
+        # Names of the arrays that can hold non-finite values; None: the observation is one array.
         floats = [name for name, array in spec.arrays.items() if np.dtype(array.dtype).kind == "f"]
         single = not isinstance(spec.observation, Mapping)
         self._floats: list[str | None] = [None if single else name for name in floats]
 
     def suspicious(self, batch: InferenceBatch) -> bool:
-        """Whether something in the batch may be unusable."""
-        # A sum is finite only where every part of it is.
+        """Whether some row of the batch may be unusable."""
+        # A sum is finite only if every term is.
         if batch.final.max() > 1 or not math.isfinite(batch.reward.sum()):
             return True
         return any(not math.isfinite(_named(batch.observation, name).sum()) for name in self._floats)
 
     def inspect(self, stream: Stream) -> str | None:
-        """What makes a stream's row unusable, if anything does.
+        """Return why a stream's row is unusable, or None.
 
-        A non-finite reward does not: it becomes 0, and no unroll that holds it is trained on.
+        A non-finite reward is usable: it becomes 0, and unrolls that contain it are dropped.
         """
         row = stream.buffer.row[stream.cursor]
         if max(row.terminated.max(), row.truncated.max()) > 1:
             return "an end-of-episode flag that is neither 0 nor 1"
         for name in self._floats:
             if not np.isfinite(_named(row.observation, name)).all():
-                return "an observation that is not finite" + (f" ({name})" if name else "")
+                return "a non-finite observation" + (f" ({name})" if name else "")
         bad = ~np.isfinite(row.reward)
         if bad.any():
             row.reward[bad] = 0.0
-            if stream.repaired is None:
-                stream.repaired = np.full(stream.num_envs, -1, np.int64)
-            stream.repaired[bad] = stream.records
+            if stream.last_bad_reward is None:
+                stream.last_bad_reward = np.full(stream.num_envs, -1, np.int64)
+            stream.last_bad_reward[bad] = stream.records
             log_once_per(
                 "rewards", 30.0, _log, logging.WARNING,
-                "environment %d in stream %d of %s gave a reward that is not finite: it counts as 0, and unrolls with "
-                "it are dropped; repair the environment", int(np.flatnonzero(bad)[0]), stream.index, stream.owner,
+                "environment %d in stream %d of %s returned a non-finite reward: it counts as 0, and unrolls that "
+                "contain it are dropped; fix the environment", int(np.flatnonzero(bad)[0]), stream.index, stream.owner,
             )  # fmt: skip
         return None

@@ -1,4 +1,4 @@
-"""A lane of the step engine: the streams that one device answers, and the batch that waits for it."""
+"""A lane of the step engine: the streams of one inference device, and their next batch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from seedcli.specs import EnvSpec, map_arrays
 
 
 class InferenceBatch(NamedTuple):
-    """The rows of several streams, side by side: N environments whose actions are chosen together.
+    """The rows of several streams, concatenated: N environments whose actions are chosen together.
 
     Attributes:
-        lane: whose it is.
-        streams: whose rows it holds, in this order.
-        observation: [N, ...], or such arrays by name.
+        lane: the lane of the batch.
+        streams: the streams, in the order of their rows.
+        observation: [N, ...], or a mapping of name → [N, ...].
         reward: [N] float32.
         final: [N], not 0 where the episode has ended.
         slots: [N] int32.
-        slot_index: the same, as what NumPy reads fastest.
+        slot_index: the slots as NumPy's fastest index, a slice if they are contiguous.
     """
 
     lane: Lane
@@ -35,19 +35,19 @@ class InferenceBatch(NamedTuple):
 
 
 class Lane:
-    """Rows that wait for one device.
+    """Pending rows for one device.
 
     Args:
-        policy: what answers.
+        policy: the policy on the device.
         spec: the environment.
-        max_envs: environments at most.
-        batch_size: environments a batch waits for; 0: half of those of the lane.
+        max_envs: maximum number of environments.
+        batch_size: environments that a batch waits for; 0: half of those of the lane.
 
     Attributes:
         envs: environments of its streams.
-        pending: streams whose rows wait, the oldest first.
-        pending_envs: their environments.
-        target: of them make up a batch; 0 where the lane has none.
+        pending: streams with a pending row, the oldest first.
+        pending_envs: environments of the pending streams.
+        target: environments that make up a batch; 0 if the lane has none.
     """
 
     __slots__ = ("_batch_size", "_gathered", "_gathered_streams", "envs", "pending", "pending_envs", "policy",
@@ -56,9 +56,9 @@ class Lane:
     def __init__(self, policy: Policy, spec: EnvSpec, max_envs: int, batch_size: int) -> None:
         self.policy = policy
         self._batch_size = batch_size
-        # Uninitialised: the system gives memory where it is written.
+        # Uninitialised: the system commits memory when it is written.
         self._gathered = map_arrays(lambda a: np.empty((max_envs, *a.shape), a.dtype), spec.observation)
-        # How many of the pending rows stand in `_gathered` already, in order; see `arrived`.
+        # Pending streams already copied to `_gathered`, in order; see `arrived`.
         self._gathered_streams = 0
         self.envs = 0
         self.target = 0
@@ -66,17 +66,17 @@ class Lane:
         self.pending_envs = 0
 
     def connect(self, envs: int) -> None:
-        """Take so many environments in; fewer than 0: they leave."""
+        """Add environments; a negative number removes them."""
         self.envs += envs
-        # No more than there are can come.
+        # A batch cannot wait for more environments than are connected.
         self.target = min(self._batch_size, self.envs) if self._batch_size else (self.envs + 1) // 2
 
     def arrived(self, stream: Stream) -> None:
-        """A stream's row is in its buffer."""
+        """Note that a stream's row has been written."""
         start, self.pending_envs = self.pending_envs, self.pending_envs + stream.num_envs
         self.pending.append(stream)
-        # A batch of several rows is gathered as they come, while each is in the processor's cache; a batch of one
-        # is read where it lies.
+        # A batch of several rows is gathered as they arrive, while each is in the CPU cache; a batch of one row is
+        # read in place.
         count = len(self.pending)
         if count > 1 or self.pending_envs < self.target:
             if self._gathered_streams == count - 1:
@@ -85,20 +85,20 @@ class Lane:
                 self._gathered_streams = count
 
     def forget(self, stream: Stream) -> None:
-        """A stream that is closed waits no longer."""
+        """Remove a closed stream."""
         if stream in self.pending:
             self.pending.remove(stream)
             self.pending_envs -= stream.num_envs
-            self._gathered_streams = -1  # what was gathered has a hole: the batch is gathered again
+            self._gathered_streams = -1  # the gathered rows have a hole: the batch must be gathered again
 
     def close(self) -> InferenceBatch:
-        """Close the batch; the next begins."""
+        """Return the pending batch and begin the next."""
         streams, self.pending, self.pending_envs = self.pending, [], 0
         gathered, self._gathered_streams = self._gathered_streams == len(streams), 0
         return self.batch(streams, gathered)
 
     def batch(self, streams: list[Stream], gathered: bool = False) -> InferenceBatch:
-        """The batch of the streams' rows; `gathered`: their observations have been brought together already."""
+        """Build the batch of the streams' rows; `gathered`: their observations have been gathered already."""
         rows = [stream.buffer.row[stream.cursor] for stream in streams]
         if len(rows) == 1:
             row, stream = rows[0], streams[0]
@@ -117,5 +117,5 @@ class Lane:
 
 
 def share(batch_size: int, lanes: int) -> int:
-    """What each of the lanes waits for, rounded up; 0 (half of its environments) stays 0."""
+    """Batch size per lane, rounded up; 0 (half of the lane's environments) stays 0."""
     return -(-batch_size // lanes)

@@ -1,4 +1,4 @@
-"""Inference with an agent: one lane a device, weights published to all of them, environments told how to explore."""
+"""Inference with an agent on all inference devices: published weights and exploration of each environment."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from seedcli.agents.base import Agent, Role
 from seedcli.inference.device_policy import Decision, DevicePolicy
 from seedcli.specs import EnvSpec
 
-_HOST_STRIDE = 0x61C88647  # keeps the seeds of hosts apart
+_HOST_STRIDE = 0x61C88647  # separates the seeds of hosts
 
 
 class Policy(Protocol):
-    """What the step engine needs of one device; `seed bench inference` puts a constant in its place.
+    """What the step engine needs from one device; `seed bench inference` replaces it by a constant.
 
-    Batches are begun and asked for later, so that several devices work at once; those of one device follow each other.
-    See `DevicePolicy` for what each method takes and gives.
+    A batch is started and its result fetched later, so that several devices work at the same time; batches of one
+    device run in order. See `DevicePolicy` for arguments and results.
     """
 
     def begin(
@@ -29,20 +29,23 @@ class Policy(Protocol):
         first: npt.NDArray[np.bool_],
         slots: npt.NDArray[np.int32],
     ) -> Any:
-        """Give the device a batch; returns what `finish` takes."""
+        """Start a batch on the device; returns the argument of `finish`."""
 
     def finish(self, promise: Any) -> Decision:
         """Wait for the result of a batch."""
 
     def snapshot(self, slots: npt.NDArray[np.int32], first: npt.NDArray[np.bool_]) -> Any:
-        """The agent states of the slots before the record at hand."""
+        """Return the agent states of the slots before the current record."""
 
     def assign(self, slots: npt.NDArray[np.int32], role: Role, index: npt.NDArray[np.int64]) -> None:
-        """Say what the environments of the slots are for."""
+        """Set the role of the slots' environments."""
 
 
 def spread(count: int) -> npt.NDArray[np.int64]:
-    """0 to count-1 in an order of which every beginning is spread over all: by reversed bits (van der Corput, 1935)."""
+    """Return 0 to count-1, int64 [count], in bit-reversed order (van der Corput, 1935).
+
+    Every prefix is spread evenly over the whole range.
+    """
     bits = (count - 1).bit_length()
     numbers = np.arange(1 << bits)
     mirrored = sum((((numbers >> bit) & 1) << (bits - 1 - bit) for bit in range(bits)), np.zeros_like(numbers))
@@ -50,32 +53,30 @@ def spread(count: int) -> npt.NDArray[np.int64]:
 
 
 def padded_sizes(envs: int) -> tuple[int, ...]:
-    """The batch sizes inference is padded to where none are configured, ascending: few traces, little waste."""
+    """Default batch sizes for padding, ascending: few traces, little waste."""
     return tuple(sorted({max(1, envs // part) for part in (16, 4, 2, 1)}))
 
 
 class AgentPolicy:
-    """An agent answering with its own copies of the weights, one on each inference device.
+    """An agent that runs inference with its own copies of the weights, one per inference device.
 
     Args:
         agent: the algorithm.
         spec: the environment.
-        max_slots: environments at once, of all devices together; one slot more is kept for padded rows.
+        max_slots: maximum number of environments over all devices; one more slot is for padded rows.
         seed: of action sampling; the batch number is the other half of each seed.
-        devices: what TensorFlow calls them, such as "GPU:3"; "" is where TensorFlow puts things by itself.
-        pad_to: batch sizes to pad to, ascending; empty: dynamic batches, or four sizes where XLA compiles each.
-        greedy: answer the action without exploration (evaluation).
-        training_envs: environments of the configured fleet that train, over which exploration is spread.
-        publish_every: of the versions published, inference takes one in so many.
-        xla: "all": XLA compiles inference; see `config.TopologyConfig`. It always does for a TPU, which knows no other
-            way.
-        host: which of the learner's hosts this is, and how many there are: environments of different hosts explore
-            differently, and their actions are drawn with different seeds.
+        devices: TensorFlow's names, such as "GPU:3"; "": TensorFlow's default device.
+        pad_to: batch sizes to pad to, ascending; empty: dynamic batches, or four sizes if XLA compiles inference.
+        greedy: choose actions without exploration (evaluation).
+        training_envs: training environments of the configured fleet, over which exploration is spread.
+        publish_every: inference takes one in this many versions.
+        xla: "all": compile inference with XLA; see `config.TopologyConfig`. A TPU always compiles.
+        host: index of this host, and number of learner hosts: exploration and sampling seeds differ between hosts.
 
     Attributes:
-        exploration: [max_slots + 1] float32, `ActInputs.exploration` by slot; 0 where never assigned.
-        devices: the policy of each device; a slot is assigned to, and then answered by, one of them.
-        batches: begun so far, on all devices.
+        exploration: [max_slots + 1] float32, `ActInputs.exploration` by slot; 0 if never assigned.
+        devices: the policy of each device; each slot belongs to one of them.
+        batches: batches started so far, over all devices.
         publish_every: as given.
     """
 
@@ -128,15 +129,14 @@ class AgentPolicy:
 
     @property
     def version(self) -> int:
-        """Of the weights that inference uses."""
+        """Policy version of the inference weights."""
         return self.devices[0].version
 
     def publish(self, version: int) -> None:
-        """Offer the trained weights, with the number of updates behind them, to inference.
+        """Offer the trained weights to inference; `version` is the number of updates applied to them.
 
-        The first that are offered are taken, and then those whose version has reached another multiple of
-        `publish_every`, or is no later than the one in use (it is replaced): they are copied into the variables that
-        inference reads on each of its devices.
+        They are copied to every inference device if they are the first, if their version has reached another
+        multiple of `publish_every`, or if it is not later than the current one (after a restore).
         """
         every = self.publish_every
         if self._published and version > self.version and version // every == self.version // every:
@@ -148,9 +148,9 @@ class AgentPolicy:
     def _explore(
         self, slots: npt.NDArray[np.int32], role: Role, index: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float32]:
-        """Note how much the environments of the slots [N] explore; `index` [N] counts those of this host."""
+        """Set the exploration of the slots [N]; `index` [N] numbers the environments of this host."""
         if role == "training":
-            # A fleet that is not complete explores as widely as the whole one, not as its first environments do.
+            # An incomplete fleet covers the same range of exploration as the whole one.
             index = self._ranks[(index * self._hosts + self._host) % len(self._ranks)]
         self.exploration[slots] = self._agent.exploration(role, index, len(self._ranks))
         return self.exploration

@@ -1,4 +1,4 @@
-"""What the step engine keeps of each stream, and counts of all of them."""
+"""The step engine's state of each stream, and its counters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seedcli.agents.base import Role
 from seedcli.inference.arena import UnrollBuffer
 from seedcli.telemetry.metrics import Reservoir
 
-# Slots as NumPy reads them fastest: a slice where they are neighbours.
+# NumPy's fastest index of slots: a slice if they are contiguous.
 SlotIndex = slice | npt.NDArray[np.int32]
 
 
@@ -21,19 +21,21 @@ class Stream:
     """E environments stepped in lock-step: an open buffer, a cursor, a range of slots.
 
     Attributes:
-        owner: whatever the service needs to send the answer; the engine only carries it.
+        owner: opaque to the engine; the service uses it to send the answer.
         index: number of the stream within its session.
-        role: "training", or "evaluation": records are answered, counted apart and forgotten.
-        slots: int32 [E], where its environments are in the agent-state table.
-        slot_index: the same, as what NumPy reads fastest.
-        sequence: sequence number of the row that is expected next.
-        pending: a row has arrived and is not answered yet.
-        ranks: [E] int32, which of the training environments these are; None for evaluation.
-        lane: where it is answered; the engine's.
+        role: "training", or "evaluation": records are answered and counted separately, but not kept.
+        slots: int32 [E], rows of its environments in the agent-state table.
+        slot_index: the slots as NumPy's fastest index.
+        sequence: sequence number of the next row.
+        pending: whether a row has arrived and is not answered yet.
+        ranks: int32 [E], indices of its environments among the training environments; None for evaluation.
+        lane: its lane; used by the engine only.
     """
 
-    __slots__ = ("arrived", "begun", "buffer", "closed", "cursor", "index", "lane", "num_envs", "owner", "pending",
-                 "ranks", "records", "repaired", "role", "sequence", "slot_index", "slots", "states")  # fmt: skip
+    __slots__ = (
+        "arrived", "begun", "buffer", "closed", "cursor", "index", "lane", "last_bad_reward", "num_envs", "owner",
+        "pending", "ranks", "records", "role", "sequence", "slot_index", "slots", "states",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class Stream:
         self.index = index
         self.num_envs = len(slots)
         self.slots = slots
-        # NumPy reads a slice several times faster than a list of indices.
+        # Indexing with a slice is several times faster than with an array.
         together = slots[-1] - slots[0] == len(slots) - 1
         self.slot_index: SlotIndex = slice(int(slots[0]), int(slots[-1]) + 1) if together else slots
         self.buffer = buffer
@@ -62,11 +64,11 @@ class Stream:
         self.closed = False
         self.arrived = 0.0
         self.records = 0
-        self.begun = 0.0  # rounds of the training environments when it was opened
-        # Agent states before the first record of each unroll begun and not yet handed on.
+        self.begun = 0.0  # mean records of the training environments when it was opened
+        # Agent states before the first record of each unroll that has begun and is not yet handed on.
         self.states: deque[Any] = deque()
-        # [E] int64, the last record of each environment whose reward was not finite, -1: none; None: none at all.
-        self.repaired: npt.NDArray[np.int64] | None = None
+        # [E] int64, the last record of each environment with a non-finite reward, -1: none; None: no environment.
+        self.last_bad_reward: npt.NDArray[np.int64] | None = None
 
 
 class Answer(NamedTuple):
@@ -78,13 +80,13 @@ class Answer(NamedTuple):
 
 
 class SlotAllocator:
-    """Which slots are free; neighbouring ones are given where there are enough of them."""
+    """Allocates slots, contiguous ones if possible."""
 
     def __init__(self, slots: int) -> None:
         self._free: npt.NDArray[np.bool_] = np.ones(slots, np.bool_)
 
     def take(self, count: int) -> npt.NDArray[np.int32] | None:
-        """Take `count` slots, ascending and next to each other if possible; None where fewer are free."""
+        """Take `count` slots, int32 [count], ascending and contiguous if possible; None if fewer are free."""
         free = np.flatnonzero(self._free)
         if len(free) < count:
             return None
@@ -95,16 +97,16 @@ class SlotAllocator:
         return taken.astype(np.int32)
 
     def give(self, slots: npt.NDArray[np.int32]) -> None:
-        """Give slots back."""
+        """Free slots."""
         self._free[slots] = True
 
 
 @dataclass
 class EngineStats:
-    """Counters of the engine; read by telemetry, written by the engine's thread.
+    """Counters of the engine; written by the engine's thread, read by telemetry.
 
-    Environment steps count transitions: the first record of an episode is none. Those of evaluation streams are
-    counted apart.
+    Environment steps count transitions, so the first record of an episode does not count. Evaluation streams are
+    counted separately.
     """
 
     env_steps: int = 0

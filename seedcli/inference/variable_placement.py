@@ -1,4 +1,4 @@
-"""Where TensorFlow keeps a variable, and which of its copies is the nearest."""
+"""The devices of a variable's copies, and the choice of a copy."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import tensorflow as tf
 
 
 def short_name(device: str) -> str:
-    """The end of a device's whole name: "GPU:3" of "/job:localhost/replica:0/task:0/device:GPU:3"."""
+    """Return the end of a device's full name: "GPU:3" of "/job:localhost/replica:0/task:0/device:GPU:3"."""
     return device.rpartition("device:")[2] or "CPU:0"
 
 
 def components(variable: Any) -> tuple[tf.Variable, ...]:
-    """The variables of this host that stand behind one of Keras or of `tf.distribute`: one for each of its devices."""
+    """Return this host's `tf.Variable`s of a Keras or `tf.distribute` variable, one per device."""
     value = getattr(variable, "value", None)
     behind = value if value is not None and not callable(value) else variable
     return tuple(getattr(behind, "values", None) or (behind,))
 
 
 def nearest(variable: Any, device: str) -> tf.Variable:
-    """The copy of a trained variable that lies on `device` ("GPU:3"); the first where none does."""
+    """Return the copy of a trained variable on `device` ("GPU:3"), or the first copy if none is there."""
     copies = components(variable)
     return next((copy for copy in copies if short_name(copy.device) == device), copies[0])
 
 
 def device_names(variables: Iterable[Any]) -> tuple[str, ...]:
-    """The devices ("GPU:3") on which the variables lie, in the order of their numbers."""
+    """Return the devices ("GPU:3") of the variables, in the order of their numbers."""
     names = {short_name(copy.device) for variable in variables for copy in components(variable)}
     return tuple(sorted(names, key=lambda name: (name.partition(":")[0], int(name.rpartition(":")[2]))))

@@ -1,3 +1,3 @@
-"""What is measured, and how it is shown: metrics files, log lines, the live view, Prometheus. It imports only
-`agents.base`, `config` and what lies below, so every part may note figures in it. It knows no process and no thread.
+"""Metrics and their output: metrics files, log lines, the live view, Prometheus. It imports only `agents.base`,
+`config` and the packages below them, so every part may record metrics. It knows no processes and no threads.
 """

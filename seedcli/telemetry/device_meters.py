@@ -1,4 +1,4 @@
-"""What each device of the learner does: counters for the hot path, and the figures that are made of them."""
+"""Utilisation of the learner's devices: counters for the hot path, and metrics computed from them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ DeviceRole = Literal["inference", "training"]
 
 @dataclass(slots=True)
 class DeviceMeter:
-    """What a device has done in one role since the learner started; written by one thread, read by any.
+    """Counters of a device in one role since the learner started; written by one thread, read by any.
 
     Attributes:
         device: its name, such as "GPU:3".
-        role: what it was used for.
-        busy: seconds in which its work was under way: an inference batch, or an update.
-        batches: of them.
+        role: "inference" or "training".
+        busy: seconds with an inference batch or an update in progress.
+        batches: number of inference batches or updates.
         rows: environments of inference batches, or unrolls of training batches.
-        transfer_seconds: in which something was brought to it.
-        transfer_bytes: that were brought to it.
+        transfer_seconds: seconds with a transfer to the device in progress.
+        transfer_bytes: bytes transferred to the device.
     """
 
     device: str
@@ -35,16 +35,16 @@ class DeviceMeter:
 
 @dataclass(frozen=True)
 class DeviceFigures:
-    """What a device did in one role since the last line of metrics.
+    """Metrics of a device in one role since the last line of metrics.
 
     Attributes:
         device: its name, such as "GPU:3".
-        role: what it was used for.
-        utilisation: share of the time in which its work was under way, 0 to 1.
-        batches_per_second: inference batches or updates.
-        batch_rows: mean environments of an inference batch, or unrolls of a training batch; None where there was none.
-        transfer_share: share of the time in which something was brought to it.
-        transfer_mb_per_second: megabytes (10⁶ bytes) that were brought to it, a second; 0 where nothing has to be.
+        role: "inference" or "training".
+        utilisation: share of the time with a batch or an update in progress, 0 to 1.
+        batches_per_second: inference batches or updates per second.
+        batch_rows: mean environments of an inference batch, or unrolls of a training batch; None if there was none.
+        transfer_share: share of the time with a transfer to the device in progress, 0 to 1.
+        transfer_mb_per_second: megabytes (10⁶ bytes) per second transferred to the device; 0 if none is needed.
     """
 
     device: str
@@ -64,13 +64,13 @@ FIGURES = ("utilisation", "batches_per_second", "batch_rows", "transfer_share", 
 
 
 class DeviceWatch:
-    """Makes figures of what meters have counted between two looks; belongs to one thread."""
+    """Computes metrics from the differences of counters; belongs to one thread."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, DeviceRole], DeviceMeter] = {}
 
     def look(self, meters: Iterable[DeviceMeter], seconds: float) -> list[DeviceFigures]:
-        """The figures of the last `seconds`, in the order of the meters."""
+        """Return the metrics of the last `seconds`, in the order of the meters."""
         figures = []
         for meter in meters:
             now = dataclasses.replace(meter)
@@ -81,7 +81,7 @@ class DeviceWatch:
                 DeviceFigures(
                     now.device,
                     now.role,
-                    # What was under way at the last look is counted whole when it ends.
+                    # Work is counted when it ends, so the share can exceed 1.
                     utilisation=min(1.0, (now.busy - last.busy) / seconds),
                     batches_per_second=batches / seconds,
                     batch_rows=(now.rows - last.rows) / batches if batches else None,
@@ -93,6 +93,6 @@ class DeviceWatch:
 
 
 def worth_showing(devices: Sequence[DeviceFigures]) -> bool:
-    """Whether there is more than one device, or another than a processor: one that does everything says nothing."""
+    """Whether there are several devices or an accelerator; metrics of a single CPU say nothing."""
     names = {figures.device for figures in devices}
     return len(names) > 1 or any(not name.startswith("CPU") for name in names)

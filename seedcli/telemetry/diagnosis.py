@@ -1,4 +1,4 @@
-"""What goes wrong in training, told from the algorithm's own metrics: at most one warning at a time."""
+"""Diagnosis of training problems from the algorithm's own metrics: at most one warning at a time."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from seedcli.config.sources import format_value
 if TYPE_CHECKING:
     from seedcli.agents.base import Symptom
 
-# What a symptom must last before it is said, and be away before it counts as gone.
+# Duration for which a symptom must be present before it is reported, and absent before it is cleared.
 _SPAN = 0.05  # share of the run's environment steps
 _LINES = 3
 _UPDATES = 200
 
 
 class _Case:
-    """Whether one symptom is there: it comes, and goes, only with a whole span of lines that agree."""
+    """State of one symptom; it changes only after a whole span of lines that agree."""
 
     def __init__(self, symptom: Symptom, total_steps: int) -> None:
         self.symptom = symptom
         self.present = False
         self.said = False
-        self.value = 0.0  # where it last showed
+        self.value = 0.0  # the last value that showed the symptom
         self._patience = symptom.patience * total_steps
         self._span = _SPAN * total_steps
-        self._lines = 0  # in a row that contradict `present`
-        self._first = (0, 0)  # environment steps and updates of the first of them
+        self._lines = 0  # consecutive lines that contradict `present`
+        self._first = (0, 0)  # environment steps and updates of the first of these
 
     def look(self, env_steps: int, updates: int, value: float | None) -> None:
         if value is None or env_steps < self._patience:
@@ -48,19 +48,19 @@ class _Case:
 
 
 class Diagnosis:
-    """Looks for the symptoms that an algorithm declares.
+    """Detects the symptoms that an algorithm declares.
 
-    One is there once every line of metrics has shown it over 5 % of the run, at least 3 lines and 200 updates, and gone
-    once none has for as long. Of several the first in order of declaration is the one that is said. A resumed run is
-    looked at afresh.
+    A symptom is present once all lines of metrics have shown it over 5 % of the run, at least 3 lines and 200 updates.
+    It is cleared once no line has shown it for as long. If several are present, the first declared is reported. The
+    state is not stored in checkpoints.
 
     Args:
-        symptoms: as `agents.base.AlgorithmSpec` declares them.
+        symptoms: from `agents.base.AlgorithmSpec`.
         total_steps: environment steps of the run.
-        values: the configuration: section → name → value, as JSON has them.
+        values: the configuration: section → name → JSON value.
 
     Attributes:
-        warning: the sentence that holds now, "" where nothing is wrong.
+        warning: the current warning; "": none.
     """
 
     def __init__(self, symptoms: Sequence[Symptom], total_steps: int, values: Mapping[str, Mapping[str, Any]]) -> None:
@@ -69,10 +69,10 @@ class Diagnosis:
         self.warning = ""
 
     def look(self, env_steps: int, updates: int, metrics: Mapping[str, float]) -> str:
-        """Take the figures of a line; metrics are empty where no update was made.
+        """Process a line of metrics; `metrics` is empty if no update was made.
 
         Returns:
-            A warning to be logged: one that begins to hold, or holds again after it was gone; "" otherwise.
+            A new warning to log, also one that returns after it was cleared; "" otherwise.
         """
         for case in self._cases:
             case.look(env_steps, updates, metrics.get(case.symptom.metric))

@@ -1,4 +1,4 @@
-"""How the live view looks: pure functions and one renderable, from figures to characters."""
+"""Drawing of the live view: pure functions and one renderable, from metrics to characters."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 _ASCII_BLOCKS = " .:-=+*#@"
 _FRAME = "bright_black"
 _WARNING = "bold yellow"
-_WARNING_LINES = 3  # the log has the whole of it
+_WARNING_LINES = 3  # the log has the full text
 _STATE_STYLES = {"lost": "red", "silent": "yellow", "waiting": "dim"}
 
 
 @dataclass
 class ViewState:
-    """Everything one picture is drawn from.
+    """The input of one drawing.
 
     Attributes:
-        header: what the run is, by name; "preset" stands first, "folder" on a line of its own.
+        header: properties of the run by name; "preset" comes first, "folder" on its own line.
         elapsed: seconds since the view started.
-        snapshot: the newest figures, None before the first.
+        snapshot: the newest metrics; None before the first.
         fleet: the actors.
         total_steps: environment steps at which training ends.
-        seconds_left: None where not known.
-        returns: mean returns over the run, oldest first: of evaluation where there is any.
-        evaluating: whether there is.
-        warning: what goes wrong in training, "" where nothing does.
+        seconds_left: estimate; None if unknown.
+        returns: mean returns over the run, oldest first; of evaluation if there is any.
+        evaluating: whether `returns` are of evaluation.
+        warning: the current training warning; "": none.
     """
 
     header: Mapping[str, str] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class ViewState:
 
 
 def percent(snapshot: Snapshot | None, total_steps: int) -> int:
-    """Whole percent of the run that is done."""
+    """Completed part of the run in whole percent."""
     return min(100, 100 * snapshot.env_steps // total_steps) if snapshot and total_steps > 0 else 0
 
 
@@ -72,7 +72,7 @@ def chart(values: Sequence[float], width: int, height: int, ascii_only: bool = F
     else:
         data = data[np.arange(width) * len(data) // width]
     low, high = data.min(), data.max()
-    # The lowest value still shows one eighth of a line, so that the curve is seen to be there.
+    # The lowest value shows one eighth of a line, so that the curve is visible.
     share = (data - low) / (high - low) if high > low else np.zeros(len(data))
     eighths = np.rint(1 + share * (8 * height - 1)).astype(int)
     blocks = _ASCII_BLOCKS if ascii_only else _BLOCKS

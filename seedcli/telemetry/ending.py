@@ -1,4 +1,4 @@
-"""What a person sees at the end of a run: where the time went, and how the run ended."""
+"""Output at the end of a run: the time profile and the summary."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def _parts(names: Iterable[str]) -> list[str]:
 def print_profile(console: Console, profiles: Mapping[str, Mapping[str, float]], wall: float) -> None:
     """Print where the time went.
 
-    A share is of the wall-clock time; where a profile is summed over several processes and so holds more
-    than that, of its own sum. What a thread did not account for is shown as "other" from half a percent on.
+    Shares are of the wall-clock time, or of the profile's own sum if that is larger (several processes). Time that a
+    thread did not account for is shown as "other" from half a percent on.
 
     Args:
-        console: where to.
+        console: output.
         profiles: thread or role → name of a part (see `metrics.PARTS`) → seconds.
         wall: seconds the run took.
     """
@@ -52,7 +52,7 @@ def print_profile(console: Console, profiles: Mapping[str, Mapping[str, float]],
 
 
 def print_largest_parts(console: Console, profiles: Mapping[str, Mapping[str, float]], wall: float) -> None:
-    """Print the three largest parts of the time in one line, those of waiting left out; arguments as above."""
+    """Print the three largest parts of the time, except waiting, in one line; arguments as for `print_profile`."""
     parts = [
         (seconds / max(wall, sum(profile.values()), 1e-9), name, thread)
         for thread, profile in profiles.items()
@@ -66,19 +66,19 @@ def print_largest_parts(console: Console, profiles: Mapping[str, Mapping[str, fl
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended.
+    """Summary of a run.
 
     Attributes:
-        env_steps: environment steps the run now stands at.
-        total: those it is to take.
-        seconds: since it was last started.
-        resumed_at: environment steps at which it was, 0 for a new run.
-        episode_return_100: mean raw return of the last 100 episodes, None where none has ended.
-        dropped_unrolls: unrolls that were not trained on, for rewards or priorities that are not finite.
+        env_steps: environment steps of the run so far.
+        total: environment steps at which training ends.
+        seconds: time since the last start.
+        resumed_at: environment steps at the last start, 0 for a new run.
+        episode_return_100: mean raw return of the last 100 episodes; None if none has ended.
+        dropped_unrolls: unrolls dropped because of non-finite rewards or priorities.
         folder: the run folder.
-        playable: it holds a checkpoint.
-        how_to_resume: of a run that stopped early, the end of a sentence.
-        warning: what went wrong in training and still does at its end; "": nothing.
+        playable: whether it holds a checkpoint.
+        how_to_resume: end of the sentence for a run that stopped early.
+        warning: the training warning at the end; "": none.
     """
 
     env_steps: int
@@ -94,7 +94,7 @@ class Summary:
 
 
 def summary_lines(summary: Summary) -> list[Text]:
-    """How a run ended, and the command that plays its agent."""
+    """Lines of the summary, with the command that plays the agent."""
     folder = shlex.quote(str(summary.folder))
     steps = counted(summary.env_steps - summary.resumed_at, "environment step")
     resumed = f", {count(summary.env_steps)} in all" if summary.resumed_at else ""
@@ -118,6 +118,6 @@ def summary_lines(summary: Summary) -> list[Text]:
 
 
 def print_summary(console: Console, summary: Summary) -> None:
-    """Print how a run ended."""
+    """Print the summary."""
     for line in summary_lines(summary):
         console.print(line, soft_wrap=True)

@@ -1,8 +1,7 @@
-"""A learner's figures and health over HTTP: /metrics, /healthz, /readyz, /status.
+"""A learner's metrics and health over HTTP: /metrics, /healthz, /readyz, /status.
 
-Nothing here touches the learner's work: requests read what was last reported, which is rendered once however often it
-is asked for. The peers are anyone who reaches the port: whatever they send, and however slowly, costs at most
-`CONNECTIONS` threads for a few seconds each.
+Requests read the last report, which is rendered once, so they do not slow the learner down. Peers are not
+authenticated: any input, however slow, costs at most `CONNECTIONS` threads for a few seconds each.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from seedcli.telemetry.prometheus import CONTENT_TYPE, Status, render
 
 _log = logging.getLogger(__name__)
 
-CONNECTIONS = 16  # at once; more are closed unheard
-REQUEST_SECONDS = 5.0  # from a connection's beginning to the end of its request, and for the answer again
+CONNECTIONS = 16  # at the same time; further ones are closed at once
+REQUEST_SECONDS = 5.0  # timeout of reading a request, and of sending its answer
 _HEAD_BYTES = 8192  # request line and headers
 _POLL_SECONDS = 0.25  # how soon `close` is noticed
-_PAUSE_SECONDS = 0.1  # after a connection could not be taken: out of descriptors, mostly
+_PAUSE_SECONDS = 0.1  # after a failed accept, mostly for lack of file descriptors
 _TEXT = "text/plain; charset=utf-8"
 _JSON = "application/json"
 
@@ -43,11 +42,11 @@ Phase = Literal["starting", "serving", "stopping"]
 
 @dataclass(frozen=True)
 class Health:
-    """How a learner is.
+    """Health of a learner.
 
     Attributes:
-        phase: it takes actors while "serving".
-        failure: why it does not work as it should; "" while it does.
+        phase: "serving" while it accepts actors.
+        failure: why it is unhealthy; "": it is healthy.
     """
 
     phase: Phase
@@ -55,29 +54,29 @@ class Health:
 
 
 class Source(Protocol):
-    """Where the answers come from; called from any thread."""
+    """Source of the answers; called from any thread."""
 
     @property
     def status(self) -> Status:
-        """What was last reported: the same object until there is something new."""
+        """Return the last report: the same object until there is a new one."""
 
     def health(self) -> Health:
-        """How the learner is at this moment."""
+        """Return the learner's current health."""
 
 
 def open_exporter(net: NetConfig) -> Exporter | None:
-    """The server a configuration asks for, bound; None where it is off. Raises as `Exporter` does."""
+    """Bind the configured server; None if it is off. Raises like `Exporter`."""
     return Exporter(net.metrics_host, net.metrics_port) if net.metrics_port >= 0 else None
 
 
 def check_metrics_port(net: NetConfig) -> None:
-    """Refuse a port that cannot be had, before anything is started; raises as `Exporter` does."""
+    """Check that the port is available before anything is started; raises like `Exporter`."""
     if (exporter := open_exporter(net)) is not None:
         exporter.close()
 
 
 class Exporter:
-    """The HTTP server; bound when made, answering from `start` to `close`.
+    """The HTTP server; bound on construction, answers from `start` to `close`.
 
     Args:
         host: name or address of an interface of this machine.
@@ -105,7 +104,7 @@ class Exporter:
         self._thread: threading.Thread | None = None
 
     def start(self, source: Source) -> None:
-        """Answer requests, in threads of its own."""
+        """Answer requests in background threads."""
         self._server.pages = Pages(source)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_SECONDS,), name="metrics", daemon=True
@@ -136,7 +135,7 @@ Answer = tuple[int, str, bytes]  # HTTP status, content type, body
 
 
 class Pages:
-    """What stands at each address."""
+    """The pages by path."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -150,12 +149,12 @@ class Pages:
         }
 
     def answer(self, target: str) -> Answer:
-        """The answer to a request for `target`, as the request line names it."""
+        """Return the answer to a request; `target`: from the request line."""
         page = self._pages.get(target.partition("?")[0])
         return page() if page is not None else (404, _TEXT, f"there is {', '.join(self._pages)}\n".encode())
 
     def _metrics(self) -> Answer:
-        # One thread renders, once for each report, however many ask meanwhile.
+        # Render once per report, in one thread, for any number of requests.
         with self._lock:
             status = self._source.status
             if self._rendered is None or self._rendered[0] is not status:
@@ -194,9 +193,9 @@ def _json(status: int, value: dict[str, Any]) -> Answer:
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """A thread a connection, up to `CONNECTIONS`."""
+    """One thread per connection, up to `CONNECTIONS`."""
 
-    allow_reuse_address = True  # connections of an earlier learner that linger do not count
+    allow_reuse_address = True  # ignore lingering connections of an earlier learner
     daemon_threads = True
     block_on_close = False
     request_queue_size = 2 * CONNECTIONS
@@ -209,7 +208,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         super().__init__(address, _Handler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Take a connection; where that fails it would be tried again at once, for ever."""
+        """Accept a connection; pause after a failure, because the caller retries at once."""
         try:
             return super().get_request()
         except OSError:
@@ -217,7 +216,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             raise
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether there is room for one more."""
+        """Whether the number of connections is below the limit."""
         with self._open_lock:
             room = len(self._open) < CONNECTIONS
             if room:
@@ -225,20 +224,20 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         return room
 
     def shutdown_request(self, request: Any) -> None:
-        """End a connection, whether it was heard or not."""
+        """Close a connection, accepted or not."""
         with self._open_lock:
             self._open.discard(request)
         super().shutdown_request(request)
 
     def hang_up(self) -> None:
-        """End every connection that is open; their threads then end by themselves."""
+        """Close all open connections; their threads then end."""
         with self._open_lock:
             for request in self._open:
                 with contextlib.suppress(OSError):
                     request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection broke, or something sent what nobody foresaw: it ends, and nothing else."""
+        """Log a failed connection at debug level; it affects nothing else."""
         _log.debug("a request for metrics or health failed", exc_info=True)
 
 
@@ -260,7 +259,7 @@ class _Handler(BaseHTTPRequestHandler):
     command = ""
 
     def handle(self) -> None:
-        """Read the request, all of it within its time and size, and answer it."""
+        """Read the request within its limits of time and size, and answer it."""
         self.requestline, self.request_version = "", self.default_request_version
         try:
             head = self._read_head()
@@ -280,7 +279,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(answer)
 
     def _read_head(self) -> bytes:
-        """Request line and headers; nothing where the peer has gone."""
+        """Read request line and headers; empty if the peer has closed the connection."""
         deadline = time.monotonic() + REQUEST_SECONDS
         head = b""
         while not (b"\r\n\r\n" in head or b"\n\n" in head):
@@ -309,8 +308,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the parser answers by itself, in plain text and without what was sent."""
-        self._send((code, _TEXT, b"this is no HTTP request that can be answered\n"))
+        """Answer the parser's errors in plain text, without echoing the request."""
+        self._send((code, _TEXT, b"invalid or unsupported HTTP request\n"))
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged: scrapes would fill the log."""

@@ -1,4 +1,4 @@
-"""The learner's view of its actors: a row each, in one of five states."""
+"""The learner's view of its actors: one row per actor, in one of five states."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 State = Literal["lost", "silent", "joining", "waiting", "stepping"]
-# Those that need a look first.
+# Those that need attention come first.
 STATES: tuple[State, ...] = get_args(State)
 CONNECTED: tuple[State, ...] = ("silent", "waiting", "stepping")
 
@@ -17,17 +17,16 @@ class ActorRow:
     """One actor.
 
     Attributes:
-        actor_id: the id it introduced itself with.
-        address: where it connects from.
+        actor_id: the id from its HELLO.
+        address: its network address.
         transport: "grpc", "zmq" or "shm".
         envs: its environments.
-        steps_per_second: environment steps it delivers; None where not yet known.
-        last_seen_seconds: seconds since anything arrived from it; None while it joins.
-        state: "joining": let in by its token, it builds its environments; "stepping"; "waiting": it has sent all it
-            can and the learner does not answer, because training is the limit; "silent": its heartbeats stay away;
-            "lost": its session ended without a goodbye.
+        steps_per_second: environment steps received per second; None if not yet known.
+        last_seen_seconds: seconds since its last message; None while it joins.
+        state: "joining": authenticated, building its environments; "stepping"; "waiting": waiting for answers, because
+            training is the bottleneck; "silent": heartbeats are overdue; "lost": its session ended without a GOODBYE.
         steps: environment records received in its session.
-        reason: why it was lost, "" otherwise.
+        reason: why it was lost; "" otherwise.
     """
 
     actor_id: str
@@ -42,7 +41,7 @@ class ActorRow:
 
 
 def count_states(fleet: Sequence[ActorRow]) -> dict[State, int]:
-    """How many actors are in each state, none left out."""
+    """Number of actors in each state, including states with none."""
     counts = dict.fromkeys(STATES, 0)
     for row in fleet:
         counts[row.state] += 1
@@ -50,10 +49,10 @@ def count_states(fleet: Sequence[ActorRow]) -> dict[State, int]:
 
 
 def say_states(counts: Mapping[State, int]) -> str:
-    """`198 stepping, 1 silent, 1 lost`: the states that occur, the best first."""
+    """Format the states that occur, the best first: `198 stepping, 1 silent, 1 lost`."""
     return ", ".join(f"{counts[state]:,} {state}" for state in reversed(STATES) if counts.get(state))
 
 
 def trouble_first(fleet: Sequence[ActorRow]) -> list[ActorRow]:
-    """The rows by state, those that need a look first; in the order given within a state."""
+    """Sort rows by state, those that need attention first; stable within a state."""
     return sorted(fleet, key=lambda row: STATES.index(row.state))

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live view in a terminal, plain lines elsewhere."""
+"""Views of a run: a live view in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ from seedcli.telemetry.panels import latency
 
 _REDRAW_SECONDS = 0.25
 _IDLE_SECONDS = 60.0
-_MAX_RETURNS = 4096  # points of the return curve kept; beyond it neighbours are averaged
+_MAX_RETURNS = 4096  # points of the return curve; beyond it neighbours are averaged
 
 
 class View(Protocol):
-    """Where a run is shown. `log` may be called from any thread and at any time, the rest from one thread.
+    """Display of a run. `log` may be called from any thread at any time, the rest from one thread.
 
     Attributes:
-        profile: in the end the whole table of where the time went is wanted.
+        profile: whether to print the full time profile at the end.
     """
 
     profile: bool
 
     def start(self, header: Mapping[str, str]) -> None:
-        """Begin; `header` says what the run is: "preset", "folder", "environment" and whatever else."""
+        """Begin; `header`: properties of the run by name, such as "preset", "folder", "environment"."""
 
     def update(self, snapshot: Snapshot | None, fleet: Sequence[ActorRow], total_steps: int, warning: str = "") -> None:
-        """Show the newest figures; cheap enough to be called ten times a second, with the same ones or new.
+        """Show the newest metrics; cheap enough to be called ten times a second.
 
-        `warning` says what goes wrong in training at present; `log` has been told too when it began.
+        `warning`: the current training warning, which the caller has also logged once.
         """
 
     def log(self, message: str) -> None:
-        """Show a message, with the time in front."""
+        """Show a message with a time stamp."""
 
     def stop(self) -> None:
-        """End, leaving the last figures to be seen; safe to call twice."""
+        """End and leave the last metrics visible; safe to call twice."""
 
 
 class _TimeLeft:
@@ -75,7 +75,7 @@ def _stamped(message: str) -> Text:
 
 
 def _fold(message: Text, width: int) -> Text:
-    """The message in lines that are broken between words, those after the first standing below its text."""
+    """Wrap a message between words, with a hanging indent."""
     indent = " " * len("00:00:00 ")
     lines = textwrap.wrap(
         message.plain, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
@@ -84,9 +84,9 @@ def _fold(message: Text, width: int) -> Text:
 
 
 class LiveView:
-    """A picture of the run at the bottom of a terminal, redrawn at most four times a second.
+    """A live view at the bottom of a terminal, redrawn at most four times a second.
 
-    It is drawn only by the thread that calls `update`; messages of other threads wait for the next call.
+    Only the thread that calls `update` draws; messages of other threads wait for its next call.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic, *, profile: bool = False) -> None:
@@ -96,7 +96,7 @@ class LiveView:
         self._state = ViewState()
         self._left = _TimeLeft()
         self._returns: list[float] = []
-        self._merged = 1  # lines of metrics that one point of the curve stands for
+        self._merged = 1  # lines of metrics per point of the curve
         self._pending: list[float] = []
         self._messages: deque[Text] = deque()
         self._owner: int | None = None
@@ -112,11 +112,11 @@ class LiveView:
         self._live.start(refresh=True)
 
     def update(self, snapshot: Snapshot | None, fleet: Sequence[ActorRow], total_steps: int, warning: str = "") -> None:
-        """Take new figures; draw if the last picture is a quarter of a second old."""
+        """Take new metrics; redraw if the last drawing is a quarter of a second old."""
         state = self._state
         if snapshot is not None and snapshot is not state.snapshot:
             self._left.add(snapshot)
-            # Where environments only evaluate, theirs is the curve: the others' holds all their exploration.
+            # The curve shows evaluation if there is any, because training returns include exploration.
             if snapshot.evaluation_episodes and not state.evaluating:
                 state.evaluating = True
                 self._returns.clear()
@@ -134,13 +134,13 @@ class LiveView:
             self._draw()
 
     def log(self, message: str) -> None:
-        """Print a message above the picture."""
+        """Print a message above the view."""
         self._messages.append(_stamped(message))
         if self._live is None or threading.get_ident() == self._owner:
             self._flush()
 
     def stop(self) -> None:
-        """Draw a last time and leave the picture standing."""
+        """Draw a last time and leave the view on the screen."""
         if self._live is not None:
             self._flush()
             self._draw()
@@ -172,7 +172,7 @@ class LiveView:
 
 
 class PlainView:
-    """One plain line of figures every so often, for logs and pipes."""
+    """One plain line of metrics per interval, for logs and pipes."""
 
     def __init__(
         self,
@@ -192,29 +192,29 @@ class PlainView:
         self._next = 0.0
 
     def start(self, header: Mapping[str, str]) -> None:
-        """Print what the run is, as `preset … folder … environment …`."""
+        """Print the run's properties as `preset … folder … environment …`."""
         self._next = self._clock() + self._interval
         self.log(" ".join(f"{name} {value}" for name, value in header.items()))
 
     def update(self, snapshot: Snapshot | None, fleet: Sequence[ActorRow], total_steps: int, warning: str = "") -> None:
-        """Take new figures; print a line if the interval has passed since the last."""
+        """Take new metrics; print a line if the interval has passed since the last."""
         if snapshot is None:
             return
         if self._newest is None or snapshot is not self._newest[0]:
             self._left.add(snapshot)
         self._newest = (snapshot, total_steps)
         if self._clock() >= self._next and snapshot is not self._shown:
-            # Without actors nothing moves: a line a minute is enough to say so.
+            # Without actors nothing changes: one line per minute is enough.
             idle = snapshot.actors == 0 and self._shown is not None and snapshot.env_steps == self._shown.env_steps
             self._next = self._clock() + (max(_IDLE_SECONDS, self._interval) if idle else self._interval)
             self._print()
 
     def log(self, message: str) -> None:
-        """Print a message on a line of its own."""
+        """Print a message on its own line."""
         self._console.print(_stamped(message), soft_wrap=True)
 
     def stop(self) -> None:
-        """Print the last figures, if they have not been printed."""
+        """Print the last metrics if they have not been printed."""
         if self._newest is not None and self._newest[0] is not self._shown:
             self._print()
 
@@ -241,12 +241,12 @@ class PlainView:
 
 
 def make_view(live: bool, console: Console | None = None, *, profile: bool = False) -> View:
-    """The view that fits: live where it is wanted and a terminal with colour is there, else plain.
+    """Make a live view if requested and the console is a colour terminal, else a plain one.
 
     Args:
-        live: whether a live view is wanted.
-        console: where to; None: stderr.
-        profile: the whole table of where the time went is wanted in the end.
+        live: whether to use a live view.
+        console: output; None: stderr.
+        profile: whether to print the full time profile at the end.
     """
     if console is None:
         console = Console(file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Log lines: to `learner.log`, and to stderr or above the live view; and TensorFlow's chatter kept out of both."""
+"""Logging to `learner.log` and to stderr or the view, without TensorFlow's start-up messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LogSink(Protocol):
 
 
 class _SinkHandler(logging.Handler):
-    """Hands records to a view, which puts the time in front itself."""
+    """Passes records to a view, which adds the time."""
 
     def __init__(self, sink: LogSink) -> None:
         super().__init__()
@@ -39,14 +39,14 @@ class _SinkHandler(logging.Handler):
 
 
 class _FileHandler(logging.FileHandler):
-    """A full disk costs lines of the file; people are shown them all the same, and no traceback for each."""
+    """On a full disk, drops lines of the file without a traceback; other handlers still show them."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the base class's name)
-        """Leave the line out."""
+        """Drop the line."""
 
 
 class _PeopleFormatter(logging.Formatter):
-    """The message, with the level in front from warnings on."""
+    """The message, prefixed by the level for warnings and errors."""
 
     def __init__(self, clock: bool) -> None:
         super().__init__("%(asctime)s %(message)s" if clock else "%(message)s", datefmt="%H:%M:%S")
@@ -58,7 +58,7 @@ class _PeopleFormatter(logging.Formatter):
 
 
 def setup_logging(log_path: Path | None, view: LogSink | None, debug: bool = False) -> None:
-    """Send the records of every library to a file and to people; replaces what an earlier call set up.
+    """Send the records of all libraries to a file and to a view or stderr; replaces an earlier set-up.
 
     `seedcli`'s own records are shown from INFO on (DEBUG with `debug`), those of others from WARNING on.
 
@@ -92,7 +92,7 @@ def setup_logging(log_path: Path | None, view: LogSink | None, debug: bool = Fal
 
 
 def log_to_file(level: int, message: str, error: BaseException | None = None) -> None:
-    """Write a line into the log file, where `setup_logging` has opened one: what people are shown in another way.
+    """Write a line to the log file alone, if `setup_logging` has opened one; for text already shown otherwise.
 
     Args:
         level: e.g. logging.ERROR.
@@ -106,7 +106,7 @@ def log_to_file(level: int, message: str, error: BaseException | None = None) ->
             handler.handle(record)
 
 
-_MAX_KEYS = 1024  # a bound on what misbehaving peers can make the limiter remember
+_MAX_KEYS = 1024  # bounds the memory that misbehaving peers can use
 _limiter_lock = threading.Lock()
 _limiter: dict[str, tuple[float, int]] = {}  # key → (time of the last line, lines held back since)
 
@@ -141,7 +141,7 @@ def log_once_per(key: str, seconds: float, logger: logging.Logger, level: int, m
 
 
 def log_notice(logger: logging.Logger, notice: str) -> None:
-    """Warn of how environments are used, once in this process however many are built."""
+    """Log a warning about the use of environments once per process."""
     log_once_per(f"notice: {notice}", math.inf, logger, logging.WARNING, "%s", notice)
 
 
@@ -157,10 +157,10 @@ _CHATTER = re.compile(
 
 @contextmanager
 def quiet_stderr() -> Iterator[None]:
-    """Hold back descriptor 2 of the whole process, then write out what was no chatter of TensorFlow's.
+    """Buffer descriptor 2 of the process, then write out all lines except TensorFlow's start-up messages.
 
-    Log levels do not reach the lines TensorFlow writes while its libraries load, so the descriptor itself
-    is pointed at a temporary file meanwhile. If the block raises, everything that was held back is written.
+    Log levels do not apply to lines that TensorFlow writes while its libraries load, so the descriptor is redirected
+    to a temporary file. If the block raises, all buffered lines are written.
     """
     sys.stderr.flush()
     saved = os.dup(2)
@@ -170,7 +170,7 @@ def quiet_stderr() -> Iterator[None]:
             failed = False
             try:
                 yield
-            except Exception:  # a signal that asks to stop is none
+            except Exception:  # not KeyboardInterrupt or SystemExit from a signal
                 failed = True
                 raise
             finally:
@@ -185,12 +185,12 @@ def quiet_stderr() -> Iterator[None]:
 
 
 def quiet_tensorflow() -> None:
-    """Ask TensorFlow's C++ code for errors only; works before its first import. What the user set stands."""
+    """Limit TensorFlow's C++ log to errors, unless the user has set a level; call before its first import."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 def import_tensorflow() -> Any:
-    """Import TensorFlow and find its devices without the lines it writes meanwhile; returns the module.
+    """Import TensorFlow and find its devices without its start-up messages; returns the module.
 
     Its Python warnings go to our log instead of stderr. Nothing is silenced where the user has set
     TF_CPP_MIN_LOG_LEVEL to 0.
@@ -200,7 +200,7 @@ def import_tensorflow() -> Any:
         return importlib.import_module("tensorflow")
     with quiet_stderr():
         tensorflow = importlib.import_module("tensorflow")
-        # Finding devices writes too (a CUDA build on a machine without a driver); it fixes no setting.
+        # Listing devices logs too (a CUDA build without a driver); it does not fix any setting.
         tensorflow.config.list_physical_devices()
     logging.getLogger("tensorflow").handlers.clear()
     return tensorflow

@@ -1,4 +1,4 @@
-"""What is measured: accumulators for the hot path, one line of metrics, and the files the lines are written to."""
+"""Metrics: accumulators for the hot path, one line of metrics, and the files to which lines are written."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from seedcli.telemetry.device_meters import FIGURES, DeviceFigures
 from seedcli.telemetry.events import EventFile
 from seedcli.telemetry.fleet import STATES
 
-# What a line counts since the run began; a checkpoint keeps each by the same name, and a resumed run counts on.
+# Counters since the run began; a checkpoint stores them under the same names, and a resumed run continues them.
 COUNTERS = (
     "env_steps", "env_frames", "episodes", "evaluation_episodes", "trained_steps", "learner_updates", "dropped_updates"
 )  # fmt: skip
 
 _BY_STATE = tuple(f"actors_{state}" for state in STATES)
-# What a thread's time is spent on, in the order a step passes through them; other names may be used too.
+# Parts of a thread's time, in the order of a step; other names may be used too.
 PARTS = ("environment", "wire", "batching", "inference", "training", "waiting")
 
 
@@ -49,8 +49,7 @@ class Profile:
 class Reservoir:
     """The newest values of something, in a fixed ring; written by one thread, read by any.
 
-    A reader that races with the writer may see a value of the previous turn of the ring, never one that was
-    not written.
+    A reader that races with the writer may see an older value, never one that was not written.
 
     Attributes:
         size: values kept.
@@ -91,59 +90,59 @@ class Reservoir:
         return float(self._ring[:count].mean()) if count else None
 
     def reset(self) -> None:
-        """Forget every value."""
+        """Remove all values."""
         self._written = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """One line of metrics. "Since the last line" holds for means and rates unless another span is named.
+    """One line of metrics. Means and rates are over the time since the last line, unless stated otherwise.
 
     Attributes:
         time: Unix seconds.
         env_steps: environment steps taken by all actors since training began (resumed runs count on).
-        env_frames: simulator frames those steps stand for.
+        env_frames: simulator frames of those steps.
         env_steps_per_second: rate of `env_steps`.
         env_frames_per_second: rate of `env_frames`.
         trained_steps: environment steps that training has consumed.
         learner_updates: updates applied to the network.
         updates_per_second: rate of `learner_updates`.
         episodes: episodes finished since training began.
-        episode_return: mean raw (unclipped) return of the episodes finished; None where none was.
+        episode_return: mean raw (unclipped) return of the episodes finished; None if there were none.
         episode_return_100: mean raw return of the last 100 episodes; None before the first.
-        episode_length: mean length in environment steps of the episodes finished; None where none was.
-        evaluation_episodes: episodes finished by environments that only evaluate, since training began; no other
-            figure of episodes or environment steps counts them.
-        evaluation_return: mean raw return of those finished; None where none was.
-        evaluation_return_20: mean raw return of the last 20 of them, who are few; None before the first.
+        episode_length: mean length in environment steps of the episodes finished; None if there were none.
+        evaluation_episodes: episodes finished by evaluation environments since training began; not included in other
+            metrics of episodes or environment steps.
+        evaluation_return: mean raw return of the evaluation episodes finished; None if there were none.
+        evaluation_return_20: mean raw return of the last 20 evaluation episodes; None before the first.
         policy_lag: mean updates between acting on a record and training on it.
         policy_lag_max: the largest such lag.
-        weights_age: updates made since the weights that inference uses now; None where it gets those of every update.
+        weights_age: updates made since the current inference weights; None if inference gets every version.
         inference_batch_size: mean environments of an inference batch.
         inference_latency_ms: milliseconds from a message's arrival to its answer, {"p50": …, "p99": …}.
         loss: loss of the last update.
         learning_rate: learning rate of the last update.
         grad_norm: global gradient norm of the last update, before clipping.
-        dropped_updates: updates dropped because a loss or gradient was not finite, since training began.
-        dropped_unrolls: unrolls dropped because a reward or a priority was not finite, since the learner started;
-            a restored replay brings its own count.
+        dropped_updates: updates dropped because the loss or a gradient was non-finite, since training began.
+        dropped_unrolls: unrolls dropped because a reward or a priority was non-finite, since the learner started;
+            a restored replay adds its own count.
         actors: actors connected.
         envs: their environments.
         actors_stepping, actors_waiting, actors_silent: those connected by state, see `telemetry.fleet.ActorRow`.
-        actors_joining: actors on their way in.
+        actors_joining: actors that are joining.
         actors_lost: actors lost within the last minute.
-        sessions_lost: sessions that ended without a goodbye, since the learner started.
+        sessions_lost: sessions that ended without a GOODBYE, since the learner started.
         protocol_errors: connections ended for breaking the protocol, since training began.
-        turned_away: connections of peers that have not proved the token, since the learner started; of gRPC only those
-            that had to be ended.
-        environment_failures: times an actor said that its environments failed, since the learner started.
-        wire_mb_per_second: megabytes (10⁶ bytes) of step payloads that came in, a second, as they travelled.
-        wire_ratio: bytes of these steps once decoded, for each byte that travelled; 1 where nothing is encoded.
+        turned_away: closed connections of unauthenticated peers since the learner started; for gRPC only those that
+            the learner had to close.
+        environment_failures: environment failures reported by actors, since the learner started.
+        wire_mb_per_second: megabytes (10⁶ bytes) of encoded rows received per second.
+        wire_ratio: decoded bytes of rows per encoded byte; 1 if nothing is encoded.
         learner_memory_mb: resident memory of the learner process, MiB.
-        devices: what each device does, in training and in inference.
-        replay: figures of where batches come from and of exploration (replay_size, priority_max, epsilon_min, …);
-            a name of its own each.
-        extra: the algorithm's own metrics (policy_loss, entropy, …); a name of its own each.
+        devices: metrics of each device in each role.
+        replay: metrics of the source of batches and of exploration (replay_size, priority_max, epsilon_min, …), by
+            unique name.
+        extra: the algorithm's own metrics (policy_loss, entropy, …), by unique name.
     """
 
     env_steps: int
@@ -213,7 +212,7 @@ class Snapshot:
     def to_dict(self) -> dict[str, Any]:
         """The fields in a fixed order, `time` first, `replay` and `extra` flattened to the end, ready for JSON.
 
-        Numbers that are not finite become None; NumPy scalars become Python's.
+        Non-finite numbers become None; NumPy scalars become Python's.
         """
         names = ["time", *(f.name for f in dataclasses.fields(self) if f.name not in ("time", "replay", "extra"))]
         line = {name: _plain(getattr(self, name)) for name in names}
@@ -235,10 +234,10 @@ def _plain(value: Any) -> Any:
 
 
 class MetricsWriter:
-    """Appends lines to `metrics.jsonl` and, where asked, scalars to a TensorBoard event file.
+    """Appends lines to `metrics.jsonl` and, if requested, scalars to a TensorBoard event file.
 
-    Belongs to one thread. A line is handed to the operating system whole and at once, so that a killed
-    learner loses no finished line. Raises OSError where the disk refuses.
+    Belongs to one thread. Each line is one unbuffered write, so that a killed learner loses no finished line. Raises
+    OSError on disk errors.
     """
 
     def __init__(self, metrics_path: Path, tensorboard_dir: Path | None, resume: bool) -> None:
@@ -247,24 +246,23 @@ class MetricsWriter:
         Args:
             metrics_path: the JSON-lines file.
             tensorboard_dir: folder of the event file; None: no TensorBoard.
-            resume: append to the lines that are there (a torn last line is cut off) instead of starting anew.
+            resume: append to the existing lines (a torn last line is removed) instead of replacing them.
         """
         metrics_path.parent.mkdir(parents=True, exist_ok=True)
         self._path = metrics_path
-        # Appending in either case: once a torn line is cut off, the next must not leave a hole where it stood.
+        # Append in both cases: after a torn line is removed, the next write must not leave a hole.
         self._file: BinaryIO = open(metrics_path, "ab", buffering=0)  # noqa: SIM115
         self._file.truncate(metrics_path.read_bytes().rfind(b"\n") + 1 if resume else 0)
         self._events = EventFile(tensorboard_dir) if tensorboard_dir is not None else None
 
     def truncate_after(self, counters: Mapping[str, int]) -> None:
-        """Cut every line beyond where a resumed run continues, so that none overlap and every counter only grows.
+        """Remove all lines beyond the point where a resumed run continues, so that counters never decrease.
 
-        Training goes on while a line is written and while a checkpoint is: where few steps or none were taken in
-        between, a line with no more environment steps than the checkpoint may hold updates that it does not.
-        TensorBoard is told to forget its points beyond it too.
+        All counters are compared, because training continues while lines and checkpoints are written: a line with no
+        more environment steps than the checkpoint may have more updates. TensorBoard drops its later points too.
 
         Args:
-            counters: of the checkpoint, by the names of the lines; "env_steps" is one of them.
+            counters: the checkpoint's counters by field name, including "env_steps".
         """
         end, beyond = 0, counters["env_steps"] + 1
         for data in self._path.read_bytes().splitlines(keepends=True):
@@ -275,7 +273,7 @@ class MetricsWriter:
                     beyond = min(beyond, steps)
                     break
             except (ValueError, KeyError, TypeError, AttributeError):
-                break  # a disk's fault: what comes behind it cannot be trusted to follow
+                break  # a corrupted line: the lines after it cannot be trusted
             end += len(data)
         self._file.truncate(end)
         if self._events is not None:
@@ -286,7 +284,7 @@ class MetricsWriter:
         line = snapshot.to_dict()
         data = json.dumps(line, allow_nan=False).encode() + b"\n"
         size = os.fstat(self._file.fileno()).st_size
-        # Unbuffered: on a full disk part of a line may be written. It is cut off, or the next would be glued to it.
+        # On a full disk part of a line may be written. Remove it, or the next line would be appended to it.
         try:
             whole = self._file.write(data) == len(data)
         except OSError:

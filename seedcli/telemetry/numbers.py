@@ -1,10 +1,10 @@
-"""Figures as people read them."""
+"""Formatting of numbers for people."""
 
 from __future__ import annotations
 
 import numpy as np
 
-NOTHING = "-"  # shown for a figure that is not known
+NOTHING = "-"  # shown for an unknown value
 
 
 def duration(seconds: float | None) -> str:

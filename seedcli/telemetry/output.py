@@ -1,4 +1,4 @@
-"""Output that may go away: a terminal is closed, a reader of a pipe leaves, and training goes on all the same."""
+"""Output streams that survive a closed terminal or pipe, so that training continues."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any, TextIO
 
 
 class SteadyStream:
-    """A text stream whose writes do not fail: what cannot be written any more is lost.
+    """A text stream whose writes do not fail: text that cannot be written is lost.
 
     Args:
-        stream: the one behind it; everything but writing and flushing is asked of it.
+        stream: the underlying stream; all calls except writing and flushing are forwarded to it.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, or lose it; returns the number of characters as if it had been written."""
+        """Write or lose the text; returns its number of characters in both cases."""
         try:
             return self._stream.write(text)
         except (OSError, ValueError):  # gone, or closed
             return len(text)
 
     def flush(self) -> None:
-        """Hand on what is buffered, or lose it."""
+        """Flush or lose the buffered text."""
         try:
             self._stream.flush()
         except (OSError, ValueError):
@@ -35,7 +35,7 @@ class SteadyStream:
 
 
 def outlive_output() -> None:
-    """From now on nothing fails because stdout or stderr has gone away: a run matters more than its words."""
+    """Wrap stdout and stderr so that writes to a closed terminal or pipe do not end the run."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, SteadyStream):

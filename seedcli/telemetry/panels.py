@@ -1,4 +1,4 @@
-"""Which figures stand in the panels of the live view, under which labels, the most important first."""
+"""Contents of the live view's panels: metrics and their labels, the most important first."""
 
 from __future__ import annotations
 

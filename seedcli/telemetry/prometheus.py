@@ -1,4 +1,4 @@
-"""The newest figures as Prometheus reads them: names, units and kinds of every metric."""
+"""The newest metrics in Prometheus' format: names, units and kinds."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True)
 class Status:
-    """What a learner last reported.
+    """A learner's last report.
 
     Attributes:
-        run: what the run is, by name: "preset", "folder", "environment" and whatever else.
+        run: properties of the run by name, such as "preset", "folder", "environment".
         total_steps: environment steps at which training ends.
-        snapshot: the newest figures; None before the first.
+        snapshot: the newest metrics; None before the first.
         fleet: its actors.
-        turn_seconds: age of the inference thread's last turn when this was reported; None before it serves.
+        turn_seconds: seconds since the inference thread's last iteration at the time of the report; None before it
+            serves.
     """
 
     run: Mapping[str, str] = field(default_factory=dict)
@@ -83,16 +84,16 @@ FIGURES = (
     _gauge("loss", "learner_loss", "Loss of the last update."),
     _gauge("learning_rate", "learner_learning_rate", "Learning rate of the last update."),
     _gauge("grad_norm", "learner_gradient_norm", "Global gradient norm of the last update, before clipping."),
-    _counter("dropped_updates", "Updates dropped because a loss or gradient was not finite."),
-    _counter("dropped_unrolls", "Unrolls dropped because a reward or priority was not finite."),
+    _counter("dropped_updates", "Updates dropped because the loss or a gradient was non-finite."),
+    _counter("dropped_unrolls", "Unrolls dropped because a reward or priority was non-finite."),
     _gauge("actors", "actors_connected", "Actors connected."),
     _gauge("envs", "environments", "Environments of the actors connected."),
-    _counter("sessions_lost", "Sessions that ended without a goodbye, since the learner started."),
+    _counter("sessions_lost", "Sessions that ended without a GOODBYE, since the learner started."),
     _counter("protocol_errors", "Connections ended for breaking the protocol."),
-    _counter("turned_away", "Connections of peers that have not proved the token."),
-    _counter("environment_failures", "Times an actor said that its environments failed."),
-    _gauge("wire_mb_per_second", "wire_bytes_per_second", "Bytes of step payloads that came in, a second.", 1e6),
-    _gauge("wire_ratio", "wire_ratio", "Bytes of steps once decoded, for each byte that travelled."),
+    _counter("turned_away", "Closed connections of unauthenticated peers."),
+    _counter("environment_failures", "Environment failures reported by actors."),
+    _gauge("wire_mb_per_second", "wire_bytes_per_second", "Bytes of encoded rows received per second.", 1e6),
+    _gauge("wire_ratio", "wire_ratio", "Decoded bytes of rows per encoded byte."),
     _gauge("learner_memory_mb", "learner_resident_memory_bytes", "Resident memory of the learner.", 2.0**20),
 )
 # Known figures of replays; any other is seed_replay_<its name>.
@@ -106,11 +107,13 @@ _REPLAY = {
 }
 # Of each device in each role: field of `DeviceFigures`.
 _DEVICE = (
-    _gauge("utilisation", "device_utilisation_ratio", "Share of the time in which its work was under way."),
+    _gauge("utilisation", "device_utilisation_ratio", "Share of the time with a batch or an update in progress."),
     _gauge("batches_per_second", "device_batches_per_second", "Inference batches, or updates, a second."),
     _gauge("batch_rows", "device_batch_rows", "Mean environments of an inference batch, unrolls of a training batch."),
-    _gauge("transfer_share", "device_transfer_ratio", "Share of the time in which something was brought to it."),
-    _gauge("transfer_mb_per_second", "device_transfer_bytes_per_second", "Bytes brought to it, a second.", 1e6),
+    _gauge("transfer_share", "device_transfer_ratio", "Share of the time with a transfer to the device in progress."),
+    _gauge(
+        "transfer_mb_per_second", "device_transfer_bytes_per_second", "Bytes transferred to the device per second.", 1e6
+    ),
 )
 _QUANTILES = {"p50": "0.5", "p99": "0.99"}
 _ACTOR = ("actor", "transport", "address")

@@ -44,7 +44,11 @@ class UnrollQueue:
             self._ready.notify()
 
     def take_buffer(self, *, wait: bool = True) -> UnrollBuffer | None:
-        """The oldest buffer, whole, for a consumer that never calls `take`; None: closed, or none and not waiting."""
+        """Take the oldest buffer whole, for a consumer that never calls `take`.
+
+        Returns:
+            The buffer, or None: closed, or empty and `wait` is false.
+        """
         with self._ready:
             while not self._buffers and not self._closed:
                 if not wait:
@@ -57,13 +61,13 @@ class UnrollQueue:
             return buffer
 
     def close(self) -> None:
-        """Wake whoever waits: `take` returns None from now on."""
+        """Wake waiting threads: `take` returns None from now on."""
         with self._ready:
             self._closed = True
             self._ready.notify_all()
 
     def take(self, columns: int, *, wait: bool = True) -> list[Piece] | None:
-        """The next `columns` columns as pieces of buffers.
+        """Take the next `columns` columns as pieces of buffers.
 
         Args:
             columns: B.
@@ -96,14 +100,14 @@ class UnrollQueue:
 
 
 class TrainingBatch(NamedTuple):
-    """Unrolls, and what the host keeps of them once they are on the training devices.
+    """A batch of unrolls, and the data that stays on the host when they are on the training devices.
 
     Attributes:
-        unrolls: arrays of the host, until they are put on the training devices (`training.devices.Devices.place`).
-        versions: int64 [K+T+1, B], the policy version behind each record.
-        counted: bool [K+T+1, B], whether the record and the next make a transition that counts as trained on: not
-            where an episode ends with it, nor in columns of weight 0.
-        serials: int64 [B], which unrolls of a replay these are; None from a queue.
+        unrolls: host arrays until `training.devices.Devices.place` copies them to the training devices.
+        versions: int64 [K+T+1, B], the policy version that chose each record's action.
+        counted: bool [K+T+1, B], whether the record and the next form a transition that counts as trained on: false
+            for the last record of an episode and in columns of weight 0.
+        serials: int64 [B], serials of the unrolls in the replay; None from a queue.
     """
 
     unrolls: UnrollBatch
@@ -115,7 +119,7 @@ class TrainingBatch(NamedTuple):
     def of(
         cls, unrolls: UnrollBatch, versions: npt.NDArray[np.int64], serials: npt.NDArray[np.int64] | None = None
     ) -> TrainingBatch:
-        """The batch of unrolls that are still on the host."""
+        """Build the batch of unrolls that are still on the host."""
         counted = ~(unrolls.terminated | unrolls.truncated) & (unrolls.weights > 0)
         return cls(unrolls, versions, np.asarray(counted), serials)
 
@@ -133,14 +137,14 @@ def _weights(piece: Piece) -> npt.NDArray[np.float32]:
 
 
 def assemble(pieces: list[Piece], arena: Arena) -> TrainingBatch:
-    """Copy pieces into one contiguous time-major batch on the host and give finished buffers back to the arena.
+    """Copy pieces into one contiguous time-major batch on the host, and release finished buffers to the arena.
 
-    A single piece that covers its buffer is copied too: the buffer is needed for the next unroll long before
-    the training step ends.
+    A single piece that covers its buffer is copied too: the next unroll needs the buffer long before the training step
+    ends.
 
     Args:
-        pieces: side by side.
-        arena: gets the buffers.
+        pieces: in the order of the batch's columns.
+        arena: owner of the buffers.
     """
 
     def gather(read: Any) -> Any:

@@ -71,14 +71,14 @@ def _by_name(groups: Groups) -> dict[str, tf.Variable]:
 
 
 def restore(checkpoint: Checkpoint, groups: Groups) -> None:
-    """Read variables back by name; where any of them cannot be, none is changed.
+    """Restore variables by name; on an error none is changed.
 
     Args:
         checkpoint: a verified checkpoint.
-        groups: as given to `Checkpointer`; a group left out is not read.
+        groups: as for `Checkpointer`; a group left out is not read.
 
     Raises:
-        CheckpointError: the checkpoint is of another agent (names, types or shapes of variables differ).
+        CheckpointError: the checkpoint belongs to another agent (names, types or shapes of variables differ).
     """
     reader = tf.train.load_checkpoint(str(checkpoint.path / "variables"))
     shapes, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
@@ -87,7 +87,7 @@ def restore(checkpoint: Checkpoint, groups: Groups) -> None:
     wanted = {name: _described(variable.dtype, variable.shape) for name, variable in variables.items()}
     difference = _difference(stored, wanted)
     if difference is not None:
-        raise CheckpointError(f"the checkpoint {checkpoint.path} is of another agent: {difference}")
+        raise CheckpointError(f"the checkpoint {checkpoint.path} belongs to another agent: {difference}")
     for name, variable in variables.items():
         variable.assign(reader.get_tensor(name))
 
@@ -97,42 +97,42 @@ def _described(dtype: tf.DType, shape: Sequence[int]) -> str:
 
 
 def _difference(stored: dict[str, str], wanted: dict[str, str]) -> str | None:
-    """The first variable that a checkpoint and a configuration do not share, and how they differ in it."""
+    """Describe the first variable that differs between a checkpoint and a configuration; None if none does."""
     for name in sorted(stored.keys() | wanted.keys()):
         if name not in stored:
             return f"it has no variable {name}, which this configuration has"
         if name not in wanted:
             return f"it has a variable {name}, which this configuration does not have"
         if stored[name] != wanted[name]:
-            return f"its variable {name} is {stored[name]}, where this configuration has {wanted[name]}"
+            return f"its variable {name} is {stored[name]}, but this configuration has {wanted[name]}"
     return None
 
 
-# A checkpoint's folder, its counters, and what writes the rest into it.
+# A checkpoint's folder, its counters, and the function that writes its attachment.
 _Write = tuple[Path, dict[str, Any], Callable[[Path], None] | None]
 
 
 class Attachment(Protocol):
-    """What a checkpoint keeps besides variables and counters."""
+    """Data that a checkpoint stores besides variables and counters."""
 
     def capture(self) -> Callable[[Path], None] | None:
-        """Take a picture now; the function writes it into the checkpoint's folder later. None: nothing to keep."""
+        """Take a snapshot; returns a function that writes it into the checkpoint's folder later. None: nothing."""
 
     def prune(self, checkpoints: list[Path]) -> None:
-        """Delete what none of these checkpoints keeps any more."""
+        """Delete data that none of these checkpoints refers to."""
 
 
 class Checkpointer:
-    """Writes checkpoints of a run from a thread of its own.
+    """Writes the checkpoints of a run in a background thread.
 
     Args:
-        folder: where checkpoints go.
+        folder: folder of the checkpoints.
         config_text: the resolved configuration as TOML.
         spec: the environment.
         groups: variables by group and name; names are the same in every process that builds this agent.
-        keep: newest checkpoints kept.
-        keep_every_hours: one checkpoint in so many hours is kept for good; 0: none.
-        attachment: what else they keep, if anything.
+        keep: number of newest checkpoints to keep.
+        keep_every_hours: interval in hours at which one checkpoint is kept permanently; 0: none.
+        attachment: further data to store.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Checkpointer:
         self._keep = keep
         self._attachment = attachment
         self._keep_every = keep_every_hours * 3600
-        # Host copies, so that writing takes its time while training goes on changing the variables.
+        # Host copies, so that training can change the variables while a write is in progress.
         with tf.device("/CPU:0"):
             self._copies = {
                 name: tf.Variable(tf.zeros(variable.shape, variable.dtype), trainable=False)
@@ -170,13 +170,13 @@ class Checkpointer:
 
     @property
     def busy(self) -> bool:
-        """Whether a write is under way, for which `save` would wait."""
+        """Whether a write is in progress, for which `save` would wait."""
         return not self._idle.is_set()
 
     def due(self, seconds: float) -> bool:
-        """Whether to save now: `seconds` after the last save, but never while a write is under way.
+        """Whether to save now: `seconds` after the last save, but never while a write is in progress.
 
-        A disk too slow for that interval is logged, every ten minutes at most.
+        A disk too slow for that interval is logged at most every ten minutes.
         """
         now = time.monotonic()
         if now - self._saved < seconds:
@@ -194,14 +194,14 @@ class Checkpointer:
         return False
 
     def save(self, counters: dict[str, Any], *, wait: bool = False) -> Path:
-        """Copy the variables now, write them in the background; waits for a write still under way.
+        """Copy the variables now and write them in the background; waits for an earlier write first.
 
         Args:
-            counters: JSON-serialisable; must hold "env_steps".
-            wait: return only when it is on disk.
+            counters: JSON-serialisable; must contain "env_steps".
+            wait: return only when the checkpoint is on disk.
 
         Raises:
-            SeedError: waited for, and it could not be written.
+            SeedError: `wait` is true, and the checkpoint could not be written.
         """
         self.wait()
         self._saved = time.monotonic()
@@ -211,7 +211,7 @@ class Checkpointer:
         attach = self._attachment.capture() if self._attachment is not None else None
         try:
             self._start_writer()
-        except RuntimeError as error:  # the system gives no more threads
+        except RuntimeError as error:  # the system's thread limit
             self._failed(path, error)
         else:
             self._idle.clear()
@@ -220,17 +220,17 @@ class Checkpointer:
             self.wait()
             if self.error is not None:
                 raise SeedError(
-                    f"the checkpoint {path} could not be written ({_line(self.error)}): make room or repair the disk, "
-                    "then resume from the one before it with --resume"
+                    f"the checkpoint {path} could not be written ({_line(self.error)}): free disk space or fix the "
+                    "disk, then resume from the one before it with --resume"
                 ) from self.error
         return path
 
     def wait(self) -> None:
-        """Wait for a write under way."""
+        """Wait for the current write."""
         self._idle.wait()
 
     def _start_writer(self) -> None:
-        """One thread for all writes: the memory a thread has had is kept for it alone, and not for the next one."""
+        """Start one thread for all writes: memory freed by a thread is not reused by later threads."""
         if self._writer is None or not self._writer.is_alive():
             writer = threading.Thread(target=self._write_all, name="checkpoint", daemon=True)
             writer.start()
@@ -258,7 +258,7 @@ class Checkpointer:
             _log.error("older checkpoints in %s could not be removed: %s", self._folder, _line(error))
 
     def _failed(self, path: Path, error: Exception) -> None:
-        # Training goes on: the previous checkpoint still stands, and the next one may succeed.
+        # Training continues: the previous checkpoint is intact, and the next one may succeed.
         self.error = error
         shutil.rmtree(self._partial(path), ignore_errors=True)
         _log.error("the checkpoint %s could not be written: %s", path, _line(error))
@@ -273,7 +273,7 @@ class Checkpointer:
             try:
                 attach(temporary)
             except OSError as error:
-                # The weights are small beside it, and may still find room.
+                # The variables are much smaller than the replay and may still fit.
                 _log.error(
                     "the checkpoint %s is written without the replay, which could not be written: %s",
                     path,
@@ -304,7 +304,7 @@ class Checkpointer:
         _sync(self._folder)
 
     def _prune(self) -> None:
-        """Keep the newest `keep`, and of the others one every so many hours."""
+        """Keep the newest `keep` checkpoints, and one of the others per `keep_every_hours`."""
         found = list_checkpoints(self._folder)
         kept_time: float | None = None
         for path in found[: -self._keep]:
@@ -315,17 +315,17 @@ class Checkpointer:
             if self._keep_every and (kept_time is None or made - kept_time >= self._keep_every):
                 kept_time = made
             else:
-                # Under another name first: half removed it would be a damaged checkpoint.
+                # Rename it first: if removal stops halfway, a damaged checkpoint would remain.
                 removed = self._folder / f".{path.name}.removed"
                 path.rename(removed)
                 shutil.rmtree(removed, ignore_errors=True)
         if self._attachment is not None:
-            # What is kept for good is kept to be played, not to be resumed from.
+            # Permanent checkpoints are for evaluation, not for resuming, so they keep no replay.
             self._attachment.prune(list_checkpoints(self._folder)[-self._keep :])
 
 
 def _write_variables(prefix: Path, variables: Mapping[str, tf.Variable]) -> None:
-    """Write variables as they are now, under their names, in TensorFlow's format."""
+    """Write variables by name in TensorFlow's format."""
     with tf.device("/CPU:0"):
         tensors = [variable.read_value() for variable in variables.values()]
         tf.raw_ops.SaveV2(
@@ -334,5 +334,5 @@ def _write_variables(prefix: Path, variables: Mapping[str, tf.Variable]) -> None
 
 
 def _line(error: Exception) -> str:
-    """An error's text on one line, which TensorFlow's is not."""
+    """An error's text on one line; TensorFlow's texts have several."""
     return " ".join(str(error).split())

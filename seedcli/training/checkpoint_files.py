@@ -1,8 +1,8 @@
-"""Checkpoints as files: verified, listed, found, and repaired after a writer was killed. Without TensorFlow.
+"""Checkpoint folders: verify, list, find, and clean up after a killed writer. Does not import TensorFlow.
 
 A checkpoint is a folder `<env_steps>/` that holds the variables by name (in TensorFlow's format), `config.toml`,
 `state.json` (format, environment specification, counters) and `COMPLETE` with a checksum of every file. Names that
-begin with a dot are of what is being made, replaced or removed.
+begin with a dot belong to folders that are being written, replaced or removed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from seedcli.errors import CheckpointError
 from seedcli.specs import EnvSpec
 
-FORMAT = 2  # of 1, variables had no names
+FORMAT = 2  # in format 1, variables had no names
 _FILES = {"config.toml", "state.json", "variables.index"}  # besides the variables' data
 _log = logging.getLogger(__name__)
 
@@ -29,8 +29,8 @@ class Checkpoint:
 
     Attributes:
         path: its folder.
-        env_steps: environment steps at which it was made.
-        counters: what the learner counts, by name.
+        env_steps: environment steps at which it was saved.
+        counters: the learner's counters by name.
         spec: the environment.
         config_path: the configuration of the run.
     """
@@ -43,7 +43,7 @@ class Checkpoint:
 
 
 class _UnusableError(Exception):
-    """What is wrong with a checkpoint, as the beginning of a sentence."""
+    """A fault of a checkpoint; its text is the beginning of a sentence."""
 
 
 def digest(path: Path) -> str:
@@ -109,7 +109,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _numbered(folder: Path) -> list[Path]:
-    """What is named like a checkpoint under `folder`, oldest first."""
+    """Paths named like checkpoints under `folder`, oldest first."""
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if path.name.isascii() and path.name.isdecimal()]
@@ -117,12 +117,12 @@ def _numbered(folder: Path) -> list[Path]:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Folders of complete checkpoints under `folder`, oldest first; damaged ones are found on opening."""
+    """Folders of complete checkpoints under `folder`, oldest first; checksums are not verified."""
     return [path for path in _numbered(folder) if (path / "COMPLETE").is_file()]
 
 
 def _newest(candidates: list[Path]) -> tuple[Checkpoint | None, dict[Path, str]]:
-    """The newest good one of these, oldest first; and what is wrong with those after it, newest first."""
+    """Return the newest valid candidate, and the faults of those after it, newest first; candidates: oldest first."""
     faults: dict[Path, str] = {}
     for candidate in reversed(candidates):
         try:
@@ -141,7 +141,7 @@ def _none_good(path: Path, faults: dict[Path, str]) -> CheckpointError:
 
 
 def find_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint `path` names: itself, or the newest good one of a run folder.
+    """Return the checkpoint at `path`, or the newest valid one if `path` is a run folder.
 
     Raises:
         CheckpointError: there is none.
@@ -160,13 +160,13 @@ def find_checkpoint(path: Path) -> Checkpoint:
 
 
 def take_checkpoint(run: Path) -> Checkpoint | None:
-    """The checkpoint that a learner resumes from, which has locked the run's folder; None where it has made none yet.
+    """Return the checkpoint to resume from, or None if the run has none; the caller must hold the run's lock.
 
-    Newer ones that cannot be read are set aside as `damaged-<env_steps>`: those made from now on continue from an
-    older number, and must not be taken for the older ones.
+    Newer ones that cannot be read are renamed to `damaged-<env_steps>`: new checkpoints get smaller numbers and must
+    not rank behind them.
 
     Raises:
-        CheckpointError: it has made some and none is good; nothing is changed then.
+        CheckpointError: there are checkpoints, but none is valid; nothing is changed.
     """
     folder = run / "checkpoints"
     put_back(folder)
@@ -174,12 +174,12 @@ def take_checkpoint(run: Path) -> Checkpoint | None:
     if checkpoint is None and faults:
         raise CheckpointError(
             f"{run} cannot be resumed: none of its {len(faults)} checkpoints can be read "
-            f"({next(iter(faults.values()))}); repair one of them, or start over with --overwrite"
+            f"({next(iter(faults.values()))}); restore one of them, or start over with --overwrite"
         )
     for path, fault in faults.items():
         aside = path.with_name(f"damaged-{path.name}")
         try:
-            shutil.rmtree(aside, ignore_errors=True)  # of the same number, set aside earlier
+            shutil.rmtree(aside, ignore_errors=True)  # an earlier one of the same number
             path.rename(aside)
         except OSError as error:
             raise CheckpointError(f"{fault} and cannot be set aside ({error.strerror}): move it away") from error
@@ -189,7 +189,7 @@ def take_checkpoint(run: Path) -> Checkpoint | None:
 
 
 def put_back(folder: Path) -> None:
-    """Give checkpoints their names back whose writer was killed while it put others in their places."""
+    """Undo replacements of checkpoints that a killed writer did not finish."""
     for replaced in folder.glob(".*.replaced"):
         path = folder / replaced.name.removeprefix(".").removesuffix(".replaced")
         if not path.exists():
@@ -197,7 +197,7 @@ def put_back(folder: Path) -> None:
 
 
 def clean(folder: Path) -> None:
-    """Remove what a writer that was killed or failed has left; only for the holder of the run's lock."""
+    """Remove leftovers of killed or failed writers; the caller must hold the run's lock."""
     put_back(folder)
     for pattern in (".*.partial", ".*.replaced", ".*.removed"):
         for leftover in folder.glob(pattern):

@@ -1,7 +1,7 @@
-"""The devices of a host, as TensorFlow has them: which there are, what is made where, batches on their way there.
+"""TensorFlow devices of a host: discovery, placement of variables, transfer of batches.
 
-`tf.distribute` holds the weights on every training device and adds up over them, and over hosts. One device of one
-host is no case for it: then everything here does the plain thing.
+`tf.distribute` mirrors the weights on all training devices and sums over them, and over hosts. It is not used for one
+device on one host.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BY_ROW = ("state", "weights")  # fields of an `UnrollBatch` whose first axis is
 
 
 def find_inventory() -> Inventory:
-    """The devices of this machine; none of them is started."""
+    """Find the devices of this machine without initialising them."""
     gpus, tpus = tf.config.list_physical_devices("GPU"), tf.config.list_physical_devices("TPU")
     details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
     models = tuple(str(each.get("device_name", "")) for each in details) or ("TPU core",) * len(tpus)
@@ -31,13 +31,12 @@ def find_inventory() -> Inventory:
 
 
 def prepare(plan: Plan) -> None:
-    """Make TensorFlow see the devices of a plan as it means them; before TensorFlow's first operation.
+    """Configure TensorFlow's devices for a plan; must be called before TensorFlow's first operation.
 
-    A processor is split into its virtual devices, and what is planned for it stays off GPUs. GPUs take memory as they
-    need it, not all of it at once.
+    A CPU plan splits the CPU into virtual devices and hides GPUs. GPU memory grows on demand.
 
     Raises:
-        SeedError: TensorFlow has started already, with other devices.
+        SeedError: TensorFlow has already started with other devices.
     """
     try:
         gpus = tf.config.list_physical_devices("GPU")
@@ -49,26 +48,26 @@ def prepare(plan: Plan) -> None:
             parts = [tf.config.LogicalDeviceConfiguration() for _ in range(plan.devices)]
             tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], parts)
     except RuntimeError as error:
-        raise SeedError(f"TensorFlow has started, and its devices cannot be changed any more: {error}") from error
+        raise SeedError(f"TensorFlow has already started, so its devices cannot be changed: {error}") from error
 
 
 class Devices:
-    """The training devices of a host, and the names of those that infer.
+    """The training and inference devices of a host.
 
     Args:
-        plan: which device does what; None: wherever TensorFlow puts things by itself.
-        resolver: a `tf.distribute.cluster_resolver.ClusterResolver` of TensorFlow's addresses of all hosts; only where
-            there are several.
+        plan: the role of each device; None: TensorFlow's default device.
+        resolver: a `tf.distribute.cluster_resolver.ClusterResolver` with TensorFlow's addresses of all hosts; None for
+            one host.
 
     Raises:
         UsageError: TensorFlow finds no TPU.
 
     Attributes:
         plan: as given.
-        strategy: of `tf.distribute`; the default one for one device of one host.
-        training, inference: names of this host's devices, such as "GPU:3"; "" where TensorFlow chooses.
-        replicas: training devices of this host.
-        distributed: whether there are several training devices, here or on other hosts.
+        strategy: `tf.distribute` strategy; the default strategy for one device on one host.
+        training, inference: names of this host's devices, such as "GPU:3"; "": TensorFlow's default device.
+        replicas: number of training devices of this host.
+        distributed: whether there are several training devices over all hosts.
     """
 
     def __init__(self, plan: Plan | None, resolver: Any = None) -> None:
@@ -88,17 +87,17 @@ class Devices:
 
     @classmethod
     def default(cls) -> Devices:
-        """One device: the one TensorFlow chooses by itself."""
+        """TensorFlow's default device, alone."""
         return cls(None)
 
     @property
     def chief(self) -> bool:
-        """Whether this host is the first of all, or the only one."""
+        """Whether this is the first or only host."""
         return self.plan is None or self.plan.host_index == 0
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Within it this thread makes, reads and changes variables of the training devices."""
+        """Context in which this thread creates, reads and changes variables of the training devices."""
         with contextlib.ExitStack() as stack:
             if self._device:
                 stack.enter_context(tf.device(self._device))
@@ -107,25 +106,25 @@ class Devices:
             yield
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function once for each training device; of arguments made by `place` each gets its own."""
+        """Call a function once per training device, each with its own part of arguments returned by `place`."""
         return self.strategy.run(function, args=args) if self.distributed else function(*args)
 
     def local(self, value: Any) -> tuple[Any, ...]:
-        """What `run` gave of one tensor on each training device of this host."""
+        """Values on this host's training devices of one tensor returned by `run`."""
         return tuple(self.strategy.experimental_local_results(value)) if self.distributed else (value,)
 
     def place(self, unrolls: UnrollBatch) -> UnrollBatch:
-        """Put this host's part of a batch on its training devices, as many columns on each.
+        """Copy this host's part of a batch to its training devices, the same number of columns to each.
 
         Args:
-            unrolls: arrays of the host.
+            unrolls: host arrays.
 
         Returns:
-            The same as tensors; where there are several training devices as one value for each of them
-            (`tf.distribute.DistributedValues`), in the order of the columns.
+            The batch as tensors; with several training devices as `tf.distribute.DistributedValues`, in the order of
+            the columns.
 
         Raises:
-            SeedError: a device has not the memory.
+            SeedError: a device is out of memory.
             ValueError: the columns cannot be split evenly.
         """
         try:
@@ -142,20 +141,20 @@ class Devices:
         except tf.errors.ResourceExhaustedError as error:
             held = {
                 f"a batch of {len(unrolls.weights) // self.replicas} unrolls": batch_bytes(unrolls) // self.replicas,
-                "the one before it": None,
-                "what trains and infers there": None,
+                "the previous batch": None,
+                "training and inference on the same device": None,
             }
             remedy = (
                 "lower training.batch_size, training.unroll_length or inference.max_envs, or let other devices infer"
             )
-            raise out_of_memory(error, self.training[0], "to take a training batch", held, remedy) from error
+            raise out_of_memory(error, self.training[0], "while copying a training batch", held, remedy) from error
         return self.strategy.experimental_distribute_values_from_function(
             lambda context: parts[context.replica_id_in_sync_group % self.replicas]
         )
 
 
 def batch_bytes(unrolls: UnrollBatch) -> int:
-    """Bytes of all arrays of a batch, wherever they are."""
+    """Bytes of all arrays of a batch, on any device."""
     return bytes_of(tf.nest.flatten(unrolls, expand_composites=True))
 
 
@@ -170,12 +169,12 @@ def _columns(unrolls: UnrollBatch, start: int, stop: int) -> UnrollBatch:
 
 
 def _to_tensor(array: Any) -> tf.Tensor:
-    """An array, or a part of one, as a tensor on the device of the scope."""
+    """Convert an array or a view to a tensor on the device of the current scope."""
     return tf.convert_to_tensor(np.ascontiguousarray(array))
 
 
 def _default_device() -> str:
-    """Where TensorFlow puts what nobody places."""
+    """TensorFlow's default device."""
     return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
 
 
@@ -183,11 +182,11 @@ def _make_strategy(plan: Plan, resolver: Any) -> Any:
     if plan.platform == "tpu":
         return _make_tpu_strategy(plan)
     if plan.num_hosts == 1:
-        # Parts of one processor share its memory: what they have is added up in order, on the first of them.
+        # Virtual devices of one CPU share its memory: sum in order on the first of them.
         sums = tf.distribute.ReductionToOneDevice() if plan.platform == "cpu" else None
         return tf.distribute.MirroredStrategy([plan.name(device) for device in plan.training], sums)
     gpus = plan.platform == "gpu"
-    # It takes the first accelerators of every host, as many as the resolver says there are.
+    # It uses the first accelerators of every host; the resolver gives their number.
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         resolver.cluster_spec(),
         task_type=resolver.task_type,
@@ -201,9 +200,9 @@ def _make_strategy(plan: Plan, resolver: Any) -> Any:
 
 
 def _make_tpu_strategy(plan: Plan) -> Any:
-    """A strategy over the training cores of this host's TPU; the others are left to inference.
+    """Make a strategy over the training cores of this host's TPU; the other cores are for inference.
 
-    Written from TensorFlow's documentation, and not run on a TPU yet.
+    Written from TensorFlow's documentation; not yet run on a TPU.
 
     Raises:
         UsageError: TensorFlow finds no TPU.
@@ -214,8 +213,7 @@ def _make_tpu_strategy(plan: Plan) -> Any:
         topology = tf.tpu.experimental.initialize_tpu_system(resolver)
     except (ValueError, RuntimeError, tf.errors.OpError) as error:
         raise UsageError(
-            f"topology.platform = tpu where TensorFlow finds no TPU ({error}): look at seed doctor, or use another "
-            "platform"
+            f"topology.platform = tpu, but TensorFlow finds no TPU ({error}): run seed doctor, or use another platform"
         ) from error
     # [replicas, cores of a replica, coordinates]: replica i is core i of the first and only host.
     cores = topology.device_coordinates[0, list(plan.training)][:, np.newaxis]

@@ -1,4 +1,4 @@
-"""How much memory this process may still take: the machine's, or what a job's control group leaves."""
+"""Memory available to this process: limited by the machine and by control groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 
 
 class _Files(NamedTuple):
-    """What a version of control groups calls its files, and the line of `memory.stat` that counts its page cache."""
+    """File names of one cgroup version, and the line of its `memory.stat` that counts the page cache."""
 
     limit: str
     usage: str
@@ -23,7 +23,7 @@ _V2 = _Files("memory.max", "memory.current", "inactive_file")
 
 
 def available_memory() -> int:
-    """Bytes that can be taken before the machine swaps or a control group's limit (SLURM, containers) kills."""
+    """Bytes available before the machine swaps or a control group's limit (SLURM, containers) kills the process."""
     return min([int(psutil.virtual_memory().available), *_left_in_groups(_ROOT, Path("/proc/self/cgroup"))])
 
 
@@ -45,7 +45,7 @@ def _left_in_groups(root: Path, membership: Path) -> Iterator[int]:
         else:
             continue
         group = top / name.lstrip("/")
-        # Inside a container the path may be that of the host: only the top is there then.
+        # Inside a container the path may be the host's; then only the root exists.
         for folder in (group, *group.parents):
             if not folder.is_relative_to(top):
                 break
@@ -55,7 +55,7 @@ def _left_in_groups(root: Path, membership: Path) -> Iterator[int]:
 
 
 def _left(folder: Path, files: _Files) -> int | None:
-    """Bytes left in one group; None where it has no limit or cannot be read."""
+    """Bytes left in one group; None if it has no limit or cannot be read."""
     try:
         limit = (folder / files.limit).read_text().strip()
         usage = int((folder / files.usage).read_text())
@@ -63,7 +63,7 @@ def _left(folder: Path, files: _Files) -> int | None:
         return None
     if not limit.isdigit():
         return None
-    # Files read or written lately count as used, and are given up as soon as memory is wanted.
+    # The page cache counts as used, but the kernel frees it on demand.
     try:
         for line in (folder / "memory.stat").read_text().splitlines():
             key, _, value = line.partition(" ")

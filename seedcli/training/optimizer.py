@@ -1,4 +1,4 @@
-"""Optimizers, the learning-rate schedule, and the one step that applies gradients."""
+"""Optimizers, the learning-rate schedule, clipping and the application of gradients."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from seedcli.config.sections import TrainingConfig
 
 
 def make_optimizer(training: TrainingConfig) -> keras.optimizers.Optimizer:
-    """The optimizer a configuration names: Adam (Kingma & Ba, 2015) or RMSprop (Hinton, 2012, ε inside the root).
+    """Make the configured optimizer: Adam (Kingma & Ba, 2015) or RMSprop (Hinton, 2012, ε inside the root).
 
-    It starts at `training.learning_rate`; assign `learning_rate(...)` to its `learning_rate` between updates. Clipping
-    is not its own, which would run before gradients of several devices are added up.
+    It starts at `training.learning_rate`; assign `learning_rate(...)` to its `learning_rate` between updates. Keras'
+    own clipping is not used, because it would run before gradients of several devices are summed.
     """
     if training.optimizer == "adam":
         return keras.optimizers.Adam(
@@ -40,7 +40,7 @@ def optimizer_variables(optimizer: keras.optimizers.Optimizer, trained: Sequence
         trained: the names of the variables that it was built with, in their order.
 
     Raises:
-        ValueError: the optimizer has a variable that is neither an attribute nor in a list of one for each of these.
+        ValueError: the optimizer has a variable that is neither an attribute nor in a list parallel to `trained`.
     """
     own = {id(variable) for variable in optimizer.variables}
     found: dict[str, tf.Variable] = {}
@@ -58,7 +58,7 @@ def optimizer_variables(optimizer: keras.optimizers.Optimizer, trained: Sequence
 
 
 def learning_rate(training: TrainingConfig, steps_done: int, total_steps: int) -> float:
-    """The learning rate after `steps_done` of `total_steps` environment steps; it stays at its end after those."""
+    """The learning rate after `steps_done` of `total_steps` environment steps; constant afterwards."""
     if training.learning_rate_schedule == "constant":
         return training.learning_rate
     done = min(1.0, max(0.0, steps_done / total_steps))
@@ -69,11 +69,12 @@ def clip_gradients(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[li
     """Clip aggregated gradients by their global norm (Pascanu et al., 2013).
 
     Args:
-        gradients: added up over devices.
-        clip_norm: the largest norm let through; 0: any.
+        gradients: summed over devices.
+        clip_norm: the largest norm; 0: no clipping.
 
     Returns:
-        The gradients, and their global norm before clipping, scalar float32: finite exactly where every element is.
+        The clipped gradients, and their global norm before clipping, scalar float32: finite if and only if all elements
+        are.
     """
     norm = tf.linalg.global_norm(gradients)
     if clip_norm:
@@ -87,21 +88,21 @@ def apply_where(
     gradients: Sequence[Any],
     variables: Sequence[keras.Variable],
 ) -> None:
-    """Apply gradients where a condition holds; else neither the variables nor the optimizer's state change.
+    """Apply gradients if a condition holds; otherwise neither the variables nor the optimizer's state change.
 
     Args:
         condition: scalar bool.
         optimizer: made by `make_optimizer`, built.
-        gradients: one for each variable; under a `tf.distribute` strategy, outside of its replicas, what each of them
-            has: every device steps its own copies.
-        variables: what is trained, always in the same order.
+        gradients: one per variable; under a `tf.distribute` strategy, outside replica context, per-replica values:
+            every device updates its own copies.
+        variables: the trained variables, always in the same order.
     """
 
     def apply() -> tf.Tensor:
         if not tf.distribute.has_strategy():
             optimizer.apply(list(gradients), list(variables))
             return tf.constant(True)
-        # The optimizer's own way to all copies leads through its replicas, which cannot be entered in a condition.
+        # The optimizer's own update enters replica context, which is not possible inside a condition.
         rate = tf.convert_to_tensor(optimizer.learning_rate)
         for variable, gradient in zip(variables, gradients, strict=True):
             tf.distribute.get_strategy().extended.update(

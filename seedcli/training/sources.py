@@ -1,7 +1,6 @@
-"""Where training batches come from: a queue that gives each unroll once, or a replay that gives them by priority.
+"""Sources of training batches: a queue that returns each unroll once, or a replay that samples them by priority.
 
-Completed unrolls go in at one end (`put`), batches come out at the other (`next_batch`). Which kind an algorithm needs
-is a word of its `AlgorithmSpec`; nobody else asks.
+Completed unrolls enter through `put`, batches leave through `next_batch`. `AlgorithmSpec.source` selects the kind.
 """
 
 from __future__ import annotations
@@ -33,61 +32,61 @@ from seedcli.training.replay.unrolls import expected_bytes, stored_arrays, to_un
 _log = logging.getLogger(__name__)
 
 _GROWTH = 1.3
-_BATCHES_HELD = 4  # raw: one being unpacked, one waiting, one trained on, and TensorFlow's copy
+_BATCHES_HELD = 4  # uncompressed: one being unpacked, one waiting, one in training, and TensorFlow's copy
 
 
-# Host arrays of a training batch to the devices that train, as `training.devices.Devices.place` does it.
+# Copies host arrays of a training batch to the training devices, see `training.devices.Devices.place`.
 Place = Callable[[UnrollBatch], UnrollBatch]
 
 
 class Source(Protocol):
-    """What lies between the inference service and the trainer.
+    """Passes data from the inference service to the trainer.
 
     Attributes:
-        profiles: where the time of its threads goes, by thread.
+        profiles: time profile of each of its threads, by thread name.
     """
 
     profiles: dict[str, Profile]
 
     def put(self, buffer: UnrollBuffer) -> None:
-        """Take over a completed buffer; called by the inference thread, never blocks."""
+        """Take ownership of a completed buffer; called by the inference thread, never blocks."""
 
     def workers(self) -> dict[str, Callable[[], None]]:
-        """Loops that need threads of their own, by name; they end after `close`."""
+        """Thread functions by thread name; they return after `close`."""
 
     def next_batch(self, *, wait: bool) -> TrainingBatch | None:
-        """The next batch, on its devices; None: closed, or (not waiting) none can be formed from what was put in."""
+        """Return the next batch, on its devices; None: closed, or `wait` is false and no batch can be formed."""
 
     def trained(self, batch: TrainingBatch, priorities: npt.NDArray[np.float32] | None) -> None:
-        """A batch has been trained on."""
+        """Note that a batch has been trained on; `priorities`: [B] float32, the new priorities of its unrolls."""
 
     def close(self) -> None:
-        """Wake whoever waits, for good."""
+        """Wake waiting threads; nothing is returned or inserted from now on."""
 
     def stats(self) -> dict[str, float]:
-        """Figures for telemetry, by name."""
+        """Metrics by name."""
 
     @property
     def dropped(self) -> int:
-        """Unrolls dropped because something in them was not finite."""
+        """Unrolls dropped because of non-finite values."""
 
     def capture(self) -> Callable[[Path], None] | None:
-        """What a checkpoint made now must keep: writes it into the checkpoint's folder; None: nothing."""
+        """Take a snapshot; returns a function that writes it into a checkpoint's folder. None: nothing to store."""
 
     def prune(self, checkpoints: list[Path]) -> None:
-        """Delete what none of these checkpoints keeps any more."""
+        """Delete data that none of these checkpoints refers to."""
 
     def restore(self, checkpoint: Path) -> bool:
-        """Read back what a checkpoint kept; False where it kept nothing. Raises CheckpointError."""
+        """Restore the data of a checkpoint; returns False if it has none. Raises CheckpointError."""
 
 
 class QueueSource:
-    """A `Source` of each unroll once, first in, first out.
+    """A `Source` that returns each unroll once, first in, first out.
 
     Args:
-        batch_size: columns of a batch of this host.
-        arena: gets buffers back.
-        place: puts a batch on its devices.
+        batch_size: columns of a batch on this host.
+        arena: owner of the buffers.
+        place: copies a batch to its devices.
     """
 
     def __init__(self, batch_size: int, arena: Arena, place: Place) -> None:
@@ -116,35 +115,35 @@ class QueueSource:
         return _placed(batch, self._place, self._profile)
 
     def trained(self, batch: TrainingBatch, priorities: npt.NDArray[np.float32] | None) -> None:
-        """Nothing has to be done."""
+        """Do nothing."""
 
     def stats(self) -> dict[str, float]:
         return {}
 
     def capture(self) -> Callable[[Path], None] | None:
-        """What waits in the queue is a moment's data, and is not kept."""
+        """Queued unrolls are not stored in checkpoints."""
         return None
 
     def prune(self, checkpoints: list[Path]) -> None:
-        """Nothing is kept."""
+        """Nothing to delete."""
 
     def restore(self, checkpoint: Path) -> bool:
         return False
 
 
 class ReplaySource:
-    """A `Source` of unrolls by priority, each many times, at a set ratio to how fast they come in.
+    """A `Source` that samples unrolls by priority, at a fixed ratio to insertion.
 
     Args:
-        agent: gives initial priorities.
+        agent: computes initial priorities.
         spec: the environment.
         config: replay, batch size, seed.
-        arena: gets buffers back.
-        folder: where a saved replay lies.
-        place: puts a batch on its devices.
+        arena: owner of the buffers.
+        folder: folder of the saved replay.
+        place: copies a batch to its devices.
 
     Raises:
-        UsageError: the machine has not the memory for it.
+        UsageError: the machine has too little memory.
     """
 
     def __init__(
@@ -163,19 +162,19 @@ class ReplaySource:
         codec = BlockCodec(fields)
         self.replay = Replay(codec, config.replay, config.training.batch_size, config.run.seed)
         self._store = ReplayStore(folder, codec.signature)
-        # Blocks, priorities, which to keep, and the first of them not inserted yet.
+        # Blocks, priorities, keep flags, and the index of the first block not yet inserted.
         self._partial: tuple[list[bytes], npt.NDArray[np.float32], npt.NDArray[np.bool_] | None, int] | None = None
         self._prefetch, self._insertion = Profile(), Profile()
         self.profiles = {"prefetch thread": self._prefetch, "replay thread": self._insertion}
         self.put = self._queue.put
 
     def _check_memory(self, nbytes: float, how: str, held: int = 0) -> None:
-        """Say what a full replay takes; refuse where the machine has less.
+        """Log the memory of a full replay; raise UsageError if the machine has less.
 
         Args:
-            nbytes: of all of `replay.capacity`.
-            how: these were found.
-            held: bytes of it that are taken already.
+            nbytes: bytes of `replay.capacity` unrolls.
+            how: how this was estimated.
+            held: bytes of it that are already in use.
         """
         config = self._config
         free = available_memory() + held - _BATCHES_HELD * self._batch_bytes
@@ -187,7 +186,7 @@ class ReplaySource:
                 advice = f"use a machine with more, or lower replay.capacity and replay.min_size to {fitting:,}"
             raise UsageError(
                 f"replay.capacity = {config.capacity:,} unrolls take {how} {_size(taken)}, and this machine has "
-                f"{_size(max(0.0, free))} to spare: {advice}"
+                f"{_size(max(0.0, free))} free: {advice}"
             )
         _log.info(
             "a replay of %s unrolls takes %s %s when full; %s are free",
@@ -198,12 +197,12 @@ class ReplaySource:
         )
 
     def _project_memory(self) -> None:
-        """Once, as training starts: what a full replay takes, by the unrolls that are in."""
+        """Once, as training starts: check the memory of a full replay, estimated from the unrolls in it."""
         size, held = self.replay.size, self.replay.nbytes
         if not self._projected and size >= min(self._config.min_size, self._config.capacity):
             self._projected = True
-            # An agent that plays better sees more of its game than the first unrolls show.
-            self._check_memory(_GROWTH * held / size * self._config.capacity, "by its first unrolls up to", held)
+            # A better agent sees more of its game than the first unrolls show.
+            self._check_memory(_GROWTH * held / size * self._config.capacity, "up to an estimated", held)
 
     # -- in ---------------------------------------------------------------------------------------------------
 
@@ -215,7 +214,7 @@ class ReplaySource:
             pass
 
     def _insert(self, *, wait: bool) -> bool:
-        """Insert the oldest buffer, or what the replay ratio allows of it; whether anything was inserted."""
+        """Insert the oldest buffer, or as much of it as the ratio allows; returns whether anything was inserted."""
         begun = time.perf_counter()
         if self._partial is None:
             buffer = self._queue.take_buffer(wait=wait)
@@ -228,7 +227,7 @@ class ReplaySource:
             self._insertion.add("priorities", begun - taken)
             blocks = self.replay.codec.pack(stored_arrays(buffer, self._spec))
             self._partial = (blocks, priorities, buffer.keep, 0)
-            # The blocks hold all of it: the buffer need not wait for training as they may have to.
+            # The blocks hold the whole buffer, so it can be released before they are inserted.
             self._arena.release(buffer)
         blocks, priorities, keep, start = self._partial
         waited = self.replay.insert_waited
@@ -245,7 +244,7 @@ class ReplaySource:
 
     def _priorities(self, buffer: UnrollBuffer) -> npt.NDArray[np.float32]:
         rows = buffer.rows
-        # So little is no work for an accelerator, which has other things to do.
+        # Too little work for an accelerator.
         with tf.device("CPU:0"):
             unrolls = UnrollBatch(
                 observation=None,
@@ -262,7 +261,7 @@ class ReplaySource:
     # -- out --------------------------------------------------------------------------------------------------
 
     def next_batch(self, *, wait: bool) -> TrainingBatch | None:
-        """Not waiting means that there is no worker, so what waits is inserted first."""
+        """Without `wait` there is no worker thread, so this call inserts queued buffers first."""
         if not wait:
             while self._insert(wait=False):
                 pass
@@ -276,7 +275,7 @@ class ReplaySource:
         return _placed(batch, self._place, self._prefetch)
 
     def trained(self, batch: TrainingBatch, priorities: npt.NDArray[np.float32] | None) -> None:
-        assert batch.serials is not None and priorities is not None, "an algorithm with a replay gives priorities"
+        assert batch.serials is not None and priorities is not None, "an algorithm with a replay returns priorities"
         self.replay.update(batch.serials, priorities)
 
     # -- the rest ---------------------------------------------------------------------------------------------
@@ -302,18 +301,20 @@ class ReplaySource:
         self._store.prune(checkpoints)
 
     def restore(self, checkpoint: Path) -> bool:
-        why = f"{checkpoint} keeps no replay"
+        why = f"{checkpoint} contains no replay"
         if not self._config.save:
-            why = "replay.save = false leaves the replay aside"
+            why = "the saved replay is ignored (replay.save = false)"
         else:
             try:
                 if self._store.restore(checkpoint, self.replay):
                     return True
             except DamagedReplayError as error:
-                # The weights are what took the time: they go on, and a replay fills again by itself.
-                why = f"{error.problem}, and the replay is left out"
+                # The weights are the expensive part; a replay refills by itself.
+                why = f"{error.problem}, so the replay is ignored"
         _log.warning(
-            "%s: it fills to replay.min_size = %s unrolls before training goes on", why, f"{self._config.min_size:,}"
+            "%s: it refills to replay.min_size = %s unrolls before training continues",
+            why,
+            f"{self._config.min_size:,}",
         )
         return False
 
@@ -323,7 +324,7 @@ def _size(nbytes: float) -> str:
 
 
 def _placed(batch: TrainingBatch, place: Place, profile: Profile) -> TrainingBatch:
-    """The batch on its devices; the time that takes is "transfer"."""
+    """Copy a batch to its devices; the time is charged to "transfer"."""
     begun = time.perf_counter()
     batch = batch._replace(unrolls=place(batch.unrolls))
     profile.add("transfer", time.perf_counter() - begun)
@@ -338,17 +339,17 @@ def create_source(
     folder: Path,
     place: Place | None = None,
 ) -> Source:
-    """The source an algorithm asks for.
+    """Create the source that an algorithm requires.
 
     Args:
-        agent: whose `algorithm.source` decides.
-        spec, config: see `ReplaySource`; of several hosts this one's share of batch and replay.
-        arena: gets buffers back.
-        folder: where a saved replay lies.
-        place: puts a batch on its devices, in the thread that asks for it; None: on TensorFlow's default device.
+        agent: its `algorithm.source` selects the kind.
+        spec, config: see `ReplaySource`; with several hosts, this host's share of batch and replay.
+        arena: owner of the buffers.
+        folder: folder of the saved replay.
+        place: copies a batch to its devices, in the calling thread; None: to TensorFlow's default device.
     """
     place = Devices.default().place if place is None else place
     if agent.algorithm.source == "replay":
-        assert isinstance(agent, ReplayAgent), "an algorithm with a replay gives initial priorities"
+        assert isinstance(agent, ReplayAgent), "an algorithm with a replay computes initial priorities"
         return ReplaySource(agent, spec, config, arena, folder, place)
     return QueueSource(config.training.batch_size, arena, place)

@@ -1,4 +1,4 @@
-"""Updates: losses and gradients of all devices added up, clipped by their norm, applied; or dropped and named."""
+"""Updates: sum losses and gradients over all devices, clip, apply; drop non-finite updates."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ from seedcli.training.batches import TrainingBatch
 from seedcli.training.devices import Devices, batch_bytes
 from seedcli.training.optimizer import apply_where, clip_gradients, learning_rate, make_optimizer, optimizer_variables
 
-# Of mixed_float16, whose smallest gradients would be 0 (Micikevicius et al., "Mixed Precision Training", 2018).
+# Loss scale for mixed_float16, which would round small gradients to 0 (Micikevicius et al., "Mixed Precision
+# Training", 2018).
 _FIRST_SCALE = 2.0**15
 _LARGEST_SCALE = 2.0**24
-_GOOD_UPDATES = 2000  # in a row, after which the scale is doubled
+_GOOD_UPDATES = 2000  # consecutive ones, after which the scale is doubled
 
 
 class UpdateResult(NamedTuple):
-    """What an update tells.
+    """The result of an update.
 
     Attributes:
         applied: whether the weights changed.
-        loss: the loss of the batch of all hosts, possibly not finite; like the norm and the metrics a mean over the
-            uses of the batch.
+        loss: the loss of the batch of all hosts, possibly non-finite; a mean over the uses of the batch, like the norm
+            and the metrics.
         grad_norm: global norm before clipping.
-        learning_rate: what was used.
+        learning_rate: the learning rate used.
         policy_lag: mean over trained records of (updates made before this one − the record's policy version).
-        policy_lag_max: the largest.
+        policy_lag_max: the largest policy lag.
         metrics: the algorithm's own scalars, means over devices; with mixed_float16 also "loss_scale".
-        fault: what was not finite; None where nothing is wrong: the weights changed, a host had no batch, or the loss
-            scale of mixed_float16 was found too large and halved.
-        priorities: [B] float32, the unrolls' new priorities in a replay; None where the algorithm gives none.
-        control: [C] float64, the sum over hosts of what was given; None where nothing was.
+        fault: the non-finite quantity; None if the weights changed, a host had no batch, or the loss scale of
+            mixed_float16 was too large and was halved.
+        priorities: [B] float32, the unrolls' new priorities in a replay; None if the algorithm has none.
+        control: [C] float64, the argument `control` summed over hosts; None if it was None.
     """
 
     applied: bool
@@ -58,7 +59,7 @@ class UpdateResult(NamedTuple):
 
 
 class _Gradients(NamedTuple):
-    """What one device finds out about its columns."""
+    """Results of one device for its columns."""
 
     loss: tf.Tensor
     gradients: list[tf.Tensor]
@@ -67,7 +68,7 @@ class _Gradients(NamedTuple):
 
 
 class _Outcome(NamedTuple):
-    """What an update finds out, the same on all devices but for the priorities."""
+    """Results of an update; all but the priorities are the same on all devices."""
 
     finite: tf.Tensor
     loss: tf.Tensor
@@ -77,13 +78,13 @@ class _Outcome(NamedTuple):
 
 
 class _Report(NamedTuple):
-    """What an update gives the host.
+    """The results of an update for the host.
 
     Attributes:
-        scalars: [3 + metrics] float32, means over the uses of the batch: 1 where the update was applied, else 0; loss;
-            norm; the metrics in the order of their names. One tensor is fetched sooner than one for each of them.
-        metrics: by name, of which only the names are read.
-        priorities: of each training device of this host; () where the algorithm gives none.
+        scalars: [3 + metrics] float32, means over the uses of the batch: 1 if the update was applied, else 0; loss;
+            norm; the metrics in the order of their names. One tensor is faster to fetch than one per scalar.
+        metrics: metrics by name; only the names are read.
+        priorities: one tensor per training device of this host; () if the algorithm has none.
     """
 
     scalars: tf.Tensor
@@ -95,19 +96,19 @@ class Trainer:
     """Owns the optimizer and the traced update of an agent.
 
     Args:
-        agent: what is trained; its variables were made in `devices.scope()`.
+        agent: the agent to train; its variables were created in `devices.scope()`.
         config: optimizer, schedule, clipping.
         total_steps: environment steps at which the learning-rate schedule ends.
-        devices: what to train on; None: the one that TensorFlow chooses.
+        devices: the training devices; None: TensorFlow's default device.
 
     Attributes:
         updates: updates applied; also the policy version of the weights.
-        trained_steps: environment steps this host trained on: T·B a batch, less the resets among them.
-        dropped: updates dropped because something was not finite.
-        waited: seconds spent until all hosts had come to their updates.
-        loss_scale: what the loss is multiplied by before gradients are taken, a power of two; None but for
+        trained_steps: environment steps this host trained on: T·B per batch, without resets.
+        dropped: updates dropped because of non-finite values.
+        waited: seconds spent waiting for other hosts before updates.
+        loss_scale: factor of the loss before gradients are taken, a power of two; None unless precision is
             mixed_float16.
-        good_updates: with it, updates in a row since the scale was changed.
+        good_updates: consecutive good updates since the last change of `loss_scale`.
     """
 
     def __init__(self, agent: Agent, config: TrainingConfig, total_steps: int, devices: Devices | None = None) -> None:
@@ -142,7 +143,7 @@ class Trainer:
     def _replica(
         self, unrolls: UnrollBatch, scale: tf.Tensor | None, *, observes: bool
     ) -> tuple[_Outcome, list[tf.Tensor]]:
-        """What one device does: the sums come before the clipping, so that all clip by the norm of the whole."""
+        """Compute one device's update; gradients are summed before clipping, so all devices clip by the same norm."""
         if observes:
             self._agent.observe(unrolls)
         mine = self._gradients(unrolls, scale)
@@ -150,12 +151,12 @@ class Trainer:
         if scale is not None:
             gradients = [gradient / scale for gradient in gradients]
         gradients, norm = clip_gradients(gradients, self._config.clip_norm)
-        # The norm is finite exactly where every element of every gradient is.
+        # The norm is finite if and only if all gradient elements are.
         finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
         return _Outcome(finite, loss, norm, metrics, mine.priorities), gradients
 
     def _total(self, mine: _Gradients) -> tuple[tf.Tensor, dict[str, tf.Tensor], list[tf.Tensor]]:
-        """Loss and gradients added up over all devices, and the means of the metrics."""
+        """Sum loss and gradients over all devices, and average the metrics."""
         if not self._devices.distributed:
             return mine.loss, mine.metrics, mine.gradients
         loss, *rest = total([mine.loss, *mine.metrics.values(), *mine.gradients])
@@ -185,13 +186,13 @@ class Trainer:
     ) -> UpdateResult:
         """Train on a batch, `training.reuse` times.
 
-        With several hosts all of them call this, and wait for each other. Where the first element of the sum of
-        `control` is not 0, because one of them has no batch, none of them does anything else.
+        All hosts must call this; they wait for each other. If the first element of the sum of `control` is not 0
+        (a host has no batch), no host trains.
 
         Args:
-            batch: this host's part; placed on its devices here where that is still to be done. None: there is none.
-            env_steps: places the learning rate on its schedule.
-            control: [C] float64, added up over hosts.
+            batch: this host's part, copied to its devices if it is still on the host. None: no batch.
+            env_steps: position on the learning-rate schedule.
+            control: [C] float64, summed over hosts.
 
         Raises:
             SeedError: a device is out of memory.
@@ -206,7 +207,7 @@ class Trainer:
                 if control[0]:
                     return UpdateResult(False, np.nan, np.nan, rate, np.nan, 0, {}, None, None, control)
             if batch is None:
-                raise ValueError("an update without a batch, where control does not say so")
+                raise ValueError("an update without a batch, but control[0] is 0")
             unrolls = batch.unrolls
             if isinstance(unrolls.weights, np.ndarray):
                 unrolls = self._devices.place(unrolls)
@@ -237,7 +238,7 @@ class Trainer:
             )
 
     def _count(self, applied: int, loss: float, batch: TrainingBatch) -> str | None:
-        """Count the updates of a batch, and say what was wrong with those that were not applied."""
+        """Count the updates of a batch; returns the fault of those that were not applied, or None."""
         for _ in range(applied):
             self.updates += 1
             self._agent.after_update(self.updates)
@@ -254,11 +255,11 @@ class Trainer:
         return None
 
     def num_transitions(self, batch: TrainingBatch) -> int:
-        """Environment steps that training on a batch counts as: its transitions that are no resets."""
+        """Number of transitions of a batch, without resets."""
         return int(np.count_nonzero(batch.counted[self._agent.algorithm.burn_in : -1]))
 
     def _adapt_scale(self, applied: bool) -> None:
-        """As large as gradients of 16 bits allow: halved where one is not finite, doubled after many good updates."""
+        """Halve the loss scale after a non-finite gradient; double it after many good updates."""
         if self.loss_scale is None:
             return
         self.good_updates = self.good_updates + 1 if applied else 0
@@ -269,7 +270,7 @@ class Trainer:
             self.good_updates = 0
 
     def _out_of_memory(self, error: tf.errors.ResourceExhaustedError, unrolls: UnrollBatch) -> SeedError:
-        """What to raise where a device's memory does not hold an update."""
+        """Build the error to raise if a device runs out of memory during an update."""
         config, devices = self._config, self._devices
         columns = config.batch_size // (devices.strategy.num_replicas_in_sync if devices.distributed else 1)
         weights = bytes_of(self._agent.variables().values()) + bytes_of(self.variables().values())
@@ -277,13 +278,13 @@ class Trainer:
             f"a batch of {columns} unrolls": batch_bytes(unrolls) // devices.replicas,
             f"{self._agent.network.count_params():,} parameters and the optimizer's state": weights,
             f"the activations of {columns * self._agent.algorithm.records:,} records": None,
-            "what inference keeps": None,
+            "inference on the same device": None,
         }
         remedy = (
             f"lower training.batch_size = {config.batch_size}, training.unroll_length = {config.unroll_length} or "
             "inference.max_envs, or set topology.precision = mixed_bfloat16"
         )
-        return out_of_memory(error, devices.training[0] or "the training device", "for an update", held, remedy)
+        return out_of_memory(error, devices.training[0] or "the training device", "during an update", held, remedy)
 
     # -- between hosts ------------------------------------------------------------------------------------------
 
@@ -291,7 +292,7 @@ class Trainer:
         devices = self._devices
 
         def replica(values: list[tf.Tensor]) -> list[tf.Tensor]:
-            # Each host counts once, whatever the number of its devices.
+            # Each host counts once, for any number of devices.
             number = tf.distribute.get_replica_context().replica_id_in_sync_group
             first = tf.equal(number % devices.replicas, 0)
             return total([tf.where(first, value, tf.zeros_like(value)) for value in values])
@@ -299,14 +300,14 @@ class Trainer:
         return [devices.local(value)[0] for value in devices.run(replica, values)]
 
     def sum_over_hosts(self, values: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-        """Sums over all hosts of arrays that each of them gives; all must call it, with the same shapes and types."""
+        """Sum arrays over all hosts; all hosts must call this with the same shapes and dtypes."""
         if not self._devices.distributed:
             return list(values)
         with self._devices.scope():
             return [value.numpy() for value in self._sum_over_hosts([tf.convert_to_tensor(value) for value in values])]
 
     def broadcast(self, variables: Sequence[tf.Variable]) -> None:
-        """Give variables of the training devices, on all hosts, the values that they have on the chief; all call it."""
+        """Copy the chief's values of variables to all hosts; all hosts must call this."""
         if not self._devices.distributed:
             return
         chief = self._devices.chief
@@ -317,7 +318,7 @@ class Trainer:
             assign(variables, self.sum_over_hosts(values))
 
     def variables(self) -> dict[str, tf.Variable]:
-        """The optimizer's variables, by names that hold those of the agent's variables that they belong to."""
+        """The optimizer's variables by name; the names contain those of the agent's variables."""
         names = {id(variable): name for name, variable in self._agent.variables().items()}
         trained = [names[id(variable.value)] for variable in self._agent.network.trainable_variables]
         return optimizer_variables(self.optimizer, trained)

@@ -123,7 +123,7 @@ def test_what_fails_in_a_thread_ends_the_trial(monkeypatch: pytest.MonkeyPatch) 
 def test_a_ratio_whose_networks_find_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = config("cartpole_vtrace", "topology.platform=cpu")
     monkeypatch.setattr(topology_trial, "AgentPolicy", exhausted)
-    with pytest.raises(SeedError, match=r"out of memory for this ratio: .*lower actors\.count"):
+    with pytest.raises(SeedError, match=r"out of memory at this ratio: .*lower actors\.count"):
         try_plan(wanted, environment_spec(wanted.environment), make_plan(wanted, Inventory()), 0.1)
 
 

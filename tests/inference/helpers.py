@@ -1,4 +1,4 @@
-"""Parts for tests of the step engine: a policy that can be checked by hand, and streams whose rows say who they are."""
+"""Helpers for tests of the step engine: a policy that can be checked by hand, and streams with identifiable rows."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def algorithm(burn_in: int, length: int) -> AlgorithmSpec:
 
 
 class CountingPolicy:
-    """Acts with the sum of the observation, counts the records of an episode in its state, one version a batch."""
+    """Acts with the sum of the observation; its state counts the records of an episode; one version per batch."""
 
     def __init__(self, slots: int) -> None:
         self.state = np.zeros(slots, np.int64)
         self.version = 0
         self.batches: list[int] = []
-        self.assigned: dict[int, tuple[str, int]] = {}  # by slot: role, which of that role
+        self.assigned: dict[int, tuple[str, int]] = {}  # slot → role, index within that role
 
     def begin(self, observation: Any, reward: Any, first: Any, slots: Any) -> Decision:
         self.state[slots] = np.where(first, 0, self.state[slots]) + 1
@@ -51,17 +51,17 @@ class CountingPolicy:
 
 
 class FakeDevice(CountingPolicy):
-    """One of several devices, with a state table of its own; versions and a log of calls are those of the group."""
+    """One of several devices, with its own state table; versions and the log of calls belong to the group."""
 
     def __init__(self, group: FakeGroup, number: int, slots: int) -> None:
         super().__init__(slots)
-        self.state[:] = -1000 * (number + 1)  # what another device has never reset shows
+        self.state[:] = -1000 * (number + 1)  # exposes states that this device has never reset
         self.group, self.number = group, number
 
     def begin(self, observation: Any, reward: Any, first: Any, slots: Any) -> Decision:
         self.group.log.append(("begin", self.number))
         self.group.version += 1
-        # The engine may use its room again before the result is asked for.
+        # The engine may reuse its memory before `finish`.
         decision = super().begin(observation, reward, first, slots)
         return decision._replace(version=self.group.version)
 
@@ -71,7 +71,7 @@ class FakeDevice(CountingPolicy):
 
 
 class FakeGroup:
-    """Devices that can be checked by hand."""
+    """A group of devices that can be checked by hand."""
 
     def __init__(self, devices: int, slots: int) -> None:
         self.version = 0
@@ -80,7 +80,7 @@ class FakeGroup:
 
 
 class Player:
-    """A stream of environments, each record (environment, episode, step), episodes of the lengths given."""
+    """A stream of environments with records (environment, episode, step) and episodes of the given lengths."""
 
     def __init__(self, engine: StepEngine, stream: Stream, name: int, lengths: npt.NDArray[np.int64]) -> None:
         self.engine = engine
@@ -92,7 +92,7 @@ class Player:
         self.sent: list[dict[str, npt.NDArray[Any]]] = []
 
     def send(self, bad: npt.NDArray[np.bool_] | None = None, value: float = np.nan) -> None:
-        """Write the next row where the engine says, and keep what was written; `value` as reward where `bad` [E]."""
+        """Write the next row to the engine's destination and keep a copy; reward is `value` where `bad` [E]."""
         envs = self.stream.num_envs
         layout = self.stream.buffer.layout
         views = layout.views(np.frombuffer(self.engine.destination(self.stream), np.uint8))
@@ -129,7 +129,7 @@ def make_engine(
     clock: Callable[[], float] | None = None,
     policy: Any = None,
 ) -> tuple[StepEngine, Arena, Any, list[UnrollBuffer]]:
-    """An engine with its parts, and the list its finished unrolls go to; its policy is a `CountingPolicy` or given."""
+    """An engine with its parts and the list of its finished unrolls; the default policy is a `CountingPolicy`."""
     algo = algorithm(burn_in, length)
     arena = Arena(SPEC, algo.records, algo.recorded, batch_size=training_batch, queue_batches=1)
     policy = policy or CountingPolicy(max_envs)
@@ -155,5 +155,5 @@ def make_engine(
 
 
 def answered(answers: list[Answer]) -> set[int]:
-    """Which streams were answered, by index."""
+    """Indices of the streams that were answered."""
     return {answer.stream.index for answer in answers}

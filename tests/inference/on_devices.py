@@ -1,4 +1,4 @@
-"""Inference on virtual devices, in a process of its own; what came of it is printed as one line of JSON."""
+"""Inference on virtual devices, in a separate process; prints its results as one line of JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEVICES = 4
 
 
 def make_agent(seed: int = 3) -> Any:
-    """A small agent with a memory, its variables where the scope says."""
+    """A small recurrent agent; the current scope places its variables."""
     training = TrainingConfig(unroll_length=4, batch_size=2)
     return create_agent(AgentConfig(hidden=(8,), lstm=5), training, SPEC, seed)
 
@@ -37,7 +37,7 @@ def _rows(slots: list[int], first: bool) -> tuple[Any, ...]:
 
 
 def places() -> dict[str, Any]:
-    """Where each lane keeps what it has, and where it computes."""
+    """Devices of each lane's variables and computation."""
     agent = make_agent()
     policy = AgentPolicy(agent, SPEC, max_slots=6, seed=9, devices=("CPU:1", "CPU:3"))
     found = []
@@ -51,7 +51,7 @@ def places() -> dict[str, Any]:
 
 
 def same_everywhere() -> dict[str, Any]:
-    """The same batches on one device, and in turn on two: logits, and actions by the number of the batch."""
+    """The same batches on one device and alternately on two: logits, and actions by batch number."""
     one = AgentPolicy(make_agent(), SPEC, max_slots=6, seed=9)
     two = AgentPolicy(make_agent(), SPEC, max_slots=6, seed=9, devices=("CPU:2", "CPU:3"))
     largest, actions = 0.0, True
@@ -65,7 +65,7 @@ def same_everywhere() -> dict[str, Any]:
 
 
 def replayed() -> dict[str, Any]:
-    """Unrolls of streams in three lanes, evaluated on the training device: the logits chosen by, again."""
+    """Unrolls of streams in three lanes, re-evaluated on the training device: must return the same logits."""
     agent = make_agent()
     algorithm = agent.algorithm
     arena = Arena(SPEC, algorithm.records, algorithm.recorded, batch_size=4, queue_batches=1)
@@ -113,7 +113,7 @@ def _difference(agent: Any, buffer: UnrollBuffer) -> float:
 
 
 def published() -> dict[str, Any]:
-    """Weights of two training devices that differ, as they never do in earnest, taken by three that infer."""
+    """Three inference devices copy weights of two training devices that differ (they never do in practice)."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         agent = make_agent()
@@ -133,7 +133,7 @@ def published() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Everything, in one process: TensorFlow takes seconds to start."""
+    """Run everything in one process, because TensorFlow takes seconds to start."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * DEVICES)
     parts = (places, same_everywhere, replayed, published)

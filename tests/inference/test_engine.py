@@ -1,4 +1,4 @@
-"""The step engine: records land in one place each, states stand where unrolls begin, no one waits for the dead."""
+"""The step engine: records, states at unroll boundaries, batching, blocked and closed streams."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.inference.helpers import FakeGroup, Player, make_engine
     lengths_seed=st.integers(0, 1000),
     lanes=st.integers(0, 3),
 )
-def test_every_record_lands_in_its_place(burn_in, length, sizes, order, lengths_seed, lanes):
-    """Unrolls of stride T cover a stream's records without a gap, whatever order messages come in.
+def test_unrolls_cover_all_records_without_gaps(burn_in, length, sizes, order, lengths_seed, lanes):
+    """Unrolls of stride T cover a stream's records without a gap, in any order of messages.
 
-    A policy of one device (0 lanes) and a group of devices alike.
+    `lanes`: 0: one policy; otherwise a group of devices.
     """
     group = FakeGroup(lanes, 64) if lanes else None
     engine, arena, policy, unrolls = make_engine(burn_in=burn_in, length=length, policy=group)
@@ -75,7 +75,7 @@ def test_every_record_lands_in_its_place(burn_in, length, sizes, order, lengths_
                 np.testing.assert_array_equal(unroll["action"][t], sent["observation"].sum(axis=1).astype(int) % 1000)
             np.testing.assert_array_equal(unroll["mark"], unroll["action"] / 2)
             assert (np.diff(unroll["version"]) > 0).all()
-            # The state before record 0 counts the records of its episode: just the step number it carries.
+            # The state before record 0 counts the records of its episode, so it equals the record's step number.
             np.testing.assert_array_equal(unroll["state"], unroll["observation"][0, :, 2])
         assert len(done) == max(0, (len(player.sent) - player.stream.pending - 1 - burn_in) // length)
 
@@ -94,7 +94,7 @@ def test_episodes_are_counted_by_raw_reward_and_steps():
     # on every record but the first.
     assert sorted(engine.stats.finished) == [(2.0, 2), (3.0, 3), (4.0, 2), (6.0, 3)]
     assert engine.stats.episodes == 4
-    assert engine.stats.env_steps == 16 - (3 + 2)  # 3 and 2 first records are no transitions
+    assert engine.stats.env_steps == 16 - (3 + 2)  # 3 and 2 first records are not transitions
 
 
 def test_a_batch_closes_at_half_the_environments_or_at_the_deadline():
@@ -116,7 +116,7 @@ def test_a_batch_closes_at_half_the_environments_or_at_the_deadline():
     assert policy.batches == [4, 2]
 
 
-def test_a_stream_without_a_buffer_waits_and_goes_on_when_one_comes_back():
+def test_a_stream_without_a_buffer_waits_until_one_is_released():
     engine, arena, _, unrolls = make_engine(length=2, training_batch=2)
     stream = engine.open_stream(None, 0, 2)
     player = Player(engine, stream, 0, np.full((2, 1), 1000))
@@ -126,7 +126,7 @@ def test_a_stream_without_a_buffer_waits_and_goes_on_when_one_comes_back():
         if not engine.answer():
             break
         answered += 1
-    # 1 open + ceil(2/2)·2 waiting: three buffers full, the answer to the record that filled the third is held.
+    # 1 open + ceil(2/2)·2 waiting: three buffers are full, and the answer to the record that filled the third waits.
     assert len(unrolls) == 2 and stream.pending and answered == 6
     assert engine.unblock() == []
     arena.release(unrolls.pop(0))
@@ -134,10 +134,10 @@ def test_a_stream_without_a_buffer_waits_and_goes_on_when_one_comes_back():
     assert [a.sequence for a in held] == [6]
     np.testing.assert_array_equal(held[0].actions, player.sent[6]["observation"].sum(axis=1).astype(int) % 1000)
     player.send()
-    assert engine.answer(), "the stream goes on"
+    assert engine.answer(), "the stream continues"
 
 
-def test_a_fault_ends_its_stream_alone():
+def test_a_fault_closes_only_its_stream():
     faults = []
 
     def on_fault(stream, sentence):
@@ -177,7 +177,7 @@ def test_closed_streams_free_slots_and_buffers():
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 5)), max_size=60))
-def test_slots_are_given_once(operations):
+def test_slots_are_allocated_once(operations):
     allocator = SlotAllocator(16)
     held: list[np.ndarray] = []
     for take, count in operations:
@@ -202,7 +202,7 @@ def test_environments_are_spread_evenly():
     assert split_envs(32, 4) == [8, 8, 8, 8]
 
 
-def test_evaluation_environments_are_a_stream_of_their_own():
+def test_evaluation_environments_have_their_own_stream():
     assert split_envs(18, 2, 2) == [8, 8, 2]
     assert split_envs(20, 2, 1) == [10, 9, 1]
     assert split_envs(2, 2, 1) == [1, 1]
@@ -212,7 +212,7 @@ def test_evaluation_environments_are_a_stream_of_their_own():
 
 
 def test_a_stream_that_reconnects_while_training_lags_finds_a_buffer():
-    """Streams that were blocked leave and come back before a single buffer was trained on."""
+    """Blocked streams leave and reconnect before any buffer was trained on."""
     engine, _, _, unrolls = make_engine(length=2, training_batch=32, max_envs=64)
     players = [Player(engine, engine.open_stream(None, i, 16), i, np.full((16, 1), 1000)) for i in range(2)]
     while not all(player.stream.pending for player in players):
@@ -231,7 +231,7 @@ def test_a_stream_that_reconnects_while_training_lags_finds_a_buffer():
     assert len(engine.answer()) == 2
 
 
-def test_slots_that_are_apart_serve_a_stream_as_well():
+def test_a_stream_with_non_contiguous_slots():
     engine, arena, policy, unrolls = make_engine(max_envs=6)
     streams = [engine.open_stream(None, i, 2) for i in range(3)]
     engine.close_stream(streams[0])
@@ -245,5 +245,5 @@ def test_slots_that_are_apart_serve_a_stream_as_well():
         while unrolls:
             arena.release(unrolls.pop())
         engine.unblock()
-    assert policy.state[[2, 3]].tolist() == [0, 0], "the other stream's slots were left alone"
+    assert policy.state[[2, 3]].tolist() == [0, 0], "the other stream's slots are unchanged"
     assert engine.stats.episodes == 2 * 4

@@ -1,4 +1,4 @@
-"""The step engine: streams that only evaluate, and rewards that are not finite."""
+"""The step engine: evaluation streams and non-finite rewards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.inference.helpers import Player, make_engine
 
 
 def _play(engine, arena, players, rounds, unrolls, seen=None):
-    """Rounds in which every stream that may sends a step; buffers come back at once."""
+    """Play rounds in which every stream that is not blocked sends a row; buffers are released at once."""
     for _ in range(rounds):
         for player in players:
             if not player.stream.pending:
@@ -24,7 +24,7 @@ def _play(engine, arena, players, rounds, unrolls, seen=None):
         engine.unblock()
 
 
-def test_evaluation_streams_are_answered_counted_apart_and_never_trained_on():
+def test_evaluation_streams_are_answered_counted_separately_and_not_trained_on():
     engine, arena, policy, unrolls = make_engine(length=3)
     trains = Player(engine, engine.open_stream(None, 0, 2), 1, np.array([[3], [4]]))
     before = arena.allocated_bytes
@@ -35,7 +35,7 @@ def test_evaluation_streams_are_answered_counted_apart_and_never_trained_on():
     assert len(watched.sent) == len(trains.sent) == 12 and not watched.stream.pending
     assert set(seen) == {100.0, 101.0}
     stats = engine.stats
-    # 12 records: 4 and 3 episodes of training, 4, 3 and 2 of evaluation; the first record of each is no transition.
+    # 12 records: 4 and 3 episodes of training, 4, 3 and 2 of evaluation; the first record of each is not a transition.
     assert (stats.env_steps, stats.episodes) == (24 - 7, 7)
     assert (stats.evaluation_steps, stats.evaluation_episodes) == (36 - 9, 9)
     assert len(stats.finished) == 7
@@ -43,12 +43,12 @@ def test_evaluation_streams_are_answered_counted_apart_and_never_trained_on():
     lengths = {3: 4, 4: 3, 6: 2}
     expected = sorted(((n - 1) * (1.0 + e), n - 1) for n, episodes in lengths.items() for e in range(episodes))
     assert sorted(stats.finished_evaluation) == expected
-    # States run on from record to record as they do in training.
+    # States carry over from record to record, as in training.
     np.testing.assert_array_equal(policy.state[watched.stream.slots], watched.sent[-1]["observation"][:, 2] + 1)
     assert engine.training_slots[trains.stream.slots].all() and engine.training_slots.sum() == 2
 
 
-def test_actions_of_evaluation_streams_are_those_of_their_observations():
+def test_evaluation_streams_get_the_actions_for_their_observations():
     engine, _, _, _ = make_engine(length=2)
     player = Player(engine, engine.open_stream(None, 0, 3, "evaluation"), 4, np.full((3, 1), 5))
     for sequence in range(9):
@@ -58,7 +58,7 @@ def test_actions_of_evaluation_streams_are_those_of_their_observations():
         np.testing.assert_array_equal(answer.actions, player.sent[-1]["observation"].sum(axis=1).astype(int) % 1000)
 
 
-def test_evaluation_keeps_pace_with_training_that_waits():
+def test_evaluation_waits_for_blocked_training_streams():
     engine, arena, _, unrolls = make_engine(length=2, training_batch=2)
     trains = Player(engine, engine.open_stream(None, 0, 2), 1, np.full((2, 1), 1000))
     watched = Player(engine, engine.open_stream(None, 1, 3, "evaluation"), 2, np.full((3, 1), 4))
@@ -72,19 +72,19 @@ def test_evaluation_keeps_pace_with_training_that_waits():
                 engine.answer()
             engine.unblock()
 
-    play(50)  # no buffer comes back
+    play(50)  # no buffer is released
     assert trains.stream.pending and len(trains.sent) == 7 and len(unrolls) == 2
-    # It may be one unroll ahead, T = 2 records, and holds the answer to the next.
+    # Evaluation may be one unroll ahead, T = 2 records; the next answer waits.
     assert watched.stream.pending and len(watched.sent) == 7 + 2 + 1
     arena.release(unrolls.pop(0))
     play(50)
     assert trains.stream.pending and len(trains.sent) == 9 and len(watched.sent) == 12
     engine.close_stream(trains.stream)
     play(5)
-    assert len(watched.sent) > 12, "nobody is left to wait for"
+    assert len(watched.sent) > 12, "no training stream is left to wait for"
 
 
-def test_two_streams_that_wait_in_turns_do_not_starve_evaluation():
+def test_alternately_blocked_streams_do_not_starve_evaluation():
     engine, arena, _, unrolls = make_engine(length=2, training_batch=2)
     players = [Player(engine, engine.open_stream(None, i, 2), i, np.full((2, 1), 1000)) for i in range(2)]
     watched = Player(engine, engine.open_stream(None, 2, 1, "evaluation"), 2, np.full((1, 1), 4))
@@ -101,7 +101,7 @@ def test_two_streams_that_wait_in_turns_do_not_starve_evaluation():
     assert mean > 50 and abs(len(watched.sent) - mean) <= 4
 
 
-def test_evaluation_streams_give_their_slots_back():
+def test_closed_evaluation_streams_free_their_slots():
     engine, arena, policy, _ = make_engine(max_envs=6)
     trains = engine.open_stream(None, 0, 3)
     watched = engine.open_stream(None, 1, 3, "evaluation")
@@ -124,7 +124,7 @@ def test_evaluation_streams_give_their_slots_back():
     assert not engine.training_slots.any() and arena.allocated_bytes == 0
 
 
-def test_ranks_are_those_of_training_environments_and_used_again():
+def test_ranks_belong_to_training_environments_and_are_reused():
     engine, _, policy, _ = make_engine(max_envs=16)
 
     def ranks(stream):
@@ -152,10 +152,8 @@ def test_ranks_are_those_of_training_environments_and_used_again():
     value=st.sampled_from([np.nan, np.inf, -np.inf]),
     hold=st.integers(0, 4),
 )
-def test_exactly_the_unrolls_that_hold_a_reward_that_is_not_finite_are_dropped(
-    burn_in, length, envs, seed, rare, value, hold
-):
-    """In the column of that environment alone, however many buffers training holds back meanwhile."""
+def test_exactly_the_unrolls_with_a_non_finite_reward_are_dropped(burn_in, length, envs, seed, rare, value, hold):
+    """Only in that environment's column, for any number of buffers held by training."""
     engine, arena, _, unrolls = make_engine(burn_in=burn_in, length=length, training_batch=2)
     rng = np.random.default_rng(seed)
     player = Player(engine, engine.open_stream(None, 0, envs), 0, rng.integers(2, 7, (envs, 5)))
@@ -172,7 +170,7 @@ def test_exactly_the_unrolls_that_hold_a_reward_that_is_not_finite_are_dropped(
         else:
             assert buffer.keep is None
         arena.release(buffer)
-        assert buffer.keep is None, "the next unroll in this buffer starts anew"
+        assert buffer.keep is None, "released buffers are reset"
 
     for step in range(6 * records):
         if not player.stream.pending:
@@ -182,7 +180,7 @@ def test_exactly_the_unrolls_that_hold_a_reward_that_is_not_finite_are_dropped(
             other.send()
         if engine.wait() == 0.0:
             engine.answer()
-        if hold == 0 or step % hold == 0:  # otherwise they wait, and the stream may have to
+        if hold == 0 or step % hold == 0:  # otherwise buffers wait and may block the stream
             while unrolls:
                 train()
             engine.unblock()
@@ -202,7 +200,7 @@ def test_exactly_the_unrolls_that_hold_a_reward_that_is_not_finite_are_dropped(
     assert len(done) == max(0, (len(player.sent) - player.stream.pending - 1 - burn_in) // length)
 
 
-def test_a_stream_that_waits_for_a_buffer_loses_the_unrolls_of_its_bad_reward_alone():
+def test_a_blocked_stream_drops_only_the_unrolls_with_the_non_finite_reward():
     engine, arena, _, unrolls = make_engine(burn_in=1, length=2, training_batch=1)
     player = Player(engine, engine.open_stream(None, 0, 2), 0, np.full((2, 1), 1000))
     keeps = []
@@ -212,7 +210,7 @@ def test_a_stream_that_waits_for_a_buffer_loses_the_unrolls_of_its_bad_reward_al
         keeps.append([True, True] if buffer.keep is None else buffer.keep.tolist())
         arena.release(buffer)
 
-    # Unrolls hold records 0-3, 2-5, 4-7, 6-9, 8-11, …: record 7 stands in the third and the fourth.
+    # Unrolls hold records 0-3, 2-5, 4-7, 6-9, 8-11, …: record 7 is in the third and the fourth.
     while not player.stream.pending:
         player.send(np.array([False, len(player.sent) == 7]))
         engine.answer()
@@ -232,8 +230,8 @@ def test_a_stream_that_waits_for_a_buffer_loses_the_unrolls_of_its_bad_reward_al
 
 
 @pytest.mark.parametrize("role", ["training", "evaluation"])
-def test_a_reward_that_is_not_finite_counts_as_0_in_the_return(role, caplog, monkeypatch):
-    monkeypatch.setattr("seedcli.telemetry.logs._limiter", {})  # whatever was logged before
+def test_a_non_finite_reward_counts_as_0_in_the_return(role, caplog, monkeypatch):
+    monkeypatch.setattr("seedcli.telemetry.logs._limiter", {})  # forget earlier lines
     engine, arena, _, unrolls = make_engine()
     player = Player(engine, engine.open_stream(None, 0, 1, role), 0, np.array([[5]]))
     for step in range(5):
@@ -241,4 +239,4 @@ def test_a_reward_that_is_not_finite_counts_as_0_in_the_return(role, caplog, mon
         assert len(engine.answer()) == 1
     finished = engine.stats.finished if role == "training" else engine.stats.finished_evaluation
     assert list(finished) == [(2.0, 4)], "two of four rewards of 1 are left"
-    assert caplog.text.count("gave a reward that is not finite") == 1, "one line is enough"
+    assert caplog.text.count("returned a non-finite reward") == 1, "one line is enough"

@@ -1,4 +1,4 @@
-"""Several inference devices behind one engine: streams are spread, each lane has its own batches, none waits."""
+"""Several inference devices behind one engine: streams are spread, and each lane has its own batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.inference.helpers import FakeGroup, Player, answered, make_engine
 
 
 def lanes_of(group: FakeGroup) -> list[list[int]]:
-    """The slots that were assigned to each lane."""
+    """Slots assigned to each lane."""
     return [sorted(lane.assigned) for lane in group.devices]
 
 
@@ -24,17 +24,17 @@ def test_streams_go_to_the_lane_with_the_fewest_environments():
     engine, *_ = make_engine(max_envs=16, policy=group)
     streams = [engine.open_stream(None, i, envs) for i, envs in enumerate((4, 2, 3, 2, 1))]
     assert engine.lane_envs == [4, 4, 4]
-    assert lanes_of(group) == [[0, 1, 2, 3], [4, 5, 9, 10], [6, 7, 8, 11]], "slots are those of the whole host"
+    assert lanes_of(group) == [[0, 1, 2, 3], [4, 5, 9, 10], [6, 7, 8, 11]], "slots are numbered over the whole host"
     ranks = {slot: part for lane in group.devices for slot, part in lane.assigned.items()}
-    assert ranks == {slot: ("training", slot) for slot in range(12)}, "and so are ranks"
-    assert engine.open_stream(None, 5, 5) is None, "16 environments are the bound of all lanes"
+    assert ranks == {slot: ("training", slot) for slot in range(12)}, "and ranks too"
+    assert engine.open_stream(None, 5, 5) is None, "16 environments are the limit over all lanes"
     engine.close_stream(streams[0])
     assert engine.lane_envs == [0, 4, 4]
     engine.open_stream(None, 6, 6, "evaluation")
     assert engine.lane_envs == [6, 4, 4] and engine.connected_envs == 14
 
 
-def test_a_batch_size_is_shared_by_the_lanes():
+def test_the_batch_size_is_split_between_lanes():
     assert [share(10, 4), share(8, 4), share(1, 4), share(0, 4), share(7, 1)] == [3, 2, 1, 0, 7]
     group = FakeGroup(2, 32)
     engine, *_ = make_engine(max_envs=32, batch_size=5, deadline=9.0, policy=group)
@@ -46,10 +46,9 @@ def test_a_batch_size_is_shared_by_the_lanes():
     assert answered(engine.answer()) == {0, 2}
 
 
-def test_reading_goes_on_until_every_lane_has_its_batch():
-    """Or the devices would work one after the other."""
+def test_reading_continues_until_every_lane_has_its_batch():
     engine, *_ = make_engine(max_envs=32, deadline=9.0, policy=FakeGroup(3, 32))
-    assert not engine.full, "nobody is there"
+    assert not engine.full, "no environment is connected"
     one, two, three, _ = players(engine, (2, 2, 2, 2))  # lanes 0, 1, 2, 0
     for player in (one, two):
         player.send()
@@ -73,7 +72,7 @@ def test_a_lane_that_is_due_does_not_wait_for_another():
     assert engine.wait() == 0.0
     assert answered(engine.answer()) == {1}, "lane 0 is not full yet"
     assert group.log == [("begin", 1), ("finish", 1)]
-    assert engine.wait() == pytest.approx(0.003), "and its deadline is what is waited for"
+    assert engine.wait() == pytest.approx(0.003), "its deadline is next"
     now[0] = 0.003
     fourth.send()
     assert answered(engine.answer()) == {3}
@@ -83,7 +82,7 @@ def test_a_lane_that_is_due_does_not_wait_for_another():
     assert answered(engine.answer()) == {0, 2} and engine.wait() is None
 
 
-def test_every_lane_that_is_due_is_at_work_before_a_result_is_waited_for():
+def test_all_due_lanes_start_before_any_result_is_fetched():
     group = FakeGroup(4, 32)
     engine, *_ = make_engine(max_envs=32, length=1, policy=group)
     all_four = players(engine, (2, 3, 1, 2))
@@ -99,7 +98,7 @@ def test_every_lane_that_is_due_is_at_work_before_a_result_is_waited_for():
     assert [lane.batches for lane in group.devices] == [[2, 2, 2], [3, 3, 3], [1, 1, 1], [2, 2]]
 
 
-def test_answers_and_versions_are_those_of_the_lane():
+def test_answers_and_versions_come_from_the_streams_lane():
     group = FakeGroup(2, 16)
     engine, arena, _, unrolls = make_engine(max_envs=16, length=2, policy=group)
     both = players(engine, (2, 2))
@@ -114,8 +113,8 @@ def test_answers_and_versions_are_those_of_the_lane():
     assert versions == {0: [1, 3, 5], 1: [2, 4, 6]}
 
 
-def test_a_fault_in_one_lane_ends_what_is_due_of_its_owner_in_every_lane():
-    """An actor's streams lie in different lanes: none of its rows is acted on, those of others are."""
+def test_a_fault_in_one_lane_removes_its_owners_rows_from_every_lane():
+    """An actor's streams are in different lanes: none of its rows is answered, rows of other actors are."""
     group = FakeGroup(2, 32)
     faults = []
 
@@ -142,7 +141,7 @@ def test_a_fault_in_one_lane_ends_what_is_due_of_its_owner_in_every_lane():
     assert arena.allocated_bytes == 0
 
 
-def test_a_stream_that_closes_leaves_the_rest_of_its_lane_waiting():
+def test_closing_a_stream_keeps_the_other_pending_rows_of_its_lane():
     group = FakeGroup(2, 32)
     engine, *_ = make_engine(max_envs=32, deadline=9.0, policy=group)
     everyone = players(engine, (2, 2, 4, 4))  # lanes 0, 1, 0, 1
@@ -158,7 +157,7 @@ def test_a_stream_that_closes_leaves_the_rest_of_its_lane_waiting():
     assert engine.wait() > 0, "the other lane waits for the rest of its own"
 
 
-def test_evaluation_streams_are_counted_apart_in_every_lane():
+def test_evaluation_streams_are_counted_separately_in_every_lane():
     group = FakeGroup(2, 32)
     engine, arena, _, unrolls = make_engine(max_envs=32, length=2, policy=group)
     trains = [engine.open_stream(None, i, 2) for i in range(2)]
@@ -177,7 +176,7 @@ def test_evaluation_streams_are_counted_apart_in_every_lane():
     assert engine.stats.env_steps == 16 and engine.stats.evaluation_steps == 8
 
 
-def test_the_oldest_row_of_any_lane_says_how_long_to_wait():
+def test_wait_follows_the_oldest_row_of_any_lane():
     now = [0.0]
     engine, *_ = make_engine(
         max_envs=32, batch_size=32, deadline=0.004, clock=lambda: now[0], policy=FakeGroup(2, 32)
@@ -196,8 +195,8 @@ def test_the_oldest_row_of_any_lane_says_how_long_to_wait():
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_a_batch_with_a_hole_is_gathered_anew(lanes):
-    """What stood in the place of a stream that closed is nobody's observation."""
+def test_a_batch_is_gathered_again_after_a_stream_closes(lanes):
+    """No environment gets the observation of the closed stream."""
     engine, *_ = make_engine(max_envs=32, batch_size=32, deadline=9.0, policy=FakeGroup(lanes, 32))
     everyone = players(engine, (2,) * 4 * lanes)
     mine = [player for player in everyone if player.stream.lane is everyone[0].stream.lane]

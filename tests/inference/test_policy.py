@@ -1,4 +1,4 @@
-"""The policy on the device: states by slot, exact versions, padding that changes nothing."""
+"""The policy on the device: states by slot, exact versions, padding without effect."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_snapshot_is_the_state_before_the_record_after_any_reset():
     assert not any(part[1].any() for part in after.values())
 
 
-def test_padding_changes_no_answer():
+def test_padding_does_not_change_answers():
     plain, padded = _policy(), _policy(pad_to=(4, 8))
     for first in (True, False, False):
         a, b = _act(plain, [1, 4, 5], first), _act(padded, [1, 4, 5], first)
@@ -54,7 +54,7 @@ def test_padding_changes_no_answer():
         assert b.action.shape == (3,)
 
 
-def test_weights_change_only_when_they_are_published_and_the_version_with_them():
+def test_publish_changes_weights_and_version_together():
     policy = _policy(greedy=True)
     agent = policy._agent
     before = _act(policy, [0], True)
@@ -85,9 +85,9 @@ def _q_policy(training_envs: int) -> AgentPolicy:
 
 
 def test_epsilon_is_spread_over_training_environments_by_slot():
-    """ε_i = 0.4^(1 + 7i/(N-1)) with N the environments that train, wherever their slots are (Horgan et al., 2018).
+    """ε_i = 0.4^(1 + 7i/(N-1)) with N training environments, in any slots (Horgan et al., 2018).
 
-    The first to come are spread over all of them.
+    The first environments are spread over the whole range.
     """
     policy = _q_policy(training_envs=5)
     assert not policy.exploration.any()
@@ -100,11 +100,11 @@ def test_epsilon_is_spread_over_training_environments_by_slot():
     expected[:2] = 0.125
     np.testing.assert_allclose(policy.exploration, expected, rtol=1e-6)
     policy.devices[0].assign(np.array([7], np.int32), "evaluation", np.array([0]))
-    assert policy.exploration[7] == 0.125, "a slot that changes its part changes its ε"
+    assert policy.exploration[7] == 0.125, "a new role sets a new ε"
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 16, 610])
-def test_ranks_are_all_there_and_every_beginning_is_spread(count):
+def test_spread_is_a_permutation_with_evenly_spread_prefixes(count):
     ranks = spread(count)
     assert sorted(ranks) == list(range(count))
     for n in range(2, count + 1):
@@ -112,7 +112,7 @@ def test_ranks_are_all_there_and_every_beginning_is_spread(count):
         assert gaps.max() <= 4 * count / n, f"the first {n} leave a gap"
 
 
-def test_actions_explore_as_the_table_says():
+def test_actions_explore_with_the_epsilon_of_their_slot():
     policy = _q_policy(training_envs=2)
     policy.devices[0].assign(np.array([3, 5], np.int32), "training", np.array([0, 1]))  # ε 0.4 and 0.00066
     observation = np.ones((2, 4), np.float32)
@@ -122,12 +122,12 @@ def test_actions_explore_as_the_table_says():
             observation, np.zeros(2, np.float32), np.ones(2, np.bool_), np.array([3, 5], np.int32)
         )
         explored += decision.recorded["q_taken"] != decision.recorded["q_max"]
-    # Of explored actions one third is the best one: 160 of 600 expected, standard deviation 11.
+    # One third of the explored actions is the greedy one: 160 of 600 expected, standard deviation 11.
     assert 110 < explored[0] < 210 and explored[1] <= 5
 
 
-def test_hosts_share_the_training_environments_and_draw_differently():
-    """Environment i of host h of H is number i·H + h of all; host 0 of one host is as it always was."""
+def test_hosts_split_ranks_and_use_different_seeds():
+    """Environment i of host h of H has rank i·H + h; a single host is unaffected."""
     config = AgentConfig(algorithm="r2d2", hidden=(8,), lstm=5)
     agent = create_agent(config, TrainingConfig(), SPEC, 3)
     hosts = [AgentPolicy(agent, SPEC, max_slots=4, seed=9, training_envs=8, host=(h, 2)) for h in range(2)]
@@ -144,7 +144,7 @@ def test_hosts_share_the_training_environments_and_draw_differently():
     assert actions[0] == actions[1] != actions[2]
 
 
-def test_xla_compiles_four_batch_sizes_and_answers_the_same():
+def test_xla_compiles_four_batch_sizes_with_the_same_answers():
     plain, compiled = _policy(), _policy(xla="all")
     assert compiled.devices[0]._pad_to == [1, 3, 6], "of 6 environments: all, half, a quarter, a sixteenth"
     for first in (True, False):
@@ -159,7 +159,7 @@ def test_a_meter_counts_batches_and_rows():
         _act(policy, list(range(n)), True)
     meter = policy.devices[0].meter
     assert (meter.device, meter.role, meter.batches, meter.rows) == ("CPU:0", "inference", 2, 4)
-    assert meter.busy > 0 and meter.transfer_bytes == 0, "nothing is brought to a processor"
+    assert meter.busy > 0 and meter.transfer_bytes == 0, "a CPU needs no transfer"
 
 
 @pytest.mark.parametrize(
@@ -167,12 +167,12 @@ def test_a_meter_counts_batches_and_rows():
     [
         (1, [0, 4, 8], [0, 4, 8]),
         (3, [0, 4, 8, 12, 13], [0, 4, 8, 12, 12]),
-        # A dropped update leaves versions that are multiples of nothing.
+        # After a dropped update no version may be a multiple of `publish_every`.
         (2, [0, 3, 7, 11], [0, 3, 7, 11]),
         (8, [1, 5, 9, 13, 17], [1, 1, 9, 9, 17]),
     ],
 )
-def test_versions_that_skip_a_multiple_are_taken_after_it(every: int, offered: list[int], taken: list[int]):
+def test_the_first_version_after_a_skipped_multiple_is_taken(every: int, offered: list[int], taken: list[int]):
     policy = _policy(publish_every=every)
     versions = []
     for version in offered:

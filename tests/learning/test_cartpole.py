@@ -23,7 +23,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 
 def mean_return(fleet: Fleet, *values: str, steps: int | None = None) -> float:
-    """Train, then play 100 episodes of the agent that came of it."""
+    """Train, then play 100 episodes of the trained agent."""
     options = ["--preset", "cartpole_vtrace", "--seed", str(SEED), "--logdir", "run"]
     options += [] if steps is None else ["--steps", str(steps)]
     fleet.start("train", *options, *sets(*values)).ends_with(0, limit=600)
@@ -38,6 +38,6 @@ def test_cartpole_is_solved(fleet: Fleet) -> None:
     assert mean_return(fleet) >= SOLVED
 
 
-def test_without_learning_it_is_not(fleet: Fleet) -> None:
+def test_cartpole_is_not_solved_without_learning(fleet: Fleet) -> None:
     """The control: the same with weights that stay where they began."""
     assert mean_return(fleet, "training.learning_rate=1e-9", steps=20_000) < 100

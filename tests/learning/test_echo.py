@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.learning, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def mean_reward(folder: Path, answer: str, hidden: bool) -> float:
-    """Train, then play 50 episodes of the agent that came of it."""
+    """Train, then play 50 episodes of the trained agent."""
     environment = f'environment.kwargs={{ answer = "{answer}", hidden = {str(hidden).lower()} }}'
     with fleet_in(folder) as fleet:
         fleet.start(
@@ -40,11 +40,11 @@ def mean_reward(folder: Path, answer: str, hidden: bool) -> float:
 
 
 @pytest.mark.parametrize("answer", ["box", "multi_discrete"])
-def test_what_is_seen_is_answered(tmp_path: Path, answer: str) -> None:
+def test_echo_is_learned(tmp_path: Path, answer: str) -> None:
     assert mean_reward(tmp_path, answer, hidden=False) >= 0.9
 
 
 @pytest.mark.parametrize(("answer", "most"), [("box", 0.6), ("multi_discrete", 0.45)])
-def test_with_nothing_to_see_it_is_guessed(tmp_path: Path, answer: str, most: float) -> None:
+def test_hidden_echo_is_guessed(tmp_path: Path, answer: str, most: float) -> None:
     """The control: best are 1/2 and 1/3, and 400 answers of two parts are within 0.02 of that."""
     assert mean_reward(tmp_path, answer, hidden=True) < most

@@ -1,4 +1,4 @@
-"""The general preset learns tasks whose returns are in the hundreds, as it comes; without its scales it does not."""
+"""The general preset learns tasks whose returns are in the hundreds, unchanged; without its scales it does not."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 
 def mean_return(fleet: Fleet, environment: str, steps: int, *values: str) -> float:
-    """Train, then play 20 episodes of the agent that came of it."""
+    """Train, then play 20 episodes of the trained agent."""
     fleet.start(
         "train", "--preset", "gymnasium_vtrace", "--env", environment, "--seed", str(SEED), "--steps", str(steps),
         "--logdir", "run", *sets(*values),

@@ -24,7 +24,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 
 def mean_return(fleet: Fleet, preset: str, *values: str, seed: int = SEED) -> float:
-    """Train, then play 100 episodes of the agent that came of it."""
+    """Train, then play 100 episodes of the trained agent."""
     folder = f"run-{seed}"
     fleet.start("train", "--preset", preset, "--seed", str(seed), "--logdir", folder, *sets(*values)).ends_with(
         0, limit=1200

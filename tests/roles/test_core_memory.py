@@ -43,7 +43,7 @@ def _sentence(raised: pytest.ExceptionInfo[SeedError]) -> str:
     sentence = str(raised.value)
     assert raised.value.exit_status == EXIT_FAILED
     assert isinstance(raised.value.__cause__, tf.errors.ResourceExhaustedError)
-    assert sentence.startswith("the device is out of memory to ") and "\n" not in sentence
+    assert sentence.startswith("the device ran out of memory while ") and "\n" not in sentence
     assert "agent.hidden" in sentence and "topology.inference_devices" in sentence
     return sentence
 
@@ -53,7 +53,7 @@ def test_weights_that_find_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(SeedError) as raised:
         _core(tmp_path)
     sentence = _sentence(raised)
-    assert "it is to hold the network's weights; make the network smaller" in sentence
+    assert "it must hold the network's weights; make the network smaller" in sentence
     assert "inference.max_envs" not in sentence, "it would not help"
 
 
@@ -62,7 +62,7 @@ def test_state_tables_that_find_no_memory(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(SeedError) as raised:
         _core(tmp_path)
     sentence = _sentence(raised)
-    assert f"to build the learner: it is to hold {WEIGHTS:,} parameters ({WEIGHTS * 4 / 1e3:.1f} kB)" in sentence
+    assert f"while building the learner: it must hold {WEIGHTS:,} parameters ({WEIGHTS * 4 / 1e3:.1f} kB)" in sentence
     assert STATES in sentence and "the optimizer's state, " in sentence
     assert "lower inference.max_envs = 5000, " in sentence
 
@@ -85,7 +85,7 @@ def test_a_checkpoint_that_finds_no_memory(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(SeedError) as raised:
         core.resume(checkpoint)
     sentence = _sentence(raised)
-    assert f"to take the weights of {checkpoint.path}: " in sentence and STATES in sentence
+    assert f"while restoring {checkpoint.path}: " in sentence and STATES in sentence
     moments = 2 * WEIGHTS * 4  # Adam's two of each weight; beside them two numbers
     assert f"the optimizer's state ({moments / 1e3:.1f} kB)" in sentence
 
@@ -107,11 +107,11 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.parametrize(
     ("patch", "doing"),
     [
-        ("tf.repeat = exhausted", "CPU:0 is out of memory to build the learner"),
+        ("tf.repeat = exhausted", "CPU:0 ran out of memory while building the learner"),
         (
             "import seedcli.inference.device_policy as module; make = module.Promise; "
             "module.Promise = lambda action, *rest: make(type('Unread', (), {'numpy': exhausted})(), *rest)",
-            "CPU:0 is out of memory to answer 2 environments",
+            "CPU:0 ran out of memory while answering 2 environments",
         ),
     ],
     ids=["built", "answered"],
@@ -125,6 +125,6 @@ def test_a_run_ends_with_that_sentence(tmp_path: Path, patch: str, doing: str) -
     )  # fmt: skip
     assert ended.returncode == EXIT_FAILED, ended.stderr
     (line,) = [line for line in ended.stderr.splitlines() if "out of memory" in line]
-    assert line.startswith(f"seed: {doing}: it is to hold ") and "lower inference.max_envs = 64, " in line
+    assert line.startswith(f"seed: {doing}: it must hold ") and "lower inference.max_envs = 64, " in line
     assert "the agent states of inference.max_envs = 64 environments (2.6 kB)" in line
     assert "unexpected" not in ended.stderr and "Traceback" not in ended.stderr

@@ -224,7 +224,7 @@ def test_a_non_finite_observation_ends_the_session_with_the_reason(fleet):
     bad.send(0, observation=float("nan"))
     good.send(0)
     (refusal,) = bad.answers()
-    assert refusal.header.kind == Kind.REFUSED and b"observation that is not finite" in bytes(refusal.payload)
+    assert refusal.header.kind == Kind.REFUSED and b"non-finite observation" in bytes(refusal.payload)
     assert len(good.answers()) == 1
     assert [s.actor_id for s in fleet.service.sessions()] == ["good"]
 

@@ -86,7 +86,7 @@ def test_a_device_without_the_memory_is_said(
     monkeypatch.setattr(evaluator, "AgentPolicy", exhausted)
     status, stdout, stderr = evaluate(capsys, str(run.folder))
     assert (status, stdout) == (1, "") and len(stderr.splitlines()) == 1
-    assert "out of memory to play the checkpoint" in stderr and "lower --envs" in stderr
+    assert "ran out of memory while building the evaluator" in stderr and "lower --envs" in stderr
 
 
 def test_a_run_and_its_newest_checkpoint_are_the_same(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

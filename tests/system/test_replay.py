@@ -109,7 +109,7 @@ def test_a_replay_outlives_its_learner(fleet: Fleet, tmp_path: Path) -> None:
     )
     for name in COUNTERS:
         assert checkpoint.counters[name] <= first[name] <= checkpoint.counters[name] + 2000
-    assert "keeps no replay" not in resumed.stderr
+    assert "contains no replay" not in resumed.stderr
     _until(run, resumed, "learner_updates", checkpoint.counters["learner_updates"] + 100)
     wait_for(lambda: checkpoints(run)[-1] > checkpoint.env_steps, "another checkpoint")
     resumed.kill()
@@ -139,8 +139,8 @@ def _a_torn_segment_costs_the_replay_alone(fleet: Fleet, run: Path) -> None:
     addresses = resumed.wait_until_it_serves()
     for text in (resumed.stderr, (run / "learner.log").read_text()):
         (line,) = [line for line in text.splitlines() if segment.name in line]
-        assert f"is cut short or too long ({size // 2} bytes instead of {size}), and the replay is left out" in line
-        assert "it fills to replay.min_size = 32 unrolls before training goes on" in line
+        assert f"is cut short or too long ({size // 2} bytes instead of {size}), so the replay is ignored" in line
+        assert "it refills to replay.min_size = 32 unrolls before training continues" in line
     wait_for(lambda: f"at {checkpoint.env_steps:,} environment steps" in resumed.stderr, "the weights go on")
     actor = fleet.actor(addresses["grpc"], "--envs", "8")
     _until(run, resumed, "learner_updates", checkpoint.counters["learner_updates"] + 20)
@@ -153,7 +153,9 @@ def _a_torn_segment_costs_the_replay_alone(fleet: Fleet, run: Path) -> None:
 
     again = fleet.learner("--resume", "--logdir", str(run), "--set", "replay.save=false")
     again.wait_until_it_serves()
-    assert "replay.save = false leaves the replay aside: it fills to replay.min_size = 32 unrolls" in again.stderr
+    assert (
+        "the saved replay is ignored (replay.save = false): it refills to replay.min_size = 32 unrolls" in again.stderr
+    )
     again.kill()
 
 
@@ -217,7 +219,7 @@ def _losing_rewards(fleet: Fleet, period: int, steps: int) -> list[dict[str, Any
     options = ["--preset", "recall_r2d2", "--steps", str(steps), "--logdir", "run"]
     run = fleet.start("train", *options, *sets(*SMALL, *values))
     run.ends_with(0, limit=120)
-    assert "gave a reward that is not finite" in run.stderr and "actor local-0" in run.stderr
+    assert "returned a non-finite reward" in run.stderr and "actor local-0" in run.stderr
     return metrics(fleet.folder / "run")
 
 

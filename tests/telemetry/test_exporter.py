@@ -328,7 +328,7 @@ def test_closing_takes_less_than_a_second_and_frees_the_port(learner: Learner) -
     again.close()
 
 
-def test_a_port_that_cannot_be_had_is_one_sentence() -> None:
+def test_an_unavailable_port_is_a_usage_error() -> None:
     assert open_exporter(NetConfig()) is None
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]

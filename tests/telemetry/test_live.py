@@ -320,7 +320,7 @@ def test_a_warning_stands_in_the_picture_while_it_holds(width: int, height: int,
     assert "warning" not in "\n".join(gone)
 
 
-def test_summary_says_what_still_goes_wrong() -> None:
+def test_summary_shows_the_current_warning() -> None:
     console, file = terminal(80, 24)
     print_summary(console, Summary(500_123, 500_000, 95.0, 1.0, 0, Path("run"), playable=True, warning=WARNING))
     assert f"warning: {WARNING}\n" in ESCAPE.sub("", file.getvalue())

@@ -1,4 +1,4 @@
-"""Training on virtual devices, and on several hosts, in a process of its own; what came of it goes to a file.
+"""Training on virtual devices, and on several hosts, in a separate process; writes its results to a file.
 
 python -m tests.training.on_devices FILE: one host, its processor split into 8 devices.
 python -m tests.training.on_devices FILE INDEX ADDRESS ADDRESS: one of two hosts, with TensorFlow's address of each.
@@ -219,7 +219,7 @@ def one_of_two(index: int, addresses: tuple[str, ...]) -> dict[str, Any]:
     everything = batches(agent)
     results = []
     for number, batch in enumerate(everything):
-        # The second host has no batch at first, now and then: nobody does anything.
+        # The second host has no batch at first, now and then: no host trains.
         missing = index == 1 and number % 3 == 0
         mine = half(batch, index)
         for absent in (True, False) if number % 3 == 0 else (False,):

@@ -132,7 +132,7 @@ def test_columns_that_must_not_be_trained_on_weigh_nothing():
         weights += prepared.unrolls.weights.tolist()
         assert not prepared.counted[:, prepared.unrolls.weights == 0].any()
     assert weights == [1, 0, 1, 1, 1, 1, 0, 0]
-    assert arena.acquire(3).keep is None, "a buffer that came back starts anew"
+    assert arena.acquire(3).keep is None, "released buffers are reset"
 
 
 def test_whole_buffers_are_taken_in_order():

@@ -150,12 +150,12 @@ def test_another_format_is_refused(tmp_path, number):
         (
             {"policy/kernel": np.zeros((3, 2), np.float32)},
             "its variable agent/policy/kernel is float32 of shape (2, 3), "
-            "where this configuration has float32 of shape (3, 2)",
+            "but this configuration has float32 of shape (3, 2)",
         ),
         (
             {"value/kernel": np.zeros(4, np.float32)},
             "its variable agent/value/kernel is float64 of shape (4,), "
-            "where this configuration has float32 of shape (4,)",
+            "but this configuration has float32 of shape (4,)",
         ),
     ],
 )
@@ -165,7 +165,7 @@ def test_another_agent_is_refused_and_nothing_of_it_restored(tmp_path, changed, 
     found = {name: tf.Variable(array) for name, array in arrays.items() if array is not None}
     with pytest.raises(CheckpointError) as refused:
         restore(checkpoint, {"agent": found})
-    assert str(refused.value) == f"the checkpoint {checkpoint.path} is of another agent: {sentence}"
+    assert str(refused.value) == f"the checkpoint {checkpoint.path} belongs to another agent: {sentence}"
     for name, variable in found.items():
         np.testing.assert_array_equal(variable, arrays[name])
 

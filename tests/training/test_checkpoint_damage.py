@@ -63,7 +63,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_found_and_said_and_the_one_before_it_used(
+def test_damage_is_logged_and_the_previous_checkpoint_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     harm, what = DAMAGE[damage]
@@ -90,7 +90,7 @@ def test_garbage_in_state_is_refused_even_where_its_checksum_is_right(tmp_path: 
         open_checkpoint(path)
 
 
-def test_a_newer_version_is_not_passed_over(tmp_path: Path) -> None:
+def test_a_newer_format_is_an_error(tmp_path: Path) -> None:
     writer, variable = make_writer(tmp_path / "checkpoints")
     save(writer, variable, 1)
     path = save(writer, variable, 2)
@@ -102,7 +102,7 @@ def test_a_newer_version_is_not_passed_over(tmp_path: Path) -> None:
     assert names(tmp_path / "checkpoints") == ["1", "2"]
 
 
-def test_a_run_that_goes_on_from_before_the_damage_keeps_what_it_makes(
+def test_a_run_resumed_before_the_damage_keeps_its_new_checkpoints(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its numbers are smaller than the damaged ones': those must not be kept in place of them."""
@@ -125,7 +125,7 @@ def test_a_run_that_goes_on_from_before_the_damage_keeps_what_it_makes(
     assert names(folder) == ["220", "300", "damaged-300", "damaged-400"]
 
 
-def test_where_all_are_damaged_nothing_is_touched(tmp_path: Path) -> None:
+def test_nothing_is_changed_if_all_checkpoints_are_damaged(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", "x") as folder:
         folder.write_config(load_config("cartpole_vtrace", environ={}))
         writer, variable = make_writer(folder.checkpoints)
@@ -140,7 +140,7 @@ def test_where_all_are_damaged_nothing_is_touched(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "checkpoints").rglob("*")} == before
 
 
-def test_a_run_without_checkpoints_is_gone_on_with_from_its_beginning(tmp_path: Path) -> None:
+def test_a_run_without_checkpoints_resumes_from_its_beginning(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", "x") as folder:
         folder.write_config(load_config("cartpole_vtrace", environ={}))
         assert resume_point(folder) is None

@@ -54,7 +54,7 @@ def test_a_full_disk_costs_the_checkpoints_that_do_not_fit(tmp_path: Path, caplo
             assert writer.error is not None and names(folder) == ["1"], "nothing half-written takes the room"
         lines = [record.getMessage() for record in caplog.records]
         assert len(lines) == 2 and f"{folder / '2'} could not be written: " in lines[0] and "\n" not in lines[0]
-        with pytest.raises(SeedError, match=r"checkpoints/3 could not be written \(.*make room"):
+        with pytest.raises(SeedError, match=r"checkpoints/3 could not be written \(.*free disk space"):
             save(writer, variable, 3)
         holds(first, size, 1)
         # The same number again: what stands is not touched before its successor is whole.
@@ -155,7 +155,7 @@ class _Held:
         monkeypatch.setattr(module, "_write_variables", held)
 
 
-def test_a_slow_write_postpones_the_next_one_and_is_told_of_once(
+def test_a_slow_write_postpones_the_next_one_and_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer, _ = make_writer(tmp_path)
@@ -205,7 +205,7 @@ def learner(tmp_path: Path) -> Iterator[Learner]:
         yield learner
 
 
-def test_training_goes_on_while_a_checkpoint_takes_its_time(
+def test_training_continues_during_a_slow_checkpoint(
     learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer, variable = make_writer(tmp_path / "checkpoints")

@@ -74,7 +74,7 @@ def _assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 @pytest.mark.parametrize("algorithm", list(AGENTS))
-def test_so_many_devices_train_as_one_does(found: dict[Any, Any], algorithm: str, devices: int) -> None:
+def test_several_devices_train_like_one(found: dict[Any, Any], algorithm: str, devices: int) -> None:
     one, several = found[algorithm, 0], found[algorithm, devices]
     _assert_same(several, one)
     assert several["trained_steps"] == one["trained_steps"] > 0
@@ -89,7 +89,7 @@ def test_so_many_devices_train_as_one_does(found: dict[Any, Any], algorithm: str
 
 
 @pytest.mark.parametrize("wrong", ["divided by the local batch", "clipped before the sum"])
-def test_what_is_wrong_on_several_devices_is_told_apart(found: dict[Any, Any], wrong: str) -> None:
+def test_wrong_aggregation_is_detected(found: dict[Any, Any], wrong: str) -> None:
     assert _differs(found[wrong], found["r2d2", 0])
 
 
@@ -97,7 +97,7 @@ def test_a_compiled_update_is_the_same(found: dict[Any, Any]) -> None:
     _assert_same(found["xla"], found["r2d2", 0])
 
 
-def test_all_devices_drop_what_one_finds_not_finite(found: dict[Any, Any]) -> None:
+def test_all_devices_drop_an_update_that_is_non_finite_on_one(found: dict[Any, Any]) -> None:
     drop = found["drop"]
     assert not drop["result"]["applied"] and drop["result"]["fault"] == "the loss" and drop["dropped"] == 1
     assert np.isfinite(drop["result"]["priorities"][:-1]).all() and np.isnan(drop["result"]["priorities"][-1])
@@ -107,7 +107,7 @@ def test_all_devices_drop_what_one_finds_not_finite(found: dict[Any, Any]) -> No
             np.testing.assert_array_equal(before, after)
     for before, after in zip(drop["before"][2 * count :], drop["after"][2 * count :], strict=True):
         np.testing.assert_array_equal(before, after)  # of the optimizer
-    assert drop["again"], "training goes on"
+    assert drop["again"], "training continues"
     for copies in drop["copies"]:
         assert len(copies) == 4
         for copy in copies:
@@ -131,7 +131,7 @@ def test_devices_are_those_of_the_plan(found: dict[Any, Any]) -> None:
     inventory = found["inventory"]
     assert inventory.cores >= 1 and len(inventory.models) == inventory.gpus + inventory.tpus
     name, sentence = found["too late"]
-    assert name == "SeedError" and "has started" in sentence
+    assert name == "SeedError" and "has already started" in sentence
 
 
 def test_a_host_counts_once_whatever_its_devices(found: dict[Any, Any]) -> None:
@@ -142,8 +142,8 @@ def test_a_host_counts_once_whatever_its_devices(found: dict[Any, Any]) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_two_hosts_train_as_one_does(found: dict[Any, Any], tmp_path: Path) -> None:
-    """Each with half of every batch; the weights are the chief's; where one has no batch nobody does anything."""
+def test_two_hosts_train_like_one(found: dict[Any, Any], tmp_path: Path) -> None:
+    """Each with half of every batch; the weights are the chief's; where one has no batch no host trains."""
     addresses = free_addresses(2)
     waiting = []
     for index in range(2):
@@ -181,7 +181,7 @@ def test_one_device_of_one_host_needs_no_strategy() -> None:
         trainer.update(None, env_steps=0)
 
 
-def test_a_batch_that_finds_no_memory_is_told_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_place_out_of_memory_reports_the_size_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(*_: Any) -> None:
         message = "OOM when allocating tensor on /job:localhost/replica:0/task:0/device:GPU:1 by allocator GPU_1_bfc"
         raise tf.errors.ResourceExhaustedError(None, None, message)
@@ -196,13 +196,14 @@ def test_a_batch_that_finds_no_memory_is_told_with_its_size(monkeypatch: pytest.
         devices.place(batch.unrolls)
     assert raised.value.exit_status == 1
     assert str(raised.value) == (
-        "GPU:1 is out of memory to take a training batch, of which TensorFlow has had 2,000.0 MB at most: it is to "
-        f"hold a batch of {B} unrolls ({nbytes / 1e3:.1f} kB), the one before it and what trains and infers there; "
+        "GPU:1 ran out of memory while copying a training batch (TensorFlow's peak: 2,000.0 MB): it must "
+        f"hold a batch of {B} unrolls ({nbytes / 1e3:.1f} kB), the previous batch and training and inference on the "
+        "same device; "
         "lower training.batch_size, training.unroll_length or inference.max_envs, or let other devices infer"
     )
 
 
-def test_a_tpu_that_is_not_there_is_refused() -> None:
+def test_a_missing_tpu_is_a_usage_error() -> None:
     if tf.config.list_physical_devices("TPU"):
         pytest.skip("there is a TPU here")
     with pytest.raises(UsageError, match="finds no TPU"):

@@ -65,7 +65,7 @@ def test_groups_of_version_1_have_files_of_other_names(tmp_path: Path) -> None:
     assert list(memory._left_in_groups(tmp_path / "fs", membership)) == [550]
 
 
-def test_page_cache_is_not_taken_for_used(tmp_path: Path) -> None:
+def test_page_cache_counts_as_available(tmp_path: Path) -> None:
     _group(tmp_path / "fs" / "job", "1000", 990)
     (tmp_path / "fs" / "job" / "memory.stat").write_text("anon 90\ninactive_file 800\nactive_file 100\n")
     assert list(memory._left_in_groups(tmp_path / "fs", _membership(tmp_path, "0::/job\n"))) == [810]

@@ -1,4 +1,4 @@
-"""The learning-rate schedule, clipping, and updates that are not finite."""
+"""The learning-rate schedule, clipping, and updates that are non-finite."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_gradients_are_clipped_together(clip_norm: float, scale: float, in_funct
 
 @pytest.mark.parametrize("clip_norm", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_gradients_that_are_not_finite_change_nothing(bad: float, clip_norm: float) -> None:
+def test_non_finite_gradients_change_nothing(bad: float, clip_norm: float) -> None:
     variable = keras.Variable([1.0, 2.0])
     optimizer = make_optimizer(training_config())
 

@@ -1,4 +1,4 @@
-"""A learner's core with a replay: checkpoints that bring everything back, rewards that are not finite."""
+"""A learner's core with a replay: checkpoints that bring everything back, rewards that are non-finite."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _assert_same_replay(one: ReplaySource, other: ReplaySource) -> None:
     assert one.stats() == other.stats()
 
 
-def test_a_checkpoint_of_a_learner_brings_everything_back(tmp_path: Path) -> None:
+def test_a_learner_is_restored_from_its_checkpoint(tmp_path: Path) -> None:
     core = _core(tmp_path)
     _play_and_train(core, 30, seed=1)
     counters = core.counters() | {"seeds_given": 0}
@@ -109,7 +109,7 @@ def test_a_checkpoint_keeps_the_loss_scale(tmp_path: Path) -> None:
         each.source.close()
 
 
-def test_a_checkpoint_without_a_replay_begins_to_fill_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_resuming_without_a_saved_replay_refills_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     core = _core(tmp_path, "replay.save=false")
     _play_and_train(core, 5, seed=1)
     path = core.checkpointer.save(core.counters(), wait=True)
@@ -118,14 +118,14 @@ def test_a_checkpoint_without_a_replay_begins_to_fill_anew(tmp_path: Path, caplo
         resumed.resume(open_checkpoint(path))
         assert isinstance(resumed.source, ReplaySource)
         assert (resumed.source.replay.inserted, resumed.trainer.updates) == (0, 5)
-        why = "keeps no replay" if save == "true" else "replay.save = false leaves the replay aside"
-        assert f"{why}: it fills to replay.min_size = 8 unrolls" in caplog.text
+        why = "contains no replay" if save == "true" else "the saved replay is ignored (replay.save = false)"
+        assert f"{why}: it refills to replay.min_size = 8 unrolls" in caplog.text
         caplog.clear()
         _play_and_train(resumed, 3, seed=3)
         resumed.source.close()
 
 
-def test_a_replay_that_cannot_be_read_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreadable_replay_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     core = _core(tmp_path)
     _play_and_train(core, 5, seed=1)
     path = core.checkpointer.save(core.counters() | {"seeds_given": 0}, wait=True)
@@ -135,7 +135,7 @@ def test_a_replay_that_cannot_be_read_is_left_out(tmp_path: Path, caplog: pytest
     resumed = _core(tmp_path)
     resumed.resume(open_checkpoint(path))
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert f"{segment} cannot be read (No such file or directory), and the replay is left out: it fills to" in line
+    assert f"{segment} cannot be read (No such file or directory), so the replay is ignored: it refills to" in line
     assert isinstance(resumed.source, ReplaySource)
     assert (resumed.source.replay.inserted, resumed.trainer.updates) == (0, 5)
     for mine, theirs in zip(core.agent.variables().values(), resumed.agent.variables().values(), strict=True):
@@ -150,7 +150,7 @@ def test_a_replay_that_cannot_be_read_is_left_out(tmp_path: Path, caplog: pytest
         each.source.close()
 
 
-def test_rewards_that_are_not_finite_are_counted_once_and_never_trained_on(tmp_path: Path) -> None:
+def test_non_finite_rewards_are_counted_once_and_not_trained_on(tmp_path: Path) -> None:
     core = _core(tmp_path, "replay.save=false")
     _play_and_train(core, 30, seed=1, bad=0.05)
     while core.source.next_batch(wait=False) is not None:

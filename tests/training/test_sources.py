@@ -197,7 +197,7 @@ def test_columns_that_are_not_to_be_kept_are_not_inserted(rig: Callable[..., Rig
     assert it.arena.acquire(E) is not None, "their buffers came back"
 
 
-def test_unrolls_whose_priorities_are_not_finite_are_dropped_and_counted(rig: Callable[..., Rig]) -> None:
+def test_unrolls_with_non_finite_priorities_are_dropped_and_counted(rig: Callable[..., Rig]) -> None:
     it = rig()
     it.fill(q=math.nan)
     assert it.source.next_batch(wait=False) is None
@@ -221,7 +221,7 @@ def test_unrolls_whose_priorities_are_not_finite_are_dropped_and_counted(rig: Ca
     assert it.source.dropped == 3
 
 
-def test_without_training_insertion_stops_and_the_arena_runs_dry_until_training_goes_on(
+def test_insertion_stops_without_training_until_training_continues(
     rig: Callable[..., Rig],
 ) -> None:
     it = rig()
@@ -334,7 +334,7 @@ def test_a_replay_that_grows_beyond_what_was_reckoned_is_refused_as_training_sta
         it.fill()
         assert it.source.next_batch(wait=False) is None
     it.fill()
-    with pytest.raises(UsageError, match=r"100,000,000 unrolls take by its first unrolls .* GB, and this machine has"):
+    with pytest.raises(UsageError, match=r"100,000,000 unrolls take up to an estimated .* GB, and this machine has"):
         it.source.next_batch(wait=False)
 
 

@@ -1,4 +1,4 @@
-"""Updates: applied, clipped after aggregation, dropped and named where something is not finite."""
+"""Updates: applied, clipped after aggregation, dropped and named if non-finite."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_policy_lag_is_counted_in_updates():
 
 
 @pytest.mark.parametrize("reward", [np.nan, np.inf])
-def test_an_update_that_is_not_finite_is_dropped_counted_and_named(reward):
+def test_a_non_finite_update_is_dropped_counted_and_named(reward):
     agent = create_agent(AgentConfig(hidden=(8,)), TRAINING, SPEC, 1)
     trainer = Trainer(agent, TRAINING, total_steps=100)
     trainer.update(_batch(), env_steps=0)
@@ -81,7 +81,7 @@ def test_an_update_that_is_not_finite_is_dropped_counted_and_named(reward):
     rate_and_state = [v.numpy() for v in trainer.variables().values()]
     for kept, now in zip(before[1], rate_and_state, strict=True):
         np.testing.assert_array_equal(kept, now)
-    assert trainer.update(_batch(), env_steps=0).applied, "training goes on"
+    assert trainer.update(_batch(), env_steps=0).applied, "training continues"
 
 
 def test_clipping_bounds_the_step_by_the_global_norm():
@@ -130,7 +130,7 @@ def _q_batch(reward: float = 1.0) -> TrainingBatch:
     return batch._replace(unrolls=batch.unrolls._replace(recorded=recorded), serials=np.array([3, 4]))
 
 
-def test_an_update_gives_the_priorities_of_its_unrolls():
+def test_an_update_returns_the_priorities_of_its_unrolls():
     agent, trainer = _q_trainer()
     batch = _q_batch()
     expected = agent.loss(batch.unrolls).priorities.numpy()
@@ -141,7 +141,7 @@ def test_an_update_gives_the_priorities_of_its_unrolls():
     assert Trainer(plain, TRAINING, total_steps=100).update(_batch(), env_steps=0).priorities is None
 
 
-def test_an_update_that_is_dropped_still_says_which_unrolls_are_to_blame():
+def test_a_dropped_update_returns_non_finite_priorities():
     agent, trainer = _q_trainer()
     batch = _q_batch()
     reward = batch.unrolls.reward.numpy()
@@ -187,7 +187,7 @@ def test_a_scaled_loss_gives_the_same_update():
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
-def test_a_scale_that_is_too_large_is_halved_and_no_fault():
+def test_a_too_large_loss_scale_is_halved_without_a_fault():
     trainer = _half_precision_trainer()
     trainer.loss_scale = 2.0**127  # beyond what float32 takes, as 2^15 may be beyond float16
     before = _weights(trainer._agent)
@@ -204,7 +204,7 @@ def test_a_scale_that_is_too_large_is_halved_and_no_fault():
     assert trainer.updates == 1 and trainer.dropped == 0
 
 
-def test_what_no_scale_helps_is_a_fault():
+def test_a_non_finite_update_at_scale_1_is_a_fault():
     trainer = _half_precision_trainer()
     assert trainer.update(_batch(reward=np.nan), env_steps=0).fault == "the loss"
     assert (trainer.dropped, trainer.loss_scale) == (1, 2.0**15)
@@ -229,7 +229,7 @@ def test_the_scale_grows_after_many_good_updates_in_a_row():
     assert trainer.loss_scale == 2.0**24, "the largest"
 
 
-def test_without_memory_it_is_said_what_took_it_and_what_to_lower(monkeypatch):
+def test_update_out_of_memory_names_contents_and_settings(monkeypatch):
     agent = create_agent(AgentConfig(hidden=(8,)), TRAINING, SPEC, 1)
     trainer = Trainer(agent, TRAINING, total_steps=100)
 
@@ -245,7 +245,7 @@ def test_without_memory_it_is_said_what_took_it_and_what_to_lower(monkeypatch):
         with pytest.raises(SeedError) as raised:
             trainer.update(_batch(), env_steps=0)
         sentence = str(raised.value)
-        assert sentence.startswith("the training device is out of memory for an update: it is to hold ")
+        assert sentence.startswith("the training device ran out of memory during an update: it must hold ")
         assert f"a batch of 2 unrolls ({batch / 1e3:.1f} kB)" in sentence
         assert f"59 parameters and the optimizer's state ({weights / 1e3:.1f} kB)" in sentence
         assert "the activations of 10 records" in sentence and "training.batch_size = 2" in sentence

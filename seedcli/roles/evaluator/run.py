@@ -117,7 +117,7 @@ class Player:
         self._as_trained = environment == config.environment
         self.config: Config = config.model_copy(update={"environment": environment})
         self._checkpoint = checkpoint
-        with building("to play the checkpoint", "lower --envs, or end what else uses the device"):
+        with building("while building the evaluator", "lower --envs, or end what else uses the device"):
             self._agent = create_agent(self.config.agent, self.config.training, checkpoint.spec, seed)
             restore(checkpoint, {"agent": self._agent.variables()})
             self._policy = AgentPolicy(self._agent, checkpoint.spec, max_slots=envs, seed=seed, greedy=not sample)

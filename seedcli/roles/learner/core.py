@@ -95,7 +95,7 @@ class LearnerCore:
         self.team = team
         host = (0, 1) if team is None else (team.index, team.size)
         local = local_share(config, *host)
-        with self._memory("to build the learner"):
+        with self._memory("while building the learner"):
             with devices.scope():
                 self.agent = create_agent(
                     config.agent, config.training, spec, config.run.seed, precision=config.topology.precision
@@ -212,7 +212,7 @@ class LearnerCore:
         Raises:
             SeedError: a device is out of memory.
         """
-        with self._memory(f"to take the weights of {checkpoint.path}"):
+        with self._memory(f"while restoring {checkpoint.path}"):
             restore(checkpoint, {"agent": self.agent.variables(), "optimizer": self.trainer.variables()})
         self.source.restore(checkpoint.path)
         self._count_on(checkpoint.counters)
@@ -242,7 +242,7 @@ class LearnerCore:
         assert self.team is not None
         if self.team.began:
             self._count_on(self.team.began)
-        with self._memory("to take the chief's weights"):
+        with self._memory("while copying the chief's weights"):
             self.trainer.broadcast([*self.agent.variables().values(), *self.trainer.variables().values()])
         self.policy.publish(self.trainer.updates)
 

@@ -1,9 +1,8 @@
 """The replay: compressed unrolls, first in, first out, drawn by priority, in a bounded ratio to insertion.
 
 A row has a *serial*, the number of rows inserted before it. The rows held are always the serials of one range
-[oldest, next), and a row's place is serial mod (places): dropping the oldest row only moves `oldest` on, and a
-serial alone says whether its row still stands. So a priority that arrives late never hits the row that took over
-the place meanwhile.
+[oldest, next), and a row's place is serial mod (places). Dropping the oldest row only advances `oldest`, and a serial
+alone tells whether its row is still held. So a late priority never reaches the row that now has the same place.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Sample(NamedTuple):
         serials: int64 [B]; an unroll may be drawn twice.
         weights: float32 [B], importance weights in (0, 1].
         arrays: name → [R, B, ...] of per-record fields, [B, ...] of the others; contiguous, 64-byte aligned.
-        waited: seconds spent waiting for the ratio to allow it.
+        waited: seconds spent waiting for insertion, as the ratio requires.
     """
 
     serials: npt.NDArray[np.int64]
@@ -51,16 +50,16 @@ class Sample(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """Everything a replay holds at one moment; never changes afterwards.
+    """Immutable snapshot of a replay.
 
     Attributes:
         oldest: serial of the first row.
         next: serial the next row gets: rows inserted so far.
         sampled: unrolls sampled so far.
         dropped: unrolls dropped so far.
-        places: places of the ring; with the priorities they fix what the next draws give.
+        places: places of the ring; with the priorities they determine the next draws.
         rng: state of the random generator, JSON-serialisable.
-        priorities: float64 [next - oldest], 0 of rows that are never drawn again.
+        priorities: float64 [next - oldest], 0 for rows that are never drawn again.
         blocks: the rows, [next - oldest].
     """
 
@@ -100,7 +99,7 @@ class Replay:
         self._changed = threading.Condition()
         self._closed = False
         self._oldest = self._next = self._sampled = self._dropped = self._nbytes = 0
-        self._forgiven = 0.0  # sampled unrolls the limiter leaves out of account, see `RateLimiter.forgiven`
+        self._offset = 0.0  # correction of the sampled count, see `RateLimiter.offset`
         self.insert_waited = 0.0
         self._allocate(min(_FIRST_PLACES, config.capacity))
 
@@ -124,23 +123,23 @@ class Replay:
         """Insert finished unrolls, one after the other, each when the ratio allows it.
 
         Args:
-            blocks: E unrolls as `codec.pack` gives them.
-            priorities: [E]; an unroll whose priority is negative or not finite is dropped and counted.
-            keep: [E] bool, False where an unroll's values are not finite (a NaN reward): dropped and counted too.
-            start: the first unroll to insert.
+            blocks: E unrolls from `codec.pack`.
+            priorities: [E]; an unroll with a negative or non-finite priority is dropped and counted.
+            keep: [E] bool, False for unrolls with non-finite values (a NaN reward): dropped and counted too.
+            start: index of the first unroll to insert.
             wait: block until training has caught up; otherwise stop at the first unroll that is not allowed yet.
 
         Returns:
-            The first unroll not dealt with, the next call's `start`: E when all are in or dropped, less where it was
-            not allowed to go on or the replay was closed.
+            The next call's `start`: E if all are inserted or dropped, less if the ratio does not allow more or the
+            replay was closed.
 
         Raises:
-            UsageError: the bytes allowed are full before `min_size` unrolls are in: training would never start.
+            UsageError: `capacity_gb` is full before `min_size` unrolls are in, so training would never start.
         """
         for column in range(start, len(priorities)):
             priority = float(priorities[column])
             if keep is not None and not keep[column]:
-                self._drop("its values are not finite")
+                self._drop("its values are non-finite")
             elif not (np.isfinite(priority) and priority >= 0):
                 self._drop(f"its initial priority is {priority}")
             elif self._may_insert(wait):
@@ -153,9 +152,9 @@ class Replay:
 
     def _may_insert(self, wait: bool) -> bool:
         with self._changed:
-            # Where nothing can be drawn (every priority was dropped), waiting for training would never end.
+            # If nothing can be drawn (every row was dropped), waiting for training would never end.
             while not self._closed and not (
-                self._limiter.can_insert(self._next, self._sampled + self._forgiven) or self._tree.total == 0
+                self._limiter.can_insert(self._next, self._sampled + self._offset) or self._tree.total == 0
             ):
                 if not wait:
                     return False
@@ -170,7 +169,7 @@ class Replay:
         log_once_per(f"replay dropped {reason}", 60, _log, logging.WARNING, "an unroll was dropped: %s", reason)
 
     def _push(self, block: bytes, priority: float, known: int = 0) -> None:
-        """Add a row, dropping the oldest ones to make room; the lock is held, and `known` rows were in once."""
+        """Add a row and drop the oldest ones if it does not fit; the lock is held; `known`: rows counted before."""
         if self._nbytes + len(block) > self._max_bytes and max(self._next, known) < self._config.min_size:
             fit = self._next - self._oldest
             needed = self._config.min_size * (self._nbytes + len(block)) / (fit + 1) / 1e9
@@ -199,7 +198,7 @@ class Replay:
         self._oldest += 1
 
     def _grow(self, places: int) -> None:
-        """Lay the rows out anew in a larger ring."""
+        """Move the rows to a larger ring."""
         serials = np.arange(self._oldest, self._next)
         priorities, blocks = self._priorities[serials % self._places], self._row_blocks()
         self._allocate(places)
@@ -220,10 +219,10 @@ class Replay:
     # ------------------------------------------------------------------ training
 
     def sample(self, *, wait: bool = True) -> Sample | None:
-        """Draw a batch when the ratio allows it.
+        """Draw a batch if the ratio allows it.
 
         Args:
-            wait: block until it does.
+            wait: block until the ratio allows it.
 
         Returns:
             The batch, or None: closed, or not allowed yet and `wait` is false.
@@ -232,7 +231,7 @@ class Replay:
         begun = time.perf_counter()
         with self._changed:
             while not self._closed and not (
-                self._limiter.can_sample(self._next, self._sampled + self._forgiven, batch) and self._tree.total > 0
+                self._limiter.can_sample(self._next, self._sampled + self._offset, batch) and self._tree.total > 0
             ):
                 if not wait:
                     return None
@@ -251,14 +250,14 @@ class Replay:
             shape = (field.shape[0], batch, *field.shape[1:]) if field.per_record else (batch, *field.shape)
             arrays[field.name] = aligned_empty(batch * field.nbytes).view(field.dtype).reshape(shape)
         self.codec.unpack(blocks, arrays)
-        # N and the total cancel where a batch is divided by its largest weight, that of its least probable row.
+        # N and the total cancel, because weights are divided by the largest of the batch (its least probable row).
         importance = (weights / weights.min()) ** -self._config.importance_exponent
         return Sample(serials, importance.astype(np.float32), arrays, waited)
 
     def update(self, serials: npt.NDArray[np.int64], priorities: npt.NDArray[np.floating[Any]]) -> None:
-        """Give sampled unrolls [B] their new priorities [B]; rows dropped meanwhile are passed over.
+        """Set the new priorities [B] of sampled unrolls [B]; rows dropped in the meantime are ignored.
 
-        A row whose priority is negative or not finite is dropped: never drawn again, and counted.
+        A row with a negative or non-finite priority is dropped: never drawn again, and counted.
         """
         priorities = np.asarray(priorities, np.float64)
         good = np.isfinite(priorities) & (priorities >= 0)
@@ -277,13 +276,13 @@ class Replay:
                 60,
                 _log,
                 logging.WARNING,
-                "%d unrolls of the replay were dropped: their new priorities are not finite (the first is unroll %d)",
+                "%d unrolls of the replay were dropped: their new priorities are non-finite (the first is unroll %d)",
                 len(bad),
                 bad[0],
             )
 
     def close(self) -> None:
-        """Wake whoever waits: nothing is inserted or sampled from now on."""
+        """Wake waiting threads: nothing is inserted or sampled from now on."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -313,11 +312,11 @@ class Replay:
 
     @property
     def dropped(self) -> int:
-        """Unrolls dropped so far because something in them was not finite."""
+        """Unrolls dropped so far because of non-finite values."""
         return self._dropped
 
     def stats(self) -> dict[str, float]:
-        """Figures for telemetry; those that are not defined yet are 0."""
+        """Metrics by name; 0 if not defined yet."""
         with self._changed:
             priorities = self._priorities[self._priorities > 0]
             size = self._next - self._oldest
@@ -332,7 +331,7 @@ class Replay:
             }
 
     def snapshot(self) -> Snapshot:
-        """What it holds now; the blocks are shared, not copied."""
+        """Take a snapshot; the blocks are shared, not copied."""
         with self._changed:
             serials = np.arange(self._oldest, self._next)
             return Snapshot(
@@ -347,7 +346,7 @@ class Replay:
             )
 
     def restore(self, saved: Snapshot, blocks: Iterable[bytes]) -> None:
-        """Become what a snapshot says, before any other use; a smaller capacity keeps the newest rows that fit.
+        """Restore a snapshot into an unused replay; a smaller capacity keeps the newest rows that fit.
 
         Args:
             saved: counters, priorities and random state; its `blocks` are not read.
@@ -375,5 +374,5 @@ class Replay:
                 raise ValueError(f"{self._next - saved.oldest} rows instead of {saved.next - saved.oldest}")
             self._rng = rng
             self._sampled, self._dropped = saved.sampled, saved.dropped
-            self._forgiven = self._limiter.forgiven(self._next, self._sampled)
+            self._offset = self._limiter.offset(self._next, self._sampled)
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""How far training and insertion may drift apart before one waits for the other."""
+"""The rate limiter, which keeps sampling and insertion at a fixed ratio."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class RateLimiter:
     """Keeps training and insertion in a fixed ratio, as the limiters of Reverb (Cassirer et al., 2021) do.
 
     The invariant, once `min_size` unrolls are in: ratio · (inserted − min_size) − sampled lies within
-    [−window, window]. It is checked as it would be after the step asked for. One side can always go on as long as
-    window ≥ (batch + ratio) / 2: if neither could, the difference would be above window − ratio and below
-    batch − window at once.
+    [−window, window]. A step is allowed if the invariant holds after it. One side can always proceed if
+    window ≥ (batch + ratio) / 2: if neither could, the difference would be both above window − ratio and below
+    batch − window.
 
     Attributes:
         ratio: unrolls sampled for each unroll inserted.
@@ -30,20 +30,20 @@ class RateLimiter:
 
     @classmethod
     def from_config(cls, config: ReplayConfig, batch_size: int) -> RateLimiter:
-        """The limiter of a configuration; a window of 0 becomes two batches and one insertion's worth.
+        """Make the limiter of a configuration; a window of 0 means 2 · batch_size + ratio.
 
         Raises:
-            ValueError: the window is below (batch_size + ratio) / 2, so that both sides could come to wait.
+            ValueError: the window is below (batch_size + ratio) / 2, so both sides could wait for each other.
         """
         window = config.window or 2 * batch_size + config.ratio
         if window < (batch_size + config.ratio) / 2:
             raise ValueError(f"window {window:g} must be at least {(batch_size + config.ratio) / 2:g}")
         return cls(config.ratio, config.min_size, window)
 
-    def forgiven(self, inserted: int, sampled: int) -> float:
-        """Sampled unrolls to leave out of account, so that counts of other settings lie within the window.
+    def offset(self, inserted: int, sampled: int) -> float:
+        """Correction of the sampled count that brings counts from other settings into the window.
 
-        A run resumed with another ratio goes on at that ratio: it does not first make good for all that went before.
+        A run resumed with another ratio continues at that ratio, without catching up for earlier steps.
         """
         ahead = self.ratio * max(0, inserted - self.min_size) - sampled
         return min(0.0, ahead + self.window) + max(0.0, ahead - self.window)

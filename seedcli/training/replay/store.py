@@ -1,9 +1,9 @@
-"""A replay on disk: segments to which nothing is ever added, and a manifest of them in each checkpoint.
+"""A replay on disk: immutable segments, and a manifest of them in each checkpoint.
 
-A segment holds rows of consecutive serials and is written once, with the first checkpoint that has them, so that a
-checkpoint costs what came in since the one before it, not the whole replay. It is made under a temporary name,
-synced and renamed. Its name ends in its checksum: a run that goes on from an older checkpoint, and gives the same
-serials to other rows, never overwrites a segment that a newer checkpoint names.
+A segment holds rows of consecutive serials and is written once, with the first checkpoint that contains them. So a
+checkpoint writes only the rows inserted since the last one. A segment is written under a temporary name, synced and
+renamed. Its name ends in its checksum: a run that resumes from an older checkpoint, and assigns the same serials to
+other rows, never overwrites a segment that a newer checkpoint names.
 
 A segment is: magic, serial of the first row, rows, bytes of the signature (little-endian), the signature, the
 length of each row's block as uint64, the blocks.
@@ -36,10 +36,10 @@ _WITHOUT = "resume without it: --set replay.save=false"
 
 
 class DamagedReplayError(CheckpointError):
-    """A segment is missing, cut short or damaged; the rest of the checkpoint is as good as ever.
+    """A segment is missing, cut short or damaged; the rest of the checkpoint is valid.
 
     Attributes:
-        problem: what is wrong, as the beginning of a sentence.
+        problem: the fault, as the beginning of a sentence.
     """
 
     def __init__(self, problem: str) -> None:
@@ -90,7 +90,7 @@ class ReplayStore:
         Raises:
             OSError: it could not be written; nothing is changed.
         """
-        # Segments of rows that are gone leave the list; where rows were missed in between, all of them have.
+        # Drop segments whose rows are all evicted. If rows in between were never written, no segment remains.
         segments = [s for s in self._segments if s.last >= snapshot.oldest]
         first = segments[-1].last + 1 if segments else snapshot.oldest
         if first < snapshot.next:
@@ -145,7 +145,7 @@ class ReplayStore:
         return Segment(name, first, first + len(blocks) - 1, size, digest.hexdigest())
 
     def prune(self, checkpoints: list[Path]) -> None:
-        """Delete segments that none of these checkpoints names, but for those the next one will."""
+        """Delete segments that neither these checkpoints nor the next one name."""
         named = {segment.name for segment in self._segments}
         for checkpoint in checkpoints:
             try:
@@ -153,25 +153,25 @@ class ReplayStore:
                     str(segment["name"]) for segment in json.loads((checkpoint / MANIFEST).read_text())["segments"]
                 }
             except FileNotFoundError:
-                continue  # it kept no replay
+                continue  # a checkpoint without a replay
             except (OSError, ValueError, KeyError, TypeError):
-                return  # what a manifest that cannot be read names is not known: nothing is deleted
+                return  # an unreadable manifest may name any segment: delete nothing
         for path in self._folder.glob("*.seg"):
             if path.name not in named:
                 path.unlink(missing_ok=True)
 
     def restore(self, checkpoint: Path, replay: Replay) -> bool:
-        """Fill an unused replay with what a checkpoint kept: contents, counters, priorities, random state.
+        """Restore an unused replay from a checkpoint: contents, counters, priorities, random state.
 
-        Every file is verified before the first row is taken over; then rows are read one at a time, so that memory
-        holds them once. A replay of smaller capacity keeps the newest rows that fit.
+        All files are verified first; then rows are read one at a time, so that memory holds them once. A replay of
+        smaller capacity keeps the newest rows that fit.
 
         Returns:
-            False where the checkpoint kept no replay.
+            False if the checkpoint has no replay.
 
         Raises:
             DamagedReplayError: a segment is missing, cut short or damaged; the replay is still unused.
-            CheckpointError: the manifest cannot be used, or it is of other unrolls than these.
+            CheckpointError: the manifest cannot be used, or it belongs to other unrolls.
         """
         if not (checkpoint / MANIFEST).exists():
             return False
@@ -202,7 +202,7 @@ class ReplayStore:
             if priorities.dtype != np.float64 or priorities.shape != (upto - oldest,):
                 raise ValueError(f"it holds {priorities.dtype} {priorities.shape} for {upto - oldest} unrolls")
             if not (np.isfinite(priorities).all() and (priorities >= 0).all()):
-                raise ValueError("a priority in it is negative or not finite")
+                raise ValueError("a priority in it is negative or non-finite")
             path = checkpoint / MANIFEST
             expected = segments[0].first if segments else oldest
             if expected > oldest or (segments[-1].last + 1 if segments else oldest) != upto:
@@ -222,7 +222,7 @@ class ReplayStore:
         return saved, segments
 
     def _verify(self, segment: Segment, saved: Snapshot) -> Callable[[], Iterator[bytes]]:
-        """Check a whole segment; returns what reads those of its rows that stand, one at a time."""
+        """Check a whole segment; returns a function that iterates over its rows that are still held."""
         path = self._folder / segment.name
         try:
             with path.open("rb") as file:

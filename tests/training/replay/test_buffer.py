@@ -183,7 +183,7 @@ def test_bytes_too_few_for_the_minimum_size_are_an_error_that_says_what_to_do():
     assert enough.insert(_noise(25), np.ones(25)) == 25
 
 
-def test_a_row_that_was_dropped_meanwhile_does_not_pass_its_priority_on():
+def test_a_late_priority_does_not_reach_the_row_in_the_same_place():
     replay = _replay(batch=8, capacity=4)
     _fill(replay, [1, 1, 1, 1])
     sample = replay.sample(wait=False)
@@ -207,32 +207,32 @@ def test_the_last_of_two_priorities_of_a_row_stands():
 # ---------------------------------------------------------------------------------------------- what is dropped
 
 
-def test_unrolls_that_are_not_finite_are_dropped_counted_and_named(caplog):
+def test_non_finite_unrolls_are_dropped_counted_and_logged(caplog):
     replay = _replay(batch=64)
     priorities = np.array([1, np.nan, 2, -1, np.inf, 3], np.float32)
     keep = np.array([True, True, False, True, True, True])
     with caplog.at_level(logging.WARNING):
         assert replay.insert(_columns(0, 6), priorities, keep) == 6
     assert replay.dropped == 4 and replay.inserted == 2
-    assert "initial priority is nan" in caplog.text and "values are not finite" in caplog.text
+    assert "initial priority is nan" in caplog.text and "values are non-finite" in caplog.text
     contents = replay.sample(wait=False).arrays["s"][:, 0]
     assert set(contents.tolist()) == {0, 5}
 
 
-def test_a_priority_that_is_not_finite_ends_a_row_for_good(caplog):
+def test_a_row_with_a_non_finite_priority_is_dropped_permanently(caplog):
     replay = _replay(batch=64)
     _fill(replay, [1, 1, 1])
     with caplog.at_level(logging.WARNING):
         replay.update(np.array([1, 1, 2, 2]), np.array([np.nan, np.nan, np.nan, 4.0]))
     assert replay.dropped == 2
-    assert "priorities are not finite" in caplog.text and "unroll 1" in caplog.text
+    assert "priorities are non-finite" in caplog.text and "unroll 1" in caplog.text
     assert set(replay.sample(wait=False).serials.tolist()) == {0}
     replay.update(np.array([1, 2]), np.array([5.0, np.nan]))  # of a batch drawn before
     assert replay.dropped == 2 and set(replay.sample(wait=False).serials.tolist()) == {0}
     assert replay.size == 3
 
 
-def test_insertion_goes_on_where_every_row_was_dropped():
+def test_insertion_continues_if_every_row_was_dropped():
     replay = _replay(batch=4, window=4, ratio=1.0)
     _fill(replay, np.ones(5))
     assert replay.insert(_columns(5, 1), np.ones(1), wait=False) == 0
@@ -288,7 +288,7 @@ def test_an_automatic_window_is_two_batches_and_a_step():
     choices=st.lists(st.booleans(), min_size=100, max_size=300),
     far=st.integers(0, 10**8),
 )
-def test_one_side_can_always_go_on_and_the_difference_stays_bounded(ratio, batch, slack, choices, far):
+def test_one_side_can_always_proceed_and_the_difference_stays_bounded(ratio, batch, slack, choices, far):
     window = (batch + ratio) / 2 + slack
     limiter = RateLimiter(ratio, 3, window)
     inserted, sampled = 3 + far, max(0, round(ratio * far) - round(ratio * far) % batch)
@@ -338,7 +338,7 @@ def test_two_threads_in_the_smallest_window_end_at_the_ratio(batch, ratio):
     assert replay.stats()["replay_ratio"] == pytest.approx(ratio, abs=(window + batch) / (columns - 5))
 
 
-def test_insertion_that_may_not_wait_stops_where_it_must_and_goes_on_from_there():
+def test_insertion_without_wait_stops_and_continues_later():
     replay = _replay(batch=4, ratio=1.0, min_size=4, window=4)
     columns, priorities = _columns(0, 20), np.ones(20)
     stop = replay.insert(columns, priorities, wait=False)
@@ -353,7 +353,7 @@ def test_insertion_that_may_not_wait_stops_where_it_must_and_goes_on_from_there(
         assert out["s"][0, 0] == serial
 
 
-def test_sampling_that_may_not_wait_says_so():
+def test_sampling_without_wait_returns_none():
     replay = _replay(batch=4, ratio=1.0, min_size=6, window=4)
     _fill(replay, np.ones(5))
     assert replay.sample(wait=False) is None
@@ -472,7 +472,7 @@ def test_a_snapshot_does_not_change_with_the_replay():
 
 
 @pytest.mark.parametrize(("ratio", "min_size"), [(1.0, 4), (8.0, 4), (0.25, 4), (1.0, 15)])
-def test_a_replay_restored_under_another_ratio_goes_on_at_that_ratio_at_once(ratio, min_size):
+def test_a_replay_restored_under_another_ratio_continues_at_that_ratio(ratio, min_size):
     before = _replay(batch=4, ratio=1.0, min_size=4, window=8)
     for start in range(0, 20, 4):
         before.insert(_columns(start, 4), np.ones(4))

@@ -66,7 +66,7 @@ def _store(tmp_path, codec=CODEC):
 
 
 @pytest.mark.parametrize("inserted", [3, 30, 100])
-def test_a_restored_replay_goes_on_exactly_as_the_saved_one(tmp_path, inserted):
+def test_a_restored_replay_continues_exactly_like_the_saved_one(tmp_path, inserted):
     replay = _replay(min_size=1)
     _insert(replay, inserted)
     _train(replay, 5)
@@ -109,7 +109,7 @@ def test_an_empty_replay_is_saved_and_restored(tmp_path):
     _insert(restored, 10)
 
 
-def test_a_checkpoint_without_a_replay_says_so(tmp_path):
+def test_restore_returns_false_without_a_replay(tmp_path):
     assert _store(tmp_path).restore(tmp_path, _replay()) is False
 
 
@@ -175,7 +175,7 @@ def test_pruning_deletes_nothing_while_a_manifest_cannot_be_read(tmp_path):
     assert len(_segments(tmp_path)) == 6
 
 
-def test_going_on_from_an_older_checkpoint_leaves_the_newer_one_whole(tmp_path):
+def test_resuming_from_an_older_checkpoint_keeps_the_newer_one_valid(tmp_path):
     replay, store = _replay(), _store(tmp_path)
     _insert(replay, 10)
     older = _checkpoint(tmp_path, store, replay, "older")
@@ -193,7 +193,7 @@ def test_going_on_from_an_older_checkpoint_leaves_the_newer_one_whole(tmp_path):
         _assert_same(source, restored)
 
 
-def test_a_restored_run_goes_on_with_the_segments_it_found(tmp_path):
+def test_a_restored_run_reuses_its_segments(tmp_path):
     replay, store = _replay(), _store(tmp_path)
     _insert(replay, 10)
     checkpoint = _checkpoint(tmp_path, store, replay)
@@ -355,7 +355,7 @@ def test_priorities_that_do_not_fit_are_refused(tmp_path, saved, priorities):
     assert PRIORITIES in _refused(tmp_path, saved)
 
 
-def test_what_a_killed_learner_left_over_does_no_harm(tmp_path, saved):
+def test_leftovers_of_a_killed_learner_are_ignored(tmp_path, saved):
     left = tmp_path / "replay" / ".000000000020.partial"
     left.write_bytes(b"half a segment")
     orphan = tmp_path / "replay" / "000000000020-0123456789ab.seg"  # its checkpoint was never finished
