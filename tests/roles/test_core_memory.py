@@ -85,7 +85,7 @@ def test_a_checkpoint_that_finds_no_memory(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(SeedError) as raised:
         core.resume(checkpoint)
     sentence = _sentence(raised)
-    assert f"to take the weights of {checkpoint.path}: " in sentence and STATES in sentence
+    assert f"to load the weights of {checkpoint.path}: " in sentence and STATES in sentence
     moments = 2 * WEIGHTS * 4  # Adam's two of each weight; beside them two numbers
     assert f"the optimizer's state ({moments / 1e3:.1f} kB)" in sentence
 

@@ -49,7 +49,7 @@ def test_the_first_node_of_a_job(nodes: str) -> None:
 
 
 def test_nodes_that_cannot_be_told() -> None:
-    with pytest.raises(UsageError, match="first node cannot be told .*: give --connect"):
+    with pytest.raises(UsageError, match="cannot determine the job's first node .*: give --connect"):
         default_connect({"SLURM_JOB_NODELIST": "gpu[03-"})
 
 
@@ -72,7 +72,7 @@ def test_several_places_are_tried_in_turn_and_the_last_good_one_first() -> None:
     discovery = Discovery("a:1, zmq://b:2,c:3")
     assert str(discovery) == "a:1, zmq://b:2,c:3"
     assert [discovery.next() for _ in range(5)] == ["a:1", "zmq://b:2", "c:3", "a:1", "zmq://b:2"]
-    discovery.again()
+    discovery.succeeded()
     assert [discovery.next() for _ in range(2)] == ["zmq://b:2", "c:3"]
 
 
@@ -84,7 +84,7 @@ def test_an_actor_is_refused_once_every_place_has_refused_it() -> None:
     discovery.next()
     discovery.refused("a:1", error)  # the same again is no other
     discovery.next()
-    discovery.again()  # the other one has let it in: what was said before counts no more
+    discovery.succeeded()  # the other one has let it in: what was said before counts no more
     discovery.next()
     discovery.refused("b:2", error)
     discovery.next()
@@ -106,7 +106,7 @@ def test_the_learner_of_a_folder_is_one_whatever_addresses_it_has(tmp_path: Path
     assert discovery.next() == "there:7"
     with pytest.raises(RefusedError, match="another token"):
         discovery.refused("there:7", error)
-    discovery.again()
+    discovery.succeeded()
     assert discovery.next() == "there:7"
     discovery.refused("there:7", error)  # somebody else's learner, perhaps: the other address has not been tried since
     # Beside another place, which is still to come, nothing is over.
@@ -133,7 +133,8 @@ def test_a_folder_is_waited_for_and_read_anew(tmp_path: Path) -> None:
     run = tmp_path / "run"
     discovery = Discovery(str(run))
     for _ in range(2):
-        with pytest.raises(UnreachableError, match=f"no learner has left its address in {run}: start it with --logdir"):
+        expected = f"no learner has published its address in {run}: start it with --logdir"
+        with pytest.raises(UnreachableError, match=expected):
             discovery.next()
         run.mkdir(exist_ok=True)
     leave(run, hosts=["node1"], grpc=8686, zmq=8687)
@@ -148,7 +149,7 @@ def test_a_folder_is_waited_for_and_read_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["./run", "run/", "/absolute/run", ".", ".."])
 def test_what_looks_like_a_folder_is_one(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UnreachableError, match="no learner has left its address"):
+    with pytest.raises(UnreachableError, match="no learner has published its address"):
         Discovery(place).next()
 
 

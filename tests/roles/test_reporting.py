@@ -78,7 +78,7 @@ def test_a_hung_inference_thread_is_no_health(reporter: Reporter, learner: Any, 
         assert reporter.health() == Health("serving")
         learner.service.last_turn = clock.now
     clock.now += TURN_SECONDS + 5
-    assert reporter.health() == Health("serving", "the inference thread has not turned for 35 s")
+    assert reporter.health() == Health("serving", "the inference thread has been stalled for 35 s")
     learner.service.last_turn = clock.now
     assert reporter.health() == Health("serving")
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 
-from seedcli.roles.restarts import PEACE_SECONDS, Restarts
+from seedcli.roles.restarts import FAILURE_MEMORY_SECONDS, Restarts
 from seedcli.roles.watchdog import Watchdog
 
 WAIT_SECONDS = 30.0
@@ -17,7 +17,7 @@ def test_failures_are_allowed_up_to_the_limit_and_forgotten_after_a_time_of_peac
     restarts = Restarts(clock=lambda: now)
     assert [restarts.failed("broke", 2) for _ in range(3)] == [True, True, False]
     assert restarts.unreported == "broke"
-    now += PEACE_SECONDS + 1
+    now += FAILURE_MEMORY_SECONDS + 1
     assert restarts.failed("broke again", 2) and restarts.failures == 1
     assert not Restarts(clock=lambda: now).failed("no restart is allowed", 0)
 

@@ -164,7 +164,7 @@ def test_a_learner_that_nobody_came_to_stops(train: Callable[..., Training]) -> 
 def test_an_actor_that_built_something_else_does_not_decide_what_is_learned(train: Callable[..., Training]) -> None:
     training = train(*counting())
     spec = EnvSpec("gymnasium/Other-v0", ArraySpec((4,), "float32"), ActionSpec((4,)))
-    with pytest.raises(RefusedError, match=f"'gymnasium/Other-v0' where gymnasium/{COUNTER} is played"):
+    with pytest.raises(RefusedError, match=f"'gymnasium/Other-v0', but the run plays gymnasium/{COUNTER}"):
         training.learner.engine_for(spec, lambda stream, sentence: None)
     assert training.learner.core is None
 

@@ -85,7 +85,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             for name in TRANSPORTS
         }
         insecure = fleet.learner("--insecure", "--logdir", "insecure", *OPTIONS)
-        wait_for(lambda: "no learner has left its address in ./run" in early.stderr, "the early actor waits")
+        wait_for(lambda: "no learner has published its address in ./run" in early.stderr, "the early actor waits")
         learner = fleet.learner("--logdir", "run", *OPTIONS)
         learner.wait_until_it_serves()
         insecure.wait_until_it_serves()
