@@ -279,7 +279,7 @@ def test_malformed_time_limits(time: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--preset", "cartpol_vtrace"], "did you mean cartpole_vtrace"),
+        (["--preset", "cartpol_vtrace"], "Did you mean cartpole_vtrace"),
         ([], "--preset"),
         (["--preset", "cartpole_vtrace", "--actors", "0"], "0"),
         (["--preset", "cartpole_vtrace", "--envs", "0"], "0"),
