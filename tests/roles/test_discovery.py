@@ -1,4 +1,4 @@
-"""Where an actor looks for the learner, and what it takes for its protection."""
+"""How an actor finds the learner and its token and certificates."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def leave(folder: Path, **address: Any) -> None:
 # -- what was told, or nothing
 
 
-def test_what_an_actor_was_told_comes_first() -> None:
+def test_environment_variable_takes_precedence_over_slurm() -> None:
     job = {"SLURM_JOB_NODELIST": "gpu7"}
     assert default_connect(job | {"SEED_CONNECT": "a:1"}) == "a:1"
     assert default_connect(job | {"SEED_CONNECT": ""}) == "gpu7:8686"
@@ -48,7 +48,7 @@ def test_the_first_node_of_a_job(nodes: str) -> None:
     assert default_connect({"SLURM_JOB_NODELIST": nodes}) == "gpu03:8686"
 
 
-def test_nodes_that_cannot_be_told() -> None:
+def test_malformed_node_list_is_refused() -> None:
     with pytest.raises(UsageError, match="cannot determine the job's first node .*: give --connect"):
         default_connect({"SLURM_JOB_NODELIST": "gpu[03-"})
 
@@ -84,7 +84,7 @@ def test_an_actor_is_refused_once_every_place_has_refused_it() -> None:
     discovery.next()
     discovery.refused("a:1", error)  # the same again is no other
     discovery.next()
-    discovery.succeeded()  # the other one has let it in: what was said before counts no more
+    discovery.succeeded()  # the other learner admitted it: earlier refusals no longer count
     discovery.next()
     discovery.refused("b:2", error)
     discovery.next()
@@ -129,7 +129,7 @@ def test_a_transport_is_for_folders_alone() -> None:
         Discovery("a:1", transport="zmq")
 
 
-def test_a_folder_is_waited_for_and_read_anew(tmp_path: Path) -> None:
+def test_address_file_is_read_at_each_attempt(tmp_path: Path) -> None:
     run = tmp_path / "run"
     discovery = Discovery(str(run))
     for _ in range(2):
@@ -196,7 +196,7 @@ def test_folders_and_addresses_may_be_mixed(tmp_path: Path) -> None:
 # -- protection
 
 
-def test_the_token_is_read_anew_at_each_attempt(config: Path) -> None:
+def test_token_is_read_at_each_attempt(config: Path) -> None:
     discovery = Discovery("a:1", tls=TlsFiles(ca="ca.pem"))
     with pytest.raises(RefusedError, match="no token: looked in"):
         discovery.security("a:1")

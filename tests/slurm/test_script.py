@@ -228,7 +228,7 @@ def test_a_learner_that_dies_at_each_start_is_not_queued_again_for_ever(tmp_path
     assert "scontrol" not in last
 
 
-def test_deaths_are_counted_anew_after_a_good_hour_or_a_clean_stop(tmp_path: Path) -> None:
+def test_death_count_resets_after_an_hour_or_a_clean_stop(tmp_path: Path) -> None:
     ends(tmp_path, 137)
     assert "after death 2 of 4" in ends(tmp_path, 137)
     assert "after death 1 of 4" in ends(tmp_path, 137, seconds=3600)

@@ -1,4 +1,4 @@
-"""Environments that break in the middle of a run: named, counted, built anew a bounded number of times."""
+"""Environments that fail during a run: named, counted, rebuilt a bounded number of times."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_environments_that_cannot_even_be_closed(fleet: Fleet) -> None:
 
 
 def test_an_environment_that_hangs_with_pythons_lock_ends_its_actor(fleet: Fleet) -> None:
-    """Nothing in its process can do more; whoever started it may start it again."""
+    """Nothing in its process can recover; a supervisor may restart it."""
     _, one, other, run = start(fleet, "locks", "environment.step_timeout=1")
     break_times(fleet, one, 1)
     one.ends_with(-signal.SIGKILL)
