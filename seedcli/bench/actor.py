@@ -1,4 +1,4 @@
-"""`seed bench actor`: an actor that never waits, and how much of its time is the simulator's own."""
+"""`seed bench actor`: an actor that never waits, and the share of its time spent in the simulator."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from seedcli.roles.actor.session import ActorSession, Environments
 from seedcli.specs import RowLayout, aligned_empty, split_envs
 from seedcli.telemetry.metrics import Profile
 
-# Where each family's adapter keeps the library's own vector environment, and the calls in which that plays.
+# The attribute path to the library's vector environment in each family's adapter, and the calls that step it.
 _SIMULATORS = {"atari": ("_vector",), "football": ("_engine", "_pool")}
 _CALLS = frozenset(("step", "send", "recv"))
-_WARM_UP = 0.25  # of the measurement's length, before it
+_WARM_UP = 0.25  # warm-up, as a fraction of the measurement's length
 
 
 class InstantLearner:
     """A `net.base.ClientTransport` that answers in the same call: every step with the same actions.
 
     Args:
-        config: what is played, and by how many.
-        shares_memory: rows stand where a learner would read them; else they are encoded where that pays.
+        config: sets the environment and the actors.
+        shares_memory: rows are written to shared memory; else they are encoded if that pays off.
     """
 
     address = "in this process"
@@ -51,7 +51,7 @@ class InstantLearner:
         return self._shares_memory
 
     def connect(self, timeout: float) -> None:
-        """Nothing has to be done."""
+        """Does nothing."""
 
     def _answer(self, kind: Kind, message: Mapping[str, Any]) -> None:
         body = encode_control(message)
@@ -100,10 +100,10 @@ class InstantLearner:
         self.send(header)
 
     def heartbeat(self, header: bytes) -> None:
-        """Nothing has to be done."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Nothing has to be done."""
+        """Does nothing."""
 
 
 class _Timed:
@@ -141,13 +141,13 @@ def measure_actor(config: Config, shares_memory: bool, seconds: float) -> dict[s
         simulator's own calls; its adapter around them; encoding; the rest.
 
     Raises:
-        UsageError: the family has no simulator that could be timed.
-        EnvironmentFailed: it cannot be built.
+        UsageError: the family has no simulator that can be timed.
+        EnvironmentFailed: the environment cannot be built.
     """
     family = config.environment.family
     if family not in _SIMULATORS:
         raise UsageError(
-            f"environment.family {family} has no vector environment of its own whose time could be told apart: "
+            f"environment.family {family} has no vector environment of its own to time separately: "
             f"choose a preset of {' or '.join(_SIMULATORS)}"
         )
     environments, profile = Environments(threads=0), Profile()

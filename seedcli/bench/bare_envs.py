@@ -1,4 +1,4 @@
-"""A family's own library in a bare loop: the environments of a run stepped with random actions, nothing of ours around.
+"""A family's own library in a bare loop: the environments of a run, stepped with random actions.
 
 The denominator of `seed bench training`. Groups of environments alternate, as an actor's streams do.
 """
@@ -18,7 +18,7 @@ from seedcli.specs import split_envs
 
 _ACTION_SETS = 64
 
-# Once called, a measured loop does the work of so many environment steps.
+# A call does some work and returns the number of environment steps it amounts to.
 Turn = Callable[[], int]
 
 _LIBRARIES = {
@@ -29,7 +29,7 @@ _LIBRARIES = {
 
 
 def library(config: EnvironmentConfig) -> str:
-    """What is stepped, for people."""
+    """The name of the library that is stepped."""
     return _LIBRARIES[config.family]
 
 
@@ -95,7 +95,7 @@ def environment_turn(config: Config, cores: int) -> Iterator[Turn]:
         cores: threads for libraries that have their own.
 
     Raises:
-        UsageError: there is no bare loop for the family.
+        UsageError: the family has no bare loop.
     """
     played = config.environment
     if played.family not in _LIBRARIES:

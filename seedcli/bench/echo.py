@@ -1,4 +1,4 @@
-"""The yardsticks of `seed bench`: echoes written straight on pyzmq, grpcio and mmap.
+"""The baselines of `seed bench`: echo servers written directly on pyzmq, grpcio and mmap.
 
 Each copies what arrives into one buffer, once, and answers with as many bytes as an action frame has. None of it
 passes through our server transports. What comes before the first step, the handshake, is answered as a learner
@@ -25,7 +25,7 @@ from seedcli.net.security.keys import TokenAuthenticator
 from seedcli.net.security.token import Token
 from seedcli.specs import EnvSpec, RowLayout, aligned_empty, split_envs
 
-# Nothing is sent while the other server of a comparison has its turn: that is no sign of death.
+# Connections are idle while the other server of a comparison is measured: that must not count as a lost peer.
 SILENCE_SECONDS = 24 * 3600.0
 _MESSAGE_LIMIT = 1 << 30
 _ACTION = bytes([Kind.ACTION])
@@ -45,20 +45,20 @@ class BenchServer(Protocol):
         """Serve one client until `close`."""
 
     def close(self) -> dict[str, Any]:
-        """End `run`, from another thread; returns what the server has to say of its work, perhaps nothing."""
+        """End `run`, from another thread; returns the server's own statistics, possibly empty."""
 
 
 class Admission:
-    """Lets in whoever comes, and keeps what was agreed.
+    """Admits every client and records its session.
 
     Args:
-        extra: gives what the transport adds to READY, from the size of each stream's row.
-        token: that must be proved; None: none.
+        extra: returns what the transport adds to READY, from the size of each stream's row.
+        token: that clients must prove; None: none.
 
     Attributes:
         envs: environments of each stream, once admitted.
         payload_bytes: size of each stream's row, once admitted.
-        complete: READY was given out.
+        complete: READY was sent.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class ZmqEcho:
             send(actions)
 
     def close(self) -> dict[str, Any]:
-        self._context.term()  # a socket that waits is told, and closed by its own thread
+        self._context.term()  # a blocked socket is interrupted, and closed by its own thread
         return {}
 
 

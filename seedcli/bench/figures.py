@@ -1,4 +1,4 @@
-"""`seed bench`: this machine's figures, each against a bare loop that runs on it at the same time."""
+"""`seed bench`: measurements of this machine, each against a bare loop measured at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `seed bench` gives the parts of a learner instead of an environment: observations and unrolls that are valid."""
+"""Valid random observations and unrolls, which `seed bench` feeds to the parts of a learner."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, map_arrays
 
 
 def environment_spec(config: EnvironmentConfig) -> EnvSpec:
-    """What an environment's observations and actions look like; a learner's machine need not have its simulator.
+    """The specification of an environment, even if its simulator is not installed.
 
     Raises:
-        SimulatorMissing: only the simulator knows, and it is not installed.
+        SimulatorMissing: only the simulator can tell, and it is not installed.
         UsageError, EnvironmentFailed: as of `envs.create_env`.
     """
     try:
@@ -34,7 +34,7 @@ def environment_spec(config: EnvironmentConfig) -> EnvSpec:
 
 
 def _known_spec(config: EnvironmentConfig) -> EnvSpec:
-    """The shapes of families whose configuration tells them; of Atari those of the full action set."""
+    """The specification of families that their configuration determines; for Atari with the full action set."""
     frame, actions = ArraySpec((config.height, config.width, 1), "uint8"), 18
     if config.family == "football":
         from seedcli.envs.football.rewards import MARKED, PLANES

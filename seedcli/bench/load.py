@@ -1,6 +1,6 @@
-"""The load of `seed bench`: an actor's transport and handshake, with rows that stand ready instead of environments.
+"""The load of `seed bench`: an actor's transport and handshake, with prepared rows instead of environments.
 
-The same code runs against whatever is compared, in turns, because a machine's speed drifts.
+The same code measures all targets in turns, because a machine's speed drifts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from seedcli.net.security.token import Token
 from seedcli.specs import EnvSpec, RowLayout
 
 _CONNECT_SECONDS = 30.0
-_ANSWER_SECONDS = 30.0  # an answer that takes longer will not come
+_ANSWER_SECONDS = 30.0  # timeout of an answer
 
 
 class Target(NamedTuple):
@@ -40,7 +40,7 @@ class Load:
 
     Attributes:
         spec: one environment.
-        envs: environments in all.
+        envs: total number of environments.
         streams: messages outstanding; each carries envs / streams environments.
         seconds: length of a window.
         windows: windows for each target, in turns.
@@ -66,7 +66,7 @@ class Load:
 
 
 class _Window(NamedTuple):
-    """What one window gave: messages answered a second, their latencies in seconds, CPU seconds of both sides."""
+    """The result of one window: messages answered a second, their latencies in seconds, CPU seconds of both sides."""
 
     messages: int
     seconds: float
@@ -133,7 +133,7 @@ class Connection:
     def window(self, seconds: float, at_least: int = 0) -> _Window:
         """Keep every stream's message outstanding for `seconds`, and until `at_least` answers came.
 
-        What is still on its way then is waited for, and not counted.
+        Answers still outstanding then are received, but not counted.
         """
         latencies: list[float] = []
         clock = time.perf_counter

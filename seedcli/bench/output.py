@@ -1,4 +1,4 @@
-"""How `seed bench` speaks: the machine it ran on, progress on stderr, tables or JSON on stdout."""
+"""Output of `seed bench`: the machine's description, progress on stderr, tables or JSON on stdout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seedcli.errors import EXIT_DONE
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """A description of the machine."""
     return {
         "seedcli": __version__,
         "python": platform.python_version(),
@@ -37,7 +37,7 @@ def show(result: Mapping[str, Any], json_output: bool, tables: Sequence[Table], 
     if json_output:
         print(json.dumps(result, indent=2))
         return EXIT_DONE
-    # A file or a pipe has no width of its own to fit into: no line of it is broken.
+    # A file or a pipe has no width: do not wrap lines.
     console = Console() if sys.stdout.isatty() else Console(width=200)
     for table in tables:
         console.print(table)

@@ -1,4 +1,4 @@
-"""`seed bench replay`: what unrolls of real games take in a replay, and how fast they go in and come out.
+"""`seed bench replay`: memory, insertion and sampling rates of a replay with unrolls of real games.
 
 Each figure stands beside something bare of the same run: memory beside the raw frames, packing and unpacking beside a
 plain copy of the same bytes, a batch beside the training step it is for, the sum tree beside a draw without one.
@@ -27,7 +27,7 @@ from seedcli.training.replay.unrolls import to_unrolls, unroll_fields
 from seedcli.training.trainer import Trainer
 
 _ENVS = 8  # of each game
-_ROUNDS = 3  # of each measurement; the median counts
+_ROUNDS = 3  # repetitions of each measurement; the median counts
 _TREE_ENTRIES = 1_000_000
 _TREE_CALLS = 200
 
@@ -214,7 +214,7 @@ def measure_replay(games: Sequence[str], unrolls: int, preset: str, say: Callabl
         games: Atari games, in snake_case.
         unrolls: of each, at least; rounded up to the environments played.
         preset: of the unrolls' lengths, the network and the batch.
-        say: told what is being measured.
+        say: called with a progress line.
 
     Returns:
         "games", one entry each; "sampling" against a training step; "tree".

@@ -1,4 +1,4 @@
-"""What `seed bench` measures, each in a process of its own: the learner's inference path, and a transport alone."""
+"""The servers that `seed bench` measures, each in its own process: the inference path, and a transport alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _JOIN_SECONDS = 10.0
 
 
 class Listener:
-    """A listener of ours on this machine alone, and what it leaves on the disk.
+    """A learner's listener, reachable only from this machine, and its temporary folder.
 
     Args:
         transport: "zmq", "grpc" (TCP loopback) or "shm".
@@ -120,7 +120,7 @@ class TransportServer:
         self._transport.send(peer, answer, body)
 
     def lost(self, peer: Peer, reason: str, *, malformed: bool = False) -> None:
-        """A client that has gone leaves nothing behind."""
+        """A client that left needs no cleanup."""
 
     def close(self) -> dict[str, Any]:
         os.eventfd_write(self._stop_event, 1)
@@ -151,7 +151,7 @@ class ConstantPolicy:
         return {}
 
     def assign(self, slots: Any, role: Any, index: Any) -> None:
-        """Every slot is answered alike."""
+        """All slots are equal."""
 
 
 class InferenceServer:
@@ -160,7 +160,7 @@ class InferenceServer:
     """
 
     def __init__(self, transport: str, max_envs: int) -> None:
-        import_tensorflow()  # before anything else loads it, so that it says nothing
+        import_tensorflow()  # before anything else loads it, so that it stays silent
         from seedcli.roles.learner.threads import fleet_settings
         from seedcli.serving.service import InferenceService
         from seedcli.training.batches import UnrollQueue
@@ -300,7 +300,7 @@ class _Process:
     def hear(self, timeout: float) -> Any:
         """Its next answer; raises SeedError where it failed, has died or takes longer than `timeout` seconds."""
         if not self._pipe.poll(timeout):
-            raise SeedError(f"a process of the benchmark has said nothing for {timeout:.0f} s: is the machine busy?")
+            raise SeedError(f"a process of the benchmark has not answered for {timeout:.0f} s: is the machine busy?")
         try:
             answer = self._pipe.recv()
         except EOFError as error:
@@ -311,7 +311,7 @@ class _Process:
 
     def end(self) -> None:
         """End it; safe to call twice."""
-        self._pipe.close()  # which it takes as a sign to clean up and leave
+        self._pipe.close()  # tells the process to clean up and exit
         self._process.join(_JOIN_SECONDS)
         if self._process.is_alive():
             self._process.terminate()

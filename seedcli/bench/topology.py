@@ -1,4 +1,4 @@
-"""`seed bench topology`: every ratio of a host's inference to its training devices, tried, and the best one named."""
+"""`seed bench topology`: try every ratio of inference to training devices on a host and recommend the best."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run_bench_topology(config: Config, *, seconds: float, json_output: bool) -> 
 
     Args:
         config: what is trained, and for which fleet (`actors.count` times `actors.envs`); the numbers of devices in
-            it are not heeded.
+            it are ignored.
         seconds: length of each measurement.
         json_output: print JSON instead of a table.
 
@@ -41,7 +41,7 @@ def run_bench_topology(config: Config, *, seconds: float, json_output: bool) -> 
             f"topology.hosts = {list(config.topology.hosts)} must be left out: seed bench topology tries the devices "
             "of one host"
         )
-    # Every ratio traces the same functions anew, of which TensorFlow would warn.
+    # Every ratio retraces the same functions, and TensorFlow would warn about that.
     tf.get_logger().setLevel(logging.ERROR)
     inventory = find_inventory()
     plans, left_out = ratios(config, inventory)
@@ -109,7 +109,7 @@ def measure_plans(
     """Try the plans one after the other; TensorFlow has been prepared for their devices.
 
     Returns:
-        What each gave, and sentences on those that failed, for lack of memory mostly.
+        The trials, and messages on plans that failed, mostly for lack of memory.
 
     Raises:
         SeedError: all of them failed; the first one's reason.
@@ -153,11 +153,11 @@ def _recommendation(best: Trial) -> str:
 def _notes(config: Config, best: Trial, left_out: Sequence[str], failed: Sequence[str]) -> list[str]:
     plan, notes = best.plan, []
     if plan.devices == 1:
-        notes.append("there is one device, so there is one way only: it infers and trains in turn")
+        notes.append("there is one device, so there is only one way: it infers and trains in turn")
     if plan.virtual:
         notes.append(
-            f"these {plan.devices} devices are parts of one processor and share its cores: this tries what works, and "
-            "says nothing of the speed of as many real ones"
+            f"these {plan.devices} devices are parts of one processor and share its cores: this checks what works, "
+            "but does not predict the speed of real devices"
         )
     fleet = config.actors.count * config.actors.envs
     notes.append(f"for a fleet of {fleet} environments (actors.count times actors.envs); environments are not played")

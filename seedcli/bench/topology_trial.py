@@ -1,4 +1,4 @@
-"""One ratio of inference to training devices, tried: real inference and real updates at the same time.
+"""A trial of one ratio of inference to training devices: real inference and real updates at the same time.
 
 The two are coupled as in a learner: training waits for the steps of its next batch to have been acted, and inference
 waits where it is two batches ahead. So on devices that do both, neither takes time that the other would need.
@@ -39,7 +39,7 @@ _WAKE_SECONDS = 0.2  # between looks for another thread's failure
 
 @dataclass(frozen=True)
 class Trial:
-    """What a ratio gave.
+    """The result of a ratio.
 
     Attributes:
         plan: which device did what.
@@ -72,7 +72,7 @@ class Trial:
 
 
 class _Failed(Exception):
-    """Another thread has failed, and says why."""
+    """Another thread has failed; the cause is chained."""
 
 
 class _Balance:
@@ -120,12 +120,12 @@ class _Balance:
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raise what another thread has failed with."""
+        """Raise the error of another thread, if any."""
         if self.error is not None:
             raise _Failed from self.error
 
     def stop(self, error: BaseException | None = None) -> None:
-        """Let everyone end; `error` is what for."""
+        """Stop all threads; `error` is the reason, if any."""
         with self._changed:
             self.error = self.error or error
             self.stopped = True
@@ -133,7 +133,7 @@ class _Balance:
 
 
 class _Actors:
-    """Stands for a fleet: gives each inference device its batch, again and again.
+    """Simulates a fleet: feeds each inference device batch after batch.
 
     Args:
         rows: observations of a device's batch.
@@ -210,7 +210,7 @@ def try_plan(config: Config, spec: EnvSpec, plan: Plan, seconds: float) -> Trial
     """Measure a plan for at least `seconds`, and three updates.
 
     Raises:
-        SeedError: a device has not the memory.
+        SeedError: a device is out of memory.
     """
     devices = Devices(plan)
     rows = batch_rows(config, len(devices.inference))
@@ -302,13 +302,13 @@ class _Counts(NamedTuple):
     transfer_waited: float
 
     def since(self, before: _Counts) -> _Counts:
-        """What has happened in between."""
+        """The difference to an earlier count."""
         differences: Iterator[Any] = map(operator.sub, self, before)
         return _Counts(*differences)
 
     @property
     def limit(self) -> Literal["inference", "training", "transfer"]:
-        """What the others waited for."""
+        """The bottleneck: what the others waited for."""
         if self.training_waited > self.inference_waited:
             return "inference"
         return "transfer" if self.transfer_waited > self.training else "training"

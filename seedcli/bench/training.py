@@ -35,7 +35,7 @@ from seedcli.specs import EnvSpec, map_arrays
 from seedcli.telemetry.metrics import read_metrics
 from seedcli.training.optimizer import make_optimizer
 
-_ENDLESS = 10**12  # environment steps of the run: it is stopped, it does not end
+_ENDLESS = 10**12  # environment steps of the run, which is stopped before it ends
 _WARM_UP_SECONDS = 10.0  # of the run, after its first update
 _START_SECONDS = 180.0  # to the run's first update
 _STOP_SECONDS = 30.0
@@ -43,7 +43,7 @@ _CALLS_BEFORE = 3  # of a traced function, not measured
 
 
 def _inference_turn(agent: Agent, spec: EnvSpec, batch_size: int) -> Turn:
-    """What the network says of a fixed batch."""
+    """Inference on a fixed batch."""
     observation = map_arrays(tf.constant, random_observation(spec, [batch_size]))
     reward, state = tf.zeros(batch_size), agent.initial_state(batch_size)
 
@@ -105,7 +105,7 @@ def _slope(lines: Sequence[dict[str, Any]], name: str) -> float:
 
 
 def _wait_for(path: Path, run: subprocess.Popen[bytes], log: Path, limit: float, enough: Callable[[Any], Any]) -> Any:
-    """What `enough` makes of the run's metrics, once that is something.
+    """Wait until `enough(metrics)` is true and return its value.
 
     Raises:
         SeedError: the run ended, or `limit` seconds were not enough.
@@ -118,7 +118,7 @@ def _wait_for(path: Path, run: subprocess.Popen[bytes], log: Path, limit: float,
         if status is not None or time.monotonic() > deadline:
             tail = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
             what = f"ended with status {status}" if status is not None else f"has not trained within {limit:.0f} s"
-            raise SeedError(f"the training run {what}: {tail[-1] if tail else 'it said nothing'}")
+            raise SeedError(f"the training run {what}: {tail[-1] if tail else 'no output'}")
         time.sleep(0.2)
 
 
@@ -182,7 +182,7 @@ def measure_training(resolved: Resolved, seconds: float, say: Callable[[str], No
     Args:
         resolved: what to train.
         seconds: length of the run's window; each bare part gets half of it before and half of it after.
-        say: told what is being measured.
+        say: called with a progress line.
 
     Returns:
         The parts' rates (means of both halves), the composed limit of steps trained on, the run's rates, how often a

@@ -29,7 +29,7 @@ def actor(
         typer.Option(
             "--connect",
             metavar="ADDRESS",
-            help="host:port is gRPC, zmq://host:port ZeroMQ, a folder that of the learner's run; several with commas.  "
+            help="host:port (gRPC), zmq://host:port (ZeroMQ) or the run's folder; separate several with commas.  "
             "[default: SEED_CONNECT, else the first node of this SLURM job]",
         ),
     ] = None,
@@ -38,7 +38,8 @@ def actor(
         int | None, typer.Option("--streams", metavar="N", min=1, help="Groups of environments that take turns.")
     ] = None,
     actor_id: Annotated[
-        str | None, typer.Option("--actor-id", metavar="NAME", help="Name kept over reconnects.  [default: made up]")
+        str | None,
+        typer.Option("--actor-id", metavar="NAME", help="Name, kept on reconnects.  [default: generated]"),
     ] = None,
     transport: Annotated[
         Literal["grpc", "zmq"] | None,
@@ -60,10 +61,10 @@ def actor(
         ),
     ] = 0,
     json_output: Json = False,
-    parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,  # leave when this process dies
+    parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,  # exit when this process dies
     debug: Debug = False,
 ) -> int:
-    """Step environments for a learner, which says everything that is not given."""
+    """Step environments for a learner, which supplies all other settings."""
     if envs is not None and streams is not None and streams > envs:
         raise UsageError(f"--streams {streams} must be at most --envs {envs}: a stream needs an environment")
     if insecure and (token_file or tls_cert or tls_key or tls_ca):

@@ -31,7 +31,7 @@ def bench_inference(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Central inference, with only the network replaced, against an echo of the same bytes."""
+    """Central inference without a network, against an echo of the same bytes."""
     counts = envs or [32, 256, 1024, 4096]
     for count in counts:
         if count % envs_per_message:
@@ -100,7 +100,7 @@ def bench_topology(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Every ratio of inference to training devices, tried; recommends one."""
+    """Try every ratio of inference to training devices and recommend one."""
     from seedcli.config.sources import load_config
 
     split = ["topology.platform=cpu", f"topology.virtual_devices={virtual}"] if virtual else []
@@ -128,7 +128,7 @@ def bench_replay(
     """Replay of real frames: memory against raw frames, packing, sampling against training, the sum tree."""
     from seedcli.config.sources import load_config
 
-    load_config(preset)  # refused now, if at all
+    load_config(preset)  # so that errors appear before TensorFlow loads
     with loading_tensorflow():
         from seedcli.bench.figures import run_bench_replay
 
@@ -138,7 +138,7 @@ def bench_replay(
 
 @bench_app.command("codecs", epilog=examples("seed bench codecs --json"))
 def bench_codecs(json_output: Json = False, debug: Debug = False) -> int:
-    """Codecs of observations: bytes, costs, and the link below which each pays, on real play."""
+    """Observation codecs on real play: bytes, costs, and the link speed below which each pays off."""
     from seedcli.bench.codecs import run_bench_codecs
 
     return run_bench_codecs(json_output=json_output)
@@ -152,7 +152,7 @@ def bench_actor(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """An actor that never waits: how much of its time is the simulator's own."""
+    """An actor that never waits: the share of its time spent in the simulator."""
     from seedcli.bench.actor import run_bench_actor
     from seedcli.config.sources import load_config
 

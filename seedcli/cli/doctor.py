@@ -31,9 +31,9 @@ def doctor(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Say what this machine can run (devices, environments, ports), or whether an environment keeps the rules.
+    """Report what this machine can run (devices, environments, ports), or check one environment.
 
-    With --preset or --set alone, also what that would do with the devices; with --env they describe the environment.
+    With --preset or --set but no --env, also report their device plan; with --env they configure the environment.
     """
     if env is None and preset is None and not sets:
         from seedcli.doctor.report import run_doctor

@@ -91,7 +91,7 @@ def learner(
     resume: Resume = False,
     continue_: Continue = False,
     standby: Annotated[
-        bool, typer.Option("--standby", help="As --continue, but wait while another learner has the run.")
+        bool, typer.Option("--standby", help="Like --continue, but wait while another learner has the run.")
     ] = False,
     overwrite: Overwrite = False,
     no_live: NoLive = False,
@@ -128,7 +128,7 @@ def learner(
         servers, index = resolve_hosts(found.config, os.environ)
         if servers and standby:
             raise UsageError(_NO_STANDBY)
-    if found is not None and not standby:  # whose ports the learner it waits for may still hold
+    if found is not None and not standby:  # the other learner may still hold its ports
         check_listeners(found.config)
         check_metrics_port(found.config.net)
     live = wants_live_view(no_live)
@@ -138,15 +138,15 @@ def learner(
             from seedcli.roles.learner.host import run_member
 
         return run_member(found, logdir, servers, index, fresh=kept in ("refuse", "overwrite"), live=live)
-    if standby:  # now, because whoever takes over is to be quick
+    if standby:  # now, so that the takeover is quick
         with loading_tensorflow():
             from seedcli.roles.learner.run import run_learner
-    # Who waits has nothing to undo, and taking TensorFlow down would take seconds.
+    # A waiting standby has nothing to undo, and shutting TensorFlow down would take seconds.
     with exiting_at_once(lambda: None) if standby else contextlib.nullcontext():
         resolved, folder = open_folder(found, logdir, sets, flags, kept, wait)
     with folder:
         check_threaded(resolved, logdir)
-        # What the run is, stands in its folder, which was another learner's until now.
+        # Read the run's configuration only now: another learner held the folder until here.
         if found is None and resolve_hosts(resolved.config, os.environ)[0]:
             raise UsageError(_NO_STANDBY)
         done = finished(resolved, folder)
@@ -154,7 +154,7 @@ def learner(
             print(f"seed: {done}", file=sys.stderr)
             return EXIT_DONE
         if waited:
-            typer.echo("seed: that learner has ended: taking over", err=True)
+            typer.echo("seed: the other learner has ended: taking over", err=True)
         with loading_tensorflow(folder.undo):
             from seedcli.roles.learner.run import run_learner
 

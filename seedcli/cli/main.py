@@ -1,6 +1,6 @@
-"""`seed` itself: its commands, each in a file of its own, and how it ends.
+"""The `seed` program: its commands, each in its own file, and its error handling.
 
-Nothing heavy is imported at the top: `seed --help` and `seed actor` never see TensorFlow.
+Nothing heavy is imported at the top: `seed --help` and `seed actor` never import TensorFlow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from seedcli.roles.stopping import Stopped, raising_stopped
 # Plain help: drawing boxes with rich takes longer than everything else `seed --help` does.
 app = typer.Typer(name="seed", rich_markup_mode=None, pretty_exceptions_enable=False)
 app.add_typer(presets_app, name="presets", help="Show the presets and their values.")
-app.add_typer(token_app, name="token", help="Show or make the token that learners and actors share.")
+app.add_typer(token_app, name="token", help="Show or create the token that learners and actors share.")
 app.add_typer(bench_app, name="bench", help="Measure this machine against bare loops.")
 
 
@@ -61,20 +61,20 @@ register_slurm(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `seed` and return its exit status; `arguments` are the process's own where None.
+    """Run `seed` and return its exit status; `arguments` default to those of the process.
 
-    An error for the user becomes one sentence on stderr; --debug, anywhere, shows its traceback instead.
+    An error becomes one line on stderr; --debug, anywhere, shows its traceback instead.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     if not debug:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-        # Or every connection of an unauthenticated peer would write a line of gRPC's own.
+        # Otherwise gRPC logs a line for every connection of an unauthenticated peer.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     _open_missing_output()
     _import_from_working_folder()
     try:
-        # Not standalone: typer then returns a command's status, and leaves the wording of errors to us.
+        # Not standalone: typer then returns a command's status and leaves error messages to this function.
         with raising_stopped():
             status = app(arguments, prog_name="seed", standalone_mode=False)
         return int(status or EXIT_DONE)
@@ -100,24 +100,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_missing_output() -> None:
-    """Let what is written to a stdout or stderr that was closed before the start go nowhere, instead of failing."""
+    """Discard output to a stdout or stderr that was closed before the start, instead of failing."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for as long as the process lives)
 
 
 def _import_from_working_folder() -> None:
-    """Let `module:Id` name a module in the working folder, as `python -m` does, where this is the console script."""
+    """Let `module:Id` name a module in the working folder when run as the console script, as `python -m` does."""
     try:
         folder = os.getcwd()
-    except OSError:  # it has been removed
+    except OSError:  # the folder has been removed
         return
     if not sys.flags.safe_path and not {"", folder} & set(sys.path):
         sys.path.insert(0, folder)
 
 
 def _log_error(error: Exception) -> None:
-    """Write what ended a run into its log, where it has one."""
+    """Write the error that ended a run into its log, if it has one."""
     if "seedcli.telemetry.logs" in sys.modules:
         from seedcli.telemetry.logs import log_to_file
 
@@ -127,7 +127,7 @@ def _log_error(error: Exception) -> None:
 def _usage_sentence(error: typer.TyperException) -> str:
     message = error.format_message().rstrip(".").replace("Value error, ", "")
     if isinstance(error.__cause__, ValueError) and hasattr(error.__cause__, "errors"):
-        # Pydantic, which converts for typer, tells the rule; the value it keeps to itself.
+        # Pydantic, which converts for typer, names the rule but not the value.
         message = message.replace("Input should", f"{error.__cause__.errors()[0]['input']} should")
     context = getattr(error, "ctx", None)
     return f"{message} ({context.command_path if context else 'seed'} --help shows the usage)"

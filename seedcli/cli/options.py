@@ -1,4 +1,4 @@
-"""What several commands share: options that mean the same everywhere, and TensorFlow loaded quietly."""
+"""Options that several commands share, and the quiet import of TensorFlow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Transport = Literal["shm", "zmq", "grpc"]
 TokenFile = Annotated[
     Path | None,
-    typer.Option("--token-file", metavar="FILE", help="The shared token.  [default: SEED_TOKEN, else your own file]"),
+    typer.Option("--token-file", metavar="FILE", help="File of the token.  [default: SEED_TOKEN, else your own file]"),
 ]
 # `seedcli.cli.main.main` reads this flag itself, so that it works in front of the command and behind it.
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and TensorFlow's own log.")]
@@ -31,13 +31,11 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", hel
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="No token and no encryption; both sides need it, or neither.")
 ]
-TlsCert = Annotated[
-    str | None, typer.Option("--tls-cert", metavar="FILE", help="gRPC: PEM certificate of your own to show.")
-]
+TlsCert = Annotated[str | None, typer.Option("--tls-cert", metavar="FILE", help="gRPC: your own certificate, PEM.")]
 TlsKey = Annotated[str | None, typer.Option("--tls-key", metavar="FILE", help="gRPC: its private key, PEM.")]
 TlsCa = Annotated[
     str | None,
-    typer.Option("--tls-ca", metavar="FILE", help="gRPC: PEM certificates that the other side's must come from."),
+    typer.Option("--tls-ca", metavar="FILE", help="gRPC: CA certificates that must have signed the other side's, PEM."),
 ]
 
 
@@ -48,7 +46,7 @@ Preset = Annotated[
 
 
 def options_of(made: type[_T]) -> Callable[[Callable[[_T], int]], Callable[..., int]]:
-    """Make a command of a function of one value: its options are the fields of the value's dataclass, and --debug."""
+    """Make a command from a function of one dataclass: its options are the fields, and --debug."""
 
     def command_of(function: Callable[[_T], int]) -> Callable[..., int]:
         def command(*, debug: bool = False, **values: Any) -> int:
@@ -74,18 +72,18 @@ def _default(field: Field[Any]) -> Any:
 
 
 def examples(*lines: str) -> str:
-    """An epilog; the backspace in front keeps its lines from being wrapped."""
+    """An epilog of examples; the leading backspace keeps its lines from being wrapped."""
     return "\b\n" + "\n".join(("Examples:", *(f"  {line}" for line in lines)))
 
 
 @contextlib.contextmanager
 def loading_tensorflow(undo: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Load TensorFlow, and then in the block what needs it; a signal meanwhile ends the process at once and quietly.
+    """Load TensorFlow, then run the block; a signal meanwhile ends the process at once and silently.
 
-    What is half imported cannot be unwound: it would end in lines of TensorFlow's own, or in a traceback.
+    A half-finished import cannot be unwound: it would print TensorFlow's messages or a traceback.
 
     Args:
-        undo: called before the process ends by a signal.
+        undo: called before a signal ends the process.
     """
     from seedcli.roles.stopping import exiting_at_once
     from seedcli.telemetry.logs import import_tensorflow

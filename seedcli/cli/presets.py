@@ -22,7 +22,7 @@ presets_app = typer.Typer(rich_markup_mode=None)
 
 @presets_app.command("list")
 def presets_list(json_output: Json = False, debug: Debug = False) -> int:
-    """List the presets, variants for other devices below what they vary."""
+    """List the presets, with variants for other devices below their base."""
     from seedcli.config.presets import presets
 
     found = presets()
@@ -35,7 +35,7 @@ def presets_list(json_output: Json = False, debug: Debug = False) -> int:
 
 
 def _variants_of(base: str, found: Mapping[str, PresetInfo], indent: str) -> Iterator[tuple[str, str]]:
-    """Name and description of the presets laid over `base`, below each its own variants."""
+    """Name and description of the presets based on `base`, each followed by its variants."""
     for name, info in found.items():
         if info.base == base:
             yield indent + name, info.description
@@ -58,16 +58,16 @@ def presets_show(
     config: ConfigFile = None,
     sets: Sets = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Also what has no effect with this algorithm and family of environments.")
+        bool, typer.Option("--all", help="Include values without effect for this algorithm and environment family.")
     ] = False,
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Show every value, where it comes from, what it means and what else it may be."""
+    """Show every value, its source, its meaning and its allowed values."""
     from seedcli.config.sources import allowed_values, describe, format_value, has_effect, load_config
 
     if name is None and config is None:
-        raise UsageError("nothing says what to show: give the NAME of a preset, the folder of a run, or --config FILE")
+        raise UsageError("nothing to show: give the NAME of a preset, the folder of a run, or --config FILE")
     run = Path(name) if name is not None and (Path(name) / "config.toml").is_file() else None
     resolved = load_config(None if run else name, config_file=config, run_folder=run, sets=sets or ())
     rows = [value for value in describe(resolved) if every or has_effect(value, resolved.config)]
@@ -92,18 +92,18 @@ def presets_show(
     return EXIT_DONE
 
 
-_NARROW = 120  # columns, below which a table of four columns would be mostly breaks
+_NARROW = 120  # terminal width below which a table of four columns is unreadable
 
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows, of which the first cell is a name that is never broken; the last is for a line of its own."""
+    """Print rows; the first cell is a name that is never broken, the last gets its own line."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
-    # A file or a pipe has no width of its own to fit into: no line of it is broken.
+    # A file or a pipe has no width: do not wrap lines.
     console = Console() if sys.stdout.isatty() else Console(width=200)
     if len(header) > 2 and console.width < _NARROW:
         for name, *cells, last in rows:
@@ -114,5 +114,5 @@ def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for index, heading in enumerate(header):
         table.add_column(heading, no_wrap=index == 0)
     for row in rows:
-        table.add_row(*(Text(cell, overflow="fold") for cell in row))  # Text: a list is no markup
+        table.add_row(*(Text(cell, overflow="fold") for cell in row))  # Text, because a list in brackets is not markup
     console.print(table)

@@ -1,6 +1,6 @@
-"""What `seed train` and `seed learner` share: their options, the configuration and the folder of a run.
+"""Shared by `seed train` and `seed learner`: options, configuration and run folder.
 
-Everything here runs before TensorFlow is loaded: a mistake costs no time.
+Everything here runs before TensorFlow is loaded, so that errors appear quickly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EnvId = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in --logdir.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --logdir.")]
 Continue = Annotated[
-    bool, typer.Option("--continue", help="Resume the run in --logdir where there is one, else start it.")
+    bool, typer.Option("--continue", help="Resume the run in --logdir if there is one, else start it.")
 ]
 NoLive = Annotated[bool, typer.Option("--no-live", help="Plain log lines instead of the live view.")]
 MetricsPort = Annotated[
@@ -39,21 +39,19 @@ MetricsPort = Annotated[
     typer.Option("--metrics-port", metavar="N", help="HTTP port of Prometheus metrics and health.  [default: off]"),
 ]
 
-Profile = Annotated[
-    bool, typer.Option("--profile", help="Print where the time of each thread and actor went, in the end.")
-]
+Profile = Annotated[bool, typer.Option("--profile", help="Print the time profile of each thread and actor at the end.")]
 
-# What is to become of a run that the folder holds.
+# What to do with a run that the folder holds.
 Kept = Literal["refuse", "resume", "continue", "overwrite"]
 
 
 def what_becomes_of_a_run(*, resume: bool, continue_: bool, overwrite: bool, standby: bool = False) -> Kept:
-    """What is to become of a run that the folder holds, from the flags."""
+    """What to do with a run that the folder holds, from the flags."""
     flags = {"--resume": resume, "--standby": standby, "--overwrite": overwrite}
     flags["--continue"] = continue_ and not standby  # which means it too
     given = [flag for flag, wanted in flags.items() if wanted]
     if len(given) > 1:
-        raise UsageError(f"{given[0]} and {given[1]} cannot both be given: they say what becomes of a run")
+        raise UsageError(f"{given[0]} and {given[1]} cannot both be given: they contradict each other")
     if resume:
         return "resume"
     if continue_ or standby:
@@ -70,7 +68,7 @@ def configure(
     kept: Kept,
     wait: Callable[[str], None] | None = None,
 ) -> Resolved | None:
-    """The configuration of a run; None where it stands in a folder that another learner may still hold."""
+    """The configuration of a run; None if it must be read from a folder that another learner may still hold."""
     from seedcli.config.sources import load_config
     from seedcli.envs.registry import check_environment
     from seedcli.roles.run_folder import CONFIG, run_of_host
@@ -79,12 +77,11 @@ def configure(
         raise UsageError("--continue and --standby need --logdir DIR, the folder of the run")
     run = run_of_host(logdir.absolute()) if logdir is not None else None
     if run is not None and (run / CONFIG).is_file():
-        raise UsageError(f"{logdir} is the folder of one learner host in that of a run: give --logdir {run}")
+        raise UsageError(f"{logdir} is the folder of one learner host: give --logdir {run}")
     there = logdir if kept in ("resume", "continue") and preset is None and config is None else None
     if preset is None and config is None and there is None:
         raise UsageError(
-            "nothing says what to train: give --preset NAME (see seed presets list), --config FILE, "
-            "or --resume with --logdir DIR"
+            "nothing to train: give --preset NAME (see seed presets list), --config FILE, or --resume with --logdir DIR"
         )
     if there is not None and wait is not None:
         return None
@@ -101,7 +98,7 @@ def open_folder(
     kept: Kept,
     wait: Callable[[str], None] | None = None,
 ) -> tuple[Resolved, RunFolder]:
-    """The configuration and the locked folder of a run; nothing is touched before the configuration is good."""
+    """The configuration and the locked folder of a run; no file is touched until the configuration is valid."""
     from seedcli.config.sources import load_config
     from seedcli.roles.resuming import keep_mode
     from seedcli.roles.run_folder import RunFolder
@@ -125,5 +122,5 @@ def open_folder(
 
 
 def wants_live_view(no_live: bool) -> bool:
-    """Whether a live view is wanted and this terminal can show one."""
+    """Whether to show a live view: it is enabled and this terminal supports it."""
     return not no_live and sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"

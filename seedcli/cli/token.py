@@ -16,12 +16,12 @@ token_app = typer.Typer(rich_markup_mode=None)
 
 @token_app.command("show", epilog=examples("seed token show", "seed token show --token-file cluster.token"))
 def token_show(token_file: TokenFile = None, debug: Debug = False) -> int:
-    """Print the token: to copy it to a machine that does not share this one's home."""
+    """Print the token, to copy it to a machine with another home directory."""
     from seedcli.net.security.token import Token, token_text
 
     text, source = token_text(token_file)
-    Token(text, source)  # one that no command would take is not shown as if it were one
-    print(f"seed: the token from {source}; whoever has it may join your runs", file=sys.stderr)
+    Token(text, source)  # refuse to show an invalid token
+    print(f"seed: the token from {source}; anyone who has it can join your runs", file=sys.stderr)
     typer.echo(text)
     return EXIT_DONE
 
@@ -29,11 +29,11 @@ def token_show(token_file: TokenFile = None, debug: Debug = False) -> int:
 @token_app.command("new", epilog=examples("seed token new", "seed token new --replace", "seed token new --print"))
 def token_new(
     token_file: TokenFile = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Put it in the place of the one that is there.")] = False,
-    print_: Annotated[bool, typer.Option("--print", help="Print it and write no file.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the existing token.")] = False,
+    print_: Annotated[bool, typer.Option("--print", help="Print the token and write no file.")] = False,
     debug: Debug = False,
 ) -> int:
-    """Make a token, and the file for it that only you can read."""
+    """Create a token in a file that only you can read."""
     from seedcli.net.security.token import VARIABLE, default_path, new_token, write_token
 
     if print_:
@@ -41,10 +41,10 @@ def token_new(
         return EXIT_DONE
     path = token_file or default_path()
     if os.path.lexists(path) and not replace:
-        raise UsageError(f"{path} holds a token already: what runs uses it; --replace makes another in its place")
+        raise UsageError(f"{path} already holds a token, which running processes use: --replace replaces it")
     write_token(path, replace=replace)
     shown = f" --token-file {path}" if token_file else ""
-    print(f"seed: a new token stands in {path}; seed token show{shown} prints it", file=sys.stderr)
+    print(f"seed: wrote a new token to {path}; seed token show{shown} prints it", file=sys.stderr)
     if VARIABLE in os.environ and not token_file:
-        print(f"seed: warning: {VARIABLE} is set here, and comes before it", file=sys.stderr)
+        print(f"seed: warning: {VARIABLE} is set and takes precedence", file=sys.stderr)
     return EXIT_DONE

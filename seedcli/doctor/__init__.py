@@ -1,3 +1,3 @@
-"""`seed doctor`: what this machine can run, and whether an environment keeps the rules. It may import everything but
-`cli`. Nothing but `cli` imports it.
+"""`seed doctor`: what this machine can run, and whether an environment conforms. It may import everything but `cli`;
+only `cli` imports it.
 """

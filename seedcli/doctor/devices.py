@@ -1,4 +1,4 @@
-"""What `seed doctor` says of TensorFlow, of the devices it finds, and of what a preset would do with them."""
+"""Findings of `seed doctor` on TensorFlow, the devices, and a preset's use of them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from seedcli.config.topology import Inventory, make_plan
 from seedcli.doctor.findings import Finding, package
 from seedcli.errors import UsageError
 
-_TENSORFLOW_SECONDS = 180.0  # longest an import may take, from a cold network file system
+_TENSORFLOW_SECONDS = 180.0  # import timeout, for a cold network file system
 _NVIDIA_SMI_SECONDS = 20.0
 
-# Runs in a process of its own: an import that crashes or hangs is a finding, and doctor itself stays small.
+# Runs in a separate process: an import that crashes or hangs becomes a finding, and doctor itself stays small.
 _PROBE = """
 import dataclasses, json, time
 begun = time.perf_counter()
@@ -40,8 +40,8 @@ print("\\n" + json.dumps({"version": tf.__version__, "seconds": seconds, "device
 """
 
 
-def look_at_devices(config: Config | None = None) -> list[Finding]:
-    """Findings on TensorFlow, the devices it sees and, with a configuration, what would do what of them."""
+def check_devices(config: Config | None = None) -> list[Finding]:
+    """Findings on TensorFlow, its devices and, with a configuration, the device plan."""
     if package("tensorflow") is None:
         return [Finding("tensorflow", "missing", "not installed", "pip install tensorflow", required=True)]
     try:
@@ -53,8 +53,8 @@ def look_at_devices(config: Config | None = None) -> list[Finding]:
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1"},
         )
     except subprocess.TimeoutExpired:
-        detail = f"has not been imported within {_TENSORFLOW_SECONDS:.0f} s"
-        advice = "install it on a local disk, or see what keeps this machine busy"
+        detail = f"was not imported within {_TENSORFLOW_SECONDS:.0f} s"
+        advice = "install it on a local disk, or check what keeps this machine busy"
         return [Finding("tensorflow", "missing", detail, advice, required=True)]
     if probe.returncode < 0:
         name = signal.Signals(-probe.returncode).name
@@ -77,22 +77,22 @@ def look_at_devices(config: Config | None = None) -> list[Finding]:
 
 
 def _gpu_memory() -> dict[str, int]:
-    """Bytes of memory of each model of GPU, by the driver's name for it; empty where the driver does not say."""
+    """Memory in bytes of each GPU model, by the driver's name; empty if the driver does not report it."""
     command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=_NVIDIA_SMI_SECONDS, check=True).stdout
-        rows = [line.rsplit(",", 1) for line in told.splitlines() if line.strip()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_NVIDIA_SMI_SECONDS, check=True)
+        rows = [line.rsplit(",", 1) for line in done.stdout.splitlines() if line.strip()]
         return {name.strip(): int(mebibytes) * 2**20 for name, mebibytes in rows}
     except (OSError, subprocess.SubprocessError, ValueError):
         return {}
 
 
 def describe_devices(devices: list[dict[str, Any]], memory: Mapping[str, int]) -> Finding:
-    """The devices TensorFlow sees.
+    """A finding on the devices that TensorFlow sees.
 
     Args:
-        devices: "type" and "name" (null where there is none) of each.
-        memory: bytes by the name of a GPU, of those that are known.
+        devices: "type" and "name" (null if it has none) of each.
+        memory: bytes by GPU name, if known.
     """
     value = [
         {**device, "memory_bytes": memory.get(device["name"])} if device["type"] == "GPU" else device
@@ -122,7 +122,7 @@ def _kind(device: Mapping[str, Any]) -> str:
 
 
 def describe_topology(config: Config, inventory: Inventory, environ: Mapping[str, str] = os.environ) -> Finding:
-    """What a configuration would do with the devices there are, or why it would be refused.
+    """The plan of a configuration for these devices, or why it is refused.
 
     Args:
         config: the configuration.

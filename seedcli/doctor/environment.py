@@ -1,4 +1,4 @@
-"""`seed doctor --env`: one environment played and judged, in a process that may hang or die without taking us along."""
+"""`seed doctor --env`: check one environment, in a separate process that may hang or die."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.conformance import Finding, check_environment
 from seedcli.errors import EXIT_DONE, EXIT_FAILED
 
-_CHECK_SECONDS = 120.0  # longest a check may take: a simulator may compile its level first
-_PATIENCE_SECONDS = 10.0
+_CHECK_SECONDS = 120.0  # timeout of a check: a simulator may compile its level first
+_PROGRESS_SECONDS = 10.0
 _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failure": ("✗", "bold red"), "skipped": ("-", "dim")}
 
 
-# What trains an environment of the family where no preset was named.
+# The suggested preset by family, if none was given.
 _PRESETS = {"atari": "atari_vtrace", "football": "football_vtrace", "dmlab": "dmlab_vtrace"}
 
 
 def run_doctor_env(config: EnvironmentConfig, preset: str | None, sets: Sequence[str], json_output: bool) -> int:
-    """Check an environment and print what was found to stdout.
+    """Check an environment and print the findings to stdout.
 
     Args:
         config: the environment.
-        preset: that it came from, if any; the command that is suggested at the end names it, or one that fits.
-        sets: `--set` values that it came from, which the command repeats.
+        preset: that it came from, if any; the suggested command names it, or one that fits.
+        sets: `--set` values that it came from; the suggested command repeats them.
         json_output: print JSON instead of a table.
 
     Returns:
-        1 where a rule is broken, else 0.
+        1 if a check failed, else 0.
     """
     name = f"{config.family}/{config.id}"
     if not json_output:
@@ -78,18 +78,18 @@ def examine(
     limit: float = _CHECK_SECONDS,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Finding]:
-    """Run the conformance checks in a process of their own.
+    """Run the conformance checks in a separate process.
 
     Args:
         config: the environment.
         seconds: of play for each check.
-        limit: seconds after which a check that has not ended counts as hanging.
-        say: told of a check that takes long.
+        limit: timeout of a check in seconds.
+        say: called with a progress line for a check that takes long.
 
     Returns:
-        The findings; where the process hangs or dies, those made before and one that says so.
+        The findings; if the process hangs or dies, those made before and one about that.
     """
-    context = multiprocessing.get_context("spawn")  # a fork would share what simulators hold
+    context = multiprocessing.get_context("spawn")  # a fork would share the simulators' resources
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_examine, args=(theirs, config.model_dump(), seconds), daemon=True)
     process.start()
@@ -99,13 +99,13 @@ def examine(
     try:
         while True:
             waited = 0.0
-            while not ours.poll(min(_PATIENCE_SECONDS, limit - waited)):
-                waited += _PATIENCE_SECONDS
+            while not ours.poll(min(_PROGRESS_SECONDS, limit - waited)):
+                waited += _PROGRESS_SECONDS
                 if waited >= limit:
                     break
                 say(f"still in the check {current!r} after {waited:.0f} of at most {limit:.0f} s")
             if waited >= limit:
-                detail = f"did not end within {limit:g} s: a reset or step hangs, or takes very long"
+                detail = f"did not end within {limit:g} s: a reset or step hangs or is very slow"
                 return [*findings, Finding(current, "failure", detail)]
             message = ours.recv()
             if message is None:
@@ -133,7 +133,7 @@ def _ending(code: int | None) -> str:
 def _examine(connection: Connection, config: dict[str, Any], seconds: float) -> None:
     from seedcli.envs.registry import create_env
 
-    # Whatever simulators print must not stand between results.
+    # The output of simulators must not mix with results.
     os.dup2(2, 1)
     environment = EnvironmentConfig(**config)
     check_environment(
@@ -146,10 +146,10 @@ def print_findings(console: Console, name: str, findings: list[Finding], command
     """Print findings as a table.
 
     Args:
-        console: where.
+        console: the output.
         name: the environment.
-        findings: of `examine`.
-        command: what can be run where no check failed.
+        findings: from `examine`.
+        command: suggested if no check failed.
     """
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
@@ -164,7 +164,7 @@ def print_findings(console: Console, name: str, findings: list[Finding], command
     failed = [finding.name for finding in findings if finding.status == "failure"]
     warnings = sum(finding.status == "warning" for finding in findings)
     if failed:
-        console.print(Text(f"not ready: put {' and '.join(failed)} right first", style="bold red"), soft_wrap=True)
+        console.print(Text(f"not ready: fix {' and '.join(failed)} first", style="bold red"), soft_wrap=True)
     else:
-        rest = f" ({warnings} thing{'s' if warnings > 1 else ''} to look at above)" if warnings else ""
+        rest = f" ({warnings} warning{'s' if warnings > 1 else ''} above)" if warnings else ""
         console.print(Text(f"ready{rest}: {command}", style="bold"), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What `seed doctor` finds out, and what several of its parts need."""
+"""The findings of `seed doctor`, and helpers that its parts share."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Status = Literal["ok", "warning", "missing"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found out about one thing.
+    """A finding about one item.
 
     Attributes:
-        name: the thing.
-        status: "ok"; "warning": works, but something will not, or not well; "missing": absent or broken.
-        detail: what was found, for people.
-        advice: what to do; "" where nothing is to be done.
+        name: the item.
+        status: "ok"; "warning": limited; "missing": absent or broken.
+        detail: what was found, as text.
+        advice: what to do; "" for nothing.
         required: training on this machine needs it, so "missing" makes the command fail.
         value: the finding for programs: a number, text, list or null.
     """
@@ -32,7 +32,7 @@ class Finding:
 
 
 def package(module: str) -> str | None:
-    """The version of an importable package, without importing it; "" where it has none, None where absent."""
+    """The version of a package, without importing it; "" if it has none, None if it is not installed."""
     if importlib.util.find_spec(module) is None:
         return None
     names = {"ale_py": "ale-py", "zmq": "pyzmq", "grpc": "grpcio", "imageio_ffmpeg": "imageio-ffmpeg"}

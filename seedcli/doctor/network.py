@@ -1,4 +1,4 @@
-"""What `seed doctor` says of how actors reach a learner here: libraries, ports, token."""
+"""Findings of `seed doctor` on the network: transport libraries, ports, token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seedcli.net.security.token import VARIABLE, default_path, find_token
 
 
 def transports() -> list[Finding]:
-    """The libraries of both transports, and whether ZeroMQ's can encrypt."""
+    """Findings on the libraries of both transports, and on ZeroMQ's encryption."""
     findings = []
     for module, name in (("zmq", "pyzmq"), ("grpc", "grpcio")):
         try:
@@ -31,12 +31,12 @@ def transports() -> list[Finding]:
 
 
 def ports() -> list[Finding]:
-    """Whether a learner would find its ports free."""
+    """Whether a learner's default ports are free."""
     defaults = NetConfig()
     findings = []
     for key, port in (("grpc_port", defaults.grpc_port), ("zmq_port", defaults.zmq_port)):
         with socket.socket() as probe:
-            # As the listeners do: a port that only waits out old connections is free.
+            # As the listeners do: a port with connections only in TIME_WAIT is free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((defaults.host, port))
@@ -50,12 +50,12 @@ def ports() -> list[Finding]:
 
 
 def token() -> list[Finding]:
-    """Where the token of this user's learners and actors would be found; never the token itself."""
+    """Where this user's learners and actors find the token; never the token itself."""
     if VARIABLE not in os.environ and not os.path.lexists(default_path()):
-        detail = f"none yet: seed learner makes {default_path()}"
+        detail = f"none yet: seed learner creates {default_path()}"
         return [Finding("token", "ok", detail, value=None)]
     try:
         source = find_token().source
     except RefusedError as error:
-        return [Finding("token", "warning", str(error), "no actor can join until that is mended")]
+        return [Finding("token", "warning", str(error), "no actor can join until this is fixed")]
     return [Finding("token", "ok", f"from {source}", value=source)]

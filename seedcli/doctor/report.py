@@ -1,4 +1,4 @@
-"""`seed doctor`: what this machine can run, each finding with what to do about it."""
+"""`seed doctor`: what this machine can run, as findings with advice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rich.text import Text
 
 from seedcli import __version__
 from seedcli.config.schema import Config
-from seedcli.doctor.devices import look_at_devices
+from seedcli.doctor.devices import check_devices
 from seedcli.doctor.findings import Finding, package
 from seedcli.doctor.network import ports, token, transports
 from seedcli.errors import EXIT_DONE, EXIT_FAILED
@@ -30,17 +30,17 @@ _GIB = 2**30
 
 
 def run_doctor(json_output: bool, config: Config | None = None) -> int:
-    """Look at everything and print it to stdout.
+    """Run all checks and print the findings to stdout.
 
     Args:
         json_output: print JSON instead of a table.
-        config: also say what this would do with the devices; None: no one asked.
+        config: also report its device plan; None: no plan.
 
     Returns:
         1 if something that training needs is missing, or the configuration's topology does not fit, else 0.
     """
     if not json_output:
-        print("looking (TensorFlow takes some seconds to import)", file=sys.stderr)
+        print("checking this machine (importing TensorFlow takes some seconds)", file=sys.stderr)
     findings = diagnose(config)
     broken = [finding for finding in findings if finding.required and finding.status == "missing"]
     if json_output:
@@ -51,13 +51,13 @@ def run_doctor(json_output: bool, config: Config | None = None) -> int:
 
 
 def diagnose(config: Config | None = None) -> list[Finding]:
-    """Every finding; a check that fails unexpectedly becomes a finding that says so. `config`: see `run_doctor`."""
+    """All findings; an unexpected error in a check becomes a finding. `config`: see `run_doctor`."""
     checks: dict[str, Callable[[], list[Finding]]] = {
         "python": _python,
         "processor": _processor,
         "memory": _memory,
         "file descriptors": _descriptors,
-        "tensorflow": lambda: look_at_devices(config),
+        "tensorflow": lambda: check_devices(config),
         "gymnasium": _gymnasium,
         "atari": _atari,
         "simulators": _simulators,
@@ -72,14 +72,14 @@ def diagnose(config: Config | None = None) -> list[Finding]:
     for name, check in checks.items():
         try:
             findings += check()
-        except Exception as error:  # a doctor who falls over a patient helps nobody
-            detail = f"could not be looked at: {type(error).__name__}: {error}"
+        except Exception as error:  # the other checks still run
+            detail = f"check failed: {type(error).__name__}: {error}"
             findings.append(Finding(name, "warning", detail, "report this with the output of seed doctor --json"))
     return findings
 
 
 def print_findings(console: Console, findings: list[Finding], preset: str = "") -> None:
-    """Print findings as a table, what to do under each; `preset` is the one to suggest, if any."""
+    """Print findings as a table with the advice under each; `preset` is the one to suggest, if any."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, style="bold")
@@ -94,9 +94,9 @@ def print_findings(console: Console, findings: list[Finding], preset: str = "") 
     broken = [finding.name for finding in findings if finding.required and finding.status == "missing"]
     warnings = sum(finding.status != "ok" for finding in findings) - len(broken)
     if broken:
-        console.print(Text(f"not ready: {', '.join(broken)} must be put right first", style="bold red"))
+        console.print(Text(f"not ready: {', '.join(broken)} must be fixed first", style="bold red"))
     else:
-        rest = f"; {warnings} thing{'s' if warnings > 1 else ''} to look at above" if warnings else ""
+        rest = f"; {warnings} warning{'s' if warnings > 1 else ''} above" if warnings else ""
         console.print(Text(f"ready: seed train --preset {preset or 'cartpole_vtrace'}{rest}", style="bold"))
 
 
@@ -117,7 +117,7 @@ def _python() -> list[Finding]:
 
 
 def _cgroup(file: str) -> str | None:
-    """A limit of the container we run in (control group version 2), None where there is none."""
+    """A limit of this process's container (control group version 2); None if there is none."""
     try:
         text = Path("/sys/fs/cgroup", file).read_text().split()[0]
     except (OSError, IndexError):
@@ -136,7 +136,7 @@ def _processor() -> list[Finding]:
         Finding(
             "processor",
             "warning" if few else "ok",
-            f"{cores:g} of {os.cpu_count()} cores may be used here",
+            f"{cores:g} of {os.cpu_count()} cores are usable here",
             "with less than 2 cores learner and actors take turns: ask for more, or expect low speed" if few else "",
             value=cores,
         )
@@ -212,12 +212,12 @@ def _atari() -> list[Finding]:
 
 
 def _simulators() -> list[Finding]:
-    """Those that only some need, so that their absence is nothing to look at."""
+    """Findings on optional simulators, whose absence is no warning."""
     findings = []
     for name, module, install in (
         ("mujoco", "mujoco", "pip install 'seedcli[mujoco]'"),
         ("football", "envpool", "pip install 'seedcli[football]'"),
-        ("deepmind lab", "deepmind_lab", "docs/deepmind-lab.md says how it is built"),
+        ("deepmind lab", "deepmind_lab", "docs/deepmind-lab.md explains how to build it"),
     ):
         found = package(module)
         detail = f"not installed ({install})" if found is None else f"{module} {found}".strip()
@@ -234,11 +234,11 @@ def _video() -> list[Finding]:
 
 
 def _shared_memory() -> list[Finding]:
-    advice = "seed train --transport zmq does without it; in a container, raise --shm-size"
+    advice = "seed train --transport zmq works without it; in a container, raise --shm-size"
     try:
         found = os.statvfs("/dev/shm")
     except OSError:
-        return [Finding("shared memory", "warning", "/dev/shm is not there", advice)]
+        return [Finding("shared memory", "warning", "/dev/shm does not exist", advice)]
     free = found.f_bavail * found.f_frsize
     enough = free >= 256 * 2**20
     detail = f"{free / _GIB:.1f} GiB free in /dev/shm"

@@ -1,6 +1,6 @@
-"""Where the learner is: what the user typed, or the file that a learner leaves in its run's folder.
+"""Find the learner: at the address the user typed, or through the address file in the run's folder.
 
-An actor asks anew before each attempt to connect, so that it follows a learner that was started again elsewhere.
+An actor looks the address up before each attempt to connect, so it follows a learner that restarts on another host.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ ActorTransport = Literal["grpc", "zmq"]
 
 
 def announcement(host: str, ports: Mapping[str, int]) -> dict[str, Any]:
-    """What a learner leaves in its run's folder for `Discovery`.
+    """Build the address record that a learner writes to its run's folder for `Discovery`.
 
     Args:
-        host: the address it is bound to.
-        ports: by transport, "grpc" and "zmq".
+        host: the address that the learner is bound to.
+        ports: port by transport, "grpc" and "zmq".
     """
     everywhere = host in ("0.0.0.0", "::")
     return {"hosts": reachable_hosts(host), "everywhere": everywhere, "machine": machine_id(), **ports}
 
 
 def default_connect(environ: Mapping[str, str]) -> str:
-    """Where an actor that was told nothing looks: SEED_CONNECT, else the first node of its SLURM job.
+    """The default of --connect: SEED_CONNECT, else the first node of the SLURM job.
 
     Raises:
-        UsageError: neither is there.
+        UsageError: neither is set.
     """
     if environ.get(VARIABLE):
         return environ[VARIABLE]
@@ -48,28 +48,28 @@ def default_connect(environ: Mapping[str, str]) -> str:
 
 
 def _first_node(nodes: str) -> str:
-    """The first of a job's nodes, "gpu[03-07,11]" being SLURM's way to write them."""
+    """The first node of a SLURM node list such as "gpu[03-07,11]"."""
     try:
         return expand_nodes(nodes)[0]
     except UsageError as error:
         raise UsageError(
-            f"the job's first node cannot be told (SLURM_JOB_NODELIST: {error}): give --connect"
+            f"cannot determine the job's first node (SLURM_JOB_NODELIST: {error}): give --connect"
         ) from error
 
 
 class Discovery:
-    """Gives the address of each attempt to connect, and what it is protected with.
+    """Yields the address and the security of each attempt to connect.
 
     Args:
         connect: addresses and run folders, separated by commas.
-        transport: what is used to a learner whose address is read from its run's folder; None: gRPC.
+        transport: used when the address comes from a run's folder; None: gRPC.
         insecure: no token, no encryption.
         token_file: see `net.security.token.find_token`.
-        tls: certificates of the user's own.
+        tls: the user's own certificates.
 
     Raises:
-        UsageError: one of them is neither an address nor a folder, or certificates are given for ZeroMQ, which has no
-            use for them.
+        UsageError: an entry is neither an address nor a folder, or certificates are given for ZeroMQ, which does not
+            use them.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class Discovery:
         self._transport = transport or "grpc"
         if transport is not None and not any(map(_is_folder, self._places)):
             raise UsageError(
-                f"--transport {transport} is for --connect RUN_FOLDER: an address says it itself, zmq://HOST:PORT or "
-                "HOST:PORT (gRPC)"
+                f"--transport {transport} is for --connect RUN_FOLDER: an address names its own transport, "
+                "zmq://HOST:PORT or HOST:PORT (gRPC)"
             )
         for place in self._places:
             scheme = self._transport if _is_folder(place) else check_address(place)[0]
@@ -99,7 +99,7 @@ class Discovery:
         self._token_file = token_file
         self._tls = tls
         self._turn = 0
-        self._candidates: list[list[str]] = []  # of each place
+        self._candidates: list[list[str]] = []  # by place
         self._tried: set[str] = set()
         self._refusals: set[str] = set()
 
@@ -107,10 +107,10 @@ class Discovery:
         return self._connect
 
     def next(self) -> str:
-        """The address to try now; each place in turn.
+        """The next address to try; places take turns.
 
         Raises:
-            UnreachableError: no learner has left its address in that folder.
+            UnreachableError: no folder holds a learner's address.
         """
         self._candidates = []
         missing: UnreachableError | None = None
@@ -129,16 +129,17 @@ class Discovery:
         self._tried.add(address)
         return address
 
-    def again(self) -> None:
-        """Try the place of the last attempt first next time: it worked."""
+    def succeeded(self) -> None:
+        """Start with the last address at the next attempt, because it worked."""
         self._turn -= 1
         self._tried.clear()
         self._refusals.clear()
 
     def refused(self, address: str, error: RefusedError) -> None:
-        """Note that the learner at `address` said no; raises the error where every place has.
+        """Record that the learner at `address` refused this actor; raise the error if every place has refused it.
 
-        A folder's learner has several addresses: it has said no where one of them has and none of the others led to it.
+        A folder may hold several addresses of one learner. The folder counts as refused once all of them have been
+        tried and at least one has refused.
         """
         self._refusals.add(address)
         if all(self._refusals & set(place) and set(place) <= self._tried for place in self._candidates):
@@ -149,7 +150,7 @@ class Discovery:
         port = found.get(self._transport) if found is not None else None
         hosts = found.get("hosts") if found is not None else None
         if found is None or not isinstance(hosts, list):
-            raise UnreachableError(f"no learner has left its address in {folder}: start it with --logdir {folder}")
+            raise UnreachableError(f"no learner has published its address in {folder}: start it with --logdir {folder}")
         if not isinstance(port, int):
             raise UnreachableError(f"the learner of {folder} does not listen on {self._transport}: see --transport")
         if found.get("everywhere") and found.get("machine") == machine_id():
@@ -158,10 +159,10 @@ class Discovery:
         return [f"{scheme}{join_host_port(str(host), port)}" for host in hosts]
 
     def security(self, address: str) -> Security | None:
-        """What a connection to `address` is protected with; None: with nothing. Reads the token anew.
+        """The security of a connection to `address`; None: unprotected. Reads the token at every call.
 
         Raises:
-            RefusedError: there is no token, or none that may be used.
+            RefusedError: there is no usable token.
         """
         if self._insecure or address.startswith("shm:"):
             return None

@@ -1,13 +1,13 @@
-"""Whether greedy play falls clearly short of what training reached with sampled actions.
+"""Detect that greedy play falls clearly short of the returns that training reached with sampled actions.
 
-With m, s and n the mean, standard deviation and number of the returns in training (t) and of the evaluation (e), it
-does where
+Let m, s and n be the mean, standard deviation and number of returns in training (t) and in the evaluation (e). Greedy
+play falls short if
 
     m_t − m_e > max(3·√(s_t²/n_t + max(s_t, s_e)²/n_e), s_t/2, |m_t|/20)
 
-The first term is three standard errors of the difference: chance does not explain it. The other two say that it
-matters: it is at least half of what episodes differ by, and a twentieth of the return. Few episodes, which may all be
-alike, are taken to vary as much as those of training did.
+The first term is three standard errors of the difference: chance does not explain it. The other two require an effect
+size of half the standard deviation of episodes and a twentieth of the return. A small evaluation may happen to show no
+variation, so its standard deviation counts as at least that of training.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from typing import Any
 
 import numpy as np
 
-_EPISODES = 20  # of training at least: fewer say little, as after a short run
+_EPISODES = 20  # least number of training episodes that the comparison needs
 
 
 def training_returns(recent: Sequence[float]) -> dict[str, Any]:
-    """What a checkpoint keeps of the returns of the newest training episodes, at most 100; empty where there are none.
+    """The checkpoint counters that describe the newest training episodes, at most 100; empty if there are none.
 
     Args:
         recent: raw returns, with the exploration of training.
 
     Returns:
-        "recent_returns", the same, and "episode_return_100", their mean.
+        "recent_returns", a copy of `recent`, and "episode_return_100", their mean.
     """
     return {"recent_returns": list(recent), "episode_return_100": float(np.mean(recent))} if recent else {}
 
 
 def greedy_hint(counters: Mapping[str, Any], returns: Sequence[float]) -> str:
-    """One line where greedy play falls clearly short of training; "" where it does not, or it cannot be told.
+    """A one-line hint if greedy play falls clearly short of training; "" if it does not, or there is too little data.
 
     Args:
-        counters: of the checkpoint; those of older versions lack what `training_returns` gives.
-        returns: raw returns of episodes that were played greedily, at least one.
+        counters: of the checkpoint; older versions lack the entries of `training_returns`.
+        returns: raw returns of at least one greedy episode.
     """
     trained = counters.get("recent_returns", [])
     if len(trained) < _EPISODES:

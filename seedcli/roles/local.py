@@ -26,7 +26,7 @@ from seedcli.net.security.token import VARIABLE, Token, new_token
 from seedcli.roles.learner.setup import Setup
 from seedcli.roles.learner.supervise import supervise, use_devices
 from seedcli.roles.learner.threads import Learner
-from seedcli.roles.restarts import PEACE_SECONDS
+from seedcli.roles.restarts import FAILURE_MEMORY_SECONDS
 from seedcli.roles.resuming import mode_note
 from seedcli.roles.run_folder import RunFolder
 from seedcli.telemetry.exporter import open_exporter
@@ -36,11 +36,11 @@ from seedcli.telemetry.numbers import counted
 
 _log = logging.getLogger(__name__)
 
-_FAILURES = 2  # of one actor that ended with status 1, without an hour of peace in between
-_RESTARTS = 8  # of one actor that dies soon after it was started, each after a longer pause
-_QUICK_SECONDS = 15.0  # an actor that lives shorter than this counts against the restarts
-_LEAVE_SECONDS = 2.0  # what actors get to leave by themselves, once training is done
-_EXIT_SECONDS = 10.0  # and to leave at all, before they are killed
+_FAILURES = 2  # times an actor may exit with status 1, each within an hour of the one before
+_RESTARTS = 8  # quick deaths in a row of one actor; the pause before each restart doubles
+_QUICK_SECONDS = 15.0  # an actor that dies earlier than this counts as a quick death
+_LEAVE_SECONDS = 2.0  # for actors to exit by themselves after training
+_EXIT_SECONDS = 10.0  # for actors to exit after SIGTERM, before SIGKILL
 
 
 @dataclass
@@ -55,20 +55,20 @@ class _Child:
 
 
 class ActorProcesses:
-    """The actors of a local run: started, started again when they die, ended with the run.
+    """The actors of a local run: started, restarted when they die, and ended with the run.
 
     Args:
-        config: how many, with how many environments.
+        config: sets the number of actors and environments.
         address: the learner's address.
         logs: folder for their standard error.
-        token: of this run alone; "" where nothing is encrypted.
+        token: of this run only; "" without encryption.
     """
 
     def __init__(self, config: Config, address: str, logs: Path, token: str = "") -> None:
         self._config = config
         self._address = address
         self._logs = logs
-        # Not on the command line, which everybody on the machine can read.
+        # Not on the command line, which every user of the machine can read.
         self._environ = os.environ | ({VARIABLE: token} if token else {})
         self._children: list[_Child] = []
         self._has_stepped: Callable[[], bool] = lambda: False
@@ -77,7 +77,7 @@ class ActorProcesses:
         """Start all of them.
 
         Args:
-            has_stepped: whether the run has taken a step; as long as it has not, its folder may be removed.
+            has_stepped: whether the run has taken a step; until then its folder may be removed.
         """
         self._has_stepped = has_stepped
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ class ActorProcesses:
         command += ["--threads", str(max(1, (os.cpu_count() or 1) // actors.count))]
         error: IO[str]
         with log.open("a") as error:
-            # A session of its own: Ctrl-C reaches the learner alone, which then ends its actors in order.
+            # In its own session: Ctrl-C reaches only the learner, which then stops its actors in order.
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -105,10 +105,10 @@ class ActorProcesses:
             )
 
     def tick(self) -> None:
-        """Restart what died.
+        """Restart actors that died.
 
         Raises:
-            SeedError: an actor cannot run (its own sentence), or keeps failing.
+            SeedError: an actor cannot run (with the actor's own message), or keeps failing.
         """
         now = time.monotonic()
         for child in self._children:
@@ -128,8 +128,8 @@ class ActorProcesses:
         quick = now - child.started < _QUICK_SECONDS
         child.restarts = child.restarts + 1 if quick else 0
         if status == EXIT_FAILED:
-            # It has tried to help itself, `environment.restarts` times.
-            child.failures = child.failures + 1 if now - child.started < PEACE_SECONDS else 1
+            # The actor has already rebuilt its environments `environment.restarts` times.
+            child.failures = child.failures + 1 if now - child.started < FAILURE_MEMORY_SECONDS else 1
         if child.failures > _FAILURES or child.restarts > _RESTARTS:
             see = f"; see {child.log}" if self._has_stepped() else ""
             raise SeedError(f"actor {child.index} keeps failing (exit status {status}){see}: {sentence}")
@@ -152,7 +152,7 @@ class ActorProcesses:
         return True
 
     def end(self) -> dict[str, dict[str, float]]:
-        """Wait for the actors to leave, make those that do not; returns where their time went."""
+        """Wait for the actors to exit and terminate those that do not; returns their time profiles."""
         deadline = time.monotonic() + _EXIT_SECONDS
         profiles: dict[str, dict[str, float]] = {}
         if not self._left_by(time.monotonic() + _LEAVE_SECONDS):
@@ -167,13 +167,13 @@ class ActorProcesses:
 
     @staticmethod
     def _last_words(process: subprocess.Popen[str], seconds: float) -> str:
-        """What an actor printed; it is gone after that, and what its simulators have started too."""
+        """End an actor and every process its simulators started; returns what it printed."""
         try:
             out, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             out = ""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own
+            os.killpg(process.pid, signal.SIGKILL)  # it leads its own session
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
@@ -181,7 +181,7 @@ class ActorProcesses:
 
 
 def _local_transport(config: Config, folder: Path, token: str) -> ServerTransport:
-    """The listener of a local run: nothing that another machine, or another user of this one, could reach."""
+    """The listener of a local run, out of reach of other machines and other users of this one."""
     if config.net.transport == "shm":
         from seedcli.net.shm import ShmServer
 
@@ -197,19 +197,19 @@ def _local_transport(config: Config, folder: Path, token: str) -> ServerTranspor
 
 
 def run_train(resolved: Resolved, folder: RunFolder, *, live: bool, profile: bool = False) -> int:
-    """`seed train`: train on this machine until run.steps are taken, deterministically where run.deterministic says so.
+    """`seed train`: train on this machine until run.steps are taken, deterministically if run.deterministic is set.
 
     Args:
         resolved: the configuration with its sources.
-        folder: the run's, locked; the run is not finished.
+        folder: the run's folder, locked; the run is not finished.
         live: show a live view.
-        profile: print in the end where all the time went.
+        profile: print the time profile at the end.
 
     Returns:
-        0 when they are, 143 or 130 after a signal, with a checkpoint in either case.
+        0 when done, 143 or 130 after a signal; either way a checkpoint is written.
     """
     deterministic = resolved.config.run.deterministic
-    # First of all: where its port is in use, the folder is left as it was.
+    # First, so that a port in use leaves the folder untouched.
     exporter = None if deterministic else open_exporter(resolved.config.net)
     view = make_view(live and not deterministic, profile=profile)
     setup_logging(folder.log_path, view, debug=False)
@@ -221,7 +221,7 @@ def run_train(resolved: Resolved, folder: RunFolder, *, live: bool, profile: boo
         return run_serial(resolved, folder, view)
     config = resolved.config
     for value in set_for_listeners(resolved):
-        _log.warning("%s (from %s) has no effect: seed train listens on this machine alone", value.key, value.source)
+        _log.warning("%s (from %s) has no effect: seed train listens on this machine only", value.key, value.source)
     # Socket paths are limited to about 100 bytes, so the socket does not live in the run folder.
     sockets = Path(tempfile.mkdtemp(prefix="seed-"))
     actors: ActorProcesses | None = None

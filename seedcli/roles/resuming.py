@@ -1,4 +1,4 @@
-"""Where a run that is resumed stands, in which mode it goes, and whether there is anything left to do."""
+"""Resuming a run: its checkpoint, its mode (deterministic or threaded), and whether steps remain."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from seedcli.training.checkpoint_files import Checkpoint, list_checkpoints, open
 
 
 def was_deterministic(folder: RunFolder) -> bool:
-    """Whether the run in a folder, which is to be resumed, was deterministic when it last ran."""
+    """Whether the run to be resumed was deterministic when it last ran."""
     try:
         run = read_toml(folder.config_path).get("run", {})
     except UsageError:
-        return False  # a configuration that is given takes the place of one that cannot be read
+        return False  # an unreadable configuration is replaced by the given one
     return isinstance(run, dict) and run.get("deterministic") is True
 
 
 def keep_mode(resolved: Resolved, folder: RunFolder) -> Resolved:
-    """The configuration with which a resumed run stays deterministic, unless a layer says otherwise.
+    """Keep a resumed run deterministic, unless a configuration layer sets run.deterministic.
 
-    Where a preset or file is given again, the run's own values are no layer: this one is taken over all the same.
+    When a preset or file is given, the run's old values are not a layer; run.deterministic is carried over even then.
     """
     if not folder.resume or resolved.sources["run.deterministic"] != DEFAULT or not was_deterministic(folder):
         return resolved
@@ -35,14 +35,14 @@ def keep_mode(resolved: Resolved, folder: RunFolder) -> Resolved:
 
 
 def check_threaded(resolved: Resolved, logdir: Path | None) -> None:
-    """Refuse a deterministic run to `seed learner`, whose actors are processes of their own.
+    """Refuse a deterministic run in `seed learner`, whose actors are separate processes.
 
     Args:
         resolved: its configuration.
-        logdir: its folder, as the user gave it.
+        logdir: the run's folder, as the user gave it.
 
     Raises:
-        UsageError: it is one; says what to do instead.
+        UsageError: the run is deterministic.
     """
     if not resolved.config.run.deterministic:
         return
@@ -55,7 +55,7 @@ def check_threaded(resolved: Resolved, logdir: Path | None) -> None:
 
 
 def mode_note(resolved: Resolved, folder: RunFolder) -> str:
-    """What to tell people of how a run is resumed, before its configuration is written again; "" for nothing."""
+    """A note on a changed or kept mode of a resumed run, made before its configuration is rewritten; "" for none."""
     if not folder.resume:
         return ""
     before, now = was_deterministic(folder), resolved.config.run.deterministic
@@ -67,26 +67,26 @@ def mode_note(resolved: Resolved, folder: RunFolder) -> str:
     if now:
         return (
             "this run was trained with threads and is resumed deterministically (run.deterministic = true from "
-            f"{source}): only what follows its last checkpoint can be repeated"
+            f"{source}): only the steps after its last checkpoint are reproducible"
         )
     return ""
 
 
 def resume_point(folder: RunFolder) -> Checkpoint | None:
-    """The checkpoint a resumed run continues from; None for a new run, or one that made none yet."""
+    """The checkpoint a resumed run continues from; None for a new run, or one without a checkpoint."""
     return take_checkpoint(folder.path) if folder.resume else None
 
 
 def check_steps(resolved: Resolved, checkpoint: Checkpoint | None) -> None:
-    """Refuse a number of steps that a resumed run has long taken, before it is written down.
+    """Refuse a run.steps that a resumed run has already exceeded, before config.toml is written.
 
     Raises:
-        UsageError: somebody asked for fewer than there are.
+        UsageError: run.steps is below the steps already taken.
     """
     steps = resolved.config.run.steps
     if checkpoint is None or steps > checkpoint.env_steps:
         return
-    # The same number again, from a script that starts a run as often as it takes, is a run that is done.
+    # An equal number means a finished run, not an error: scripts restart a run until it is done.
     if steps != from_toml_file(checkpoint.config_path).run.steps:
         raise UsageError(
             f"run.steps = {steps:,} must be above the {checkpoint.env_steps:,} that this run has taken: "
@@ -95,10 +95,10 @@ def check_steps(resolved: Resolved, checkpoint: Checkpoint | None) -> None:
 
 
 def finished(resolved: Resolved, folder: RunFolder) -> str:
-    """What is to be said of a run that has taken its steps; "" for one that has not.
+    """The message for a run that has taken its steps; "" for an unfinished run.
 
     Raises:
-        UsageError: fewer steps are asked for than it has taken.
+        UsageError: run.steps is below the steps already taken.
     """
     found = list_checkpoints(folder.checkpoints) if folder.resume else []
     if not found:
@@ -106,9 +106,9 @@ def finished(resolved: Resolved, folder: RunFolder) -> str:
     try:
         checkpoint = open_checkpoint(found[-1])
     except CheckpointError:
-        return ""  # which is logged, and fixed, as the run is resumed
+        return ""  # logged and handled when the run is resumed
     check_steps(resolved, checkpoint)
     steps = resolved.config.run.steps
     if checkpoint.env_steps < steps:
         return ""
-    return f"{folder.path} is finished ({checkpoint.env_steps:,} of {steps:,} steps): give a larger --steps to go on"
+    return f"{folder.path} is finished ({checkpoint.env_steps:,} of {steps:,} steps): give a larger --steps to continue"

@@ -1,4 +1,4 @@
-"""The folder of a run: what stands where in it, and who may write to it."""
+"""The folder of a run: its layout and its lock."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ TENSORBOARD = "tensorboard"
 ACTOR_LOGS = "logs"
 LOCK = "learner.lock"
 ADDRESS = "address.json"
-HOSTS = "hosts"  # of the other learner hosts, a folder each
+HOSTS = "hosts"  # one folder for each learner host but the chief
 
-# All a run writes; the lock stays, because removing a lock file lets two holders lock two different files.
+# Everything a run writes, except the lock: after removing a lock file, two processes could lock two different files.
 REPLAY = "replay"
 _WRITTEN = (CONFIG, CHECKPOINTS, METRICS, LOG, TENSORBOARD, ACTOR_LOGS, REPLAY, ADDRESS, HOSTS)
-_REPLACED = ".replaced"  # the run that --overwrite replaces, until the new one has taken its first step
+_REPLACED = ".replaced"  # the run that --overwrite replaces, until the new run takes its first step
 
 _LOCK_SECONDS = 0.5
-_POLL_SECONDS = 0.2  # between looks at a lock that is waited for
+_POLL_SECONDS = 0.2  # between attempts to take the lock
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of a file system that has none
 
 
@@ -45,7 +45,7 @@ class RunFolder:
     Attributes:
         path: the folder.
         resume: whether the run in it is resumed.
-        config_path: config.toml, every value with its source.
+        config_path: config.toml, which holds every value and its source.
         checkpoints: folder of the checkpoints, each in a folder named by its environment steps.
         metrics_path: metrics.jsonl.
         log_path: learner.log.
@@ -61,8 +61,8 @@ class RunFolder:
         Args:
             path, resume: see the attributes.
             lock: the descriptor that holds the lock.
-            made_up: the user has not asked for a folder of this name, so none is left where no run has begun.
-            made: what this start has made: folders, the outermost first, and the file of the lock.
+            made_up: the name was generated, so the folder is removed if no run begins in it.
+            made: what this start has created: folders, outermost first, and the lock file.
         """
         self.path = path
         self.resume = resume
@@ -87,16 +87,16 @@ class RunFolder:
         overwrite: bool = False,
         wait: Callable[[str], None] | None = None,
     ) -> Self:
-        """Make or take a folder and lock it.
+        """Create or open a folder and lock it.
 
         Args:
             path: the folder; None: runs/<preset>/<YYYYmmdd-HHMMSS> in the working directory.
             preset: name of the preset; "" stands for "custom".
-            resume: the folder must hold a run, which is left as it is; None: resume the run where there is one,
-                else start one, removing what a start left that died before it wrote its configuration.
-            overwrite: a run the folder holds is removed, and nothing else in it, once the new one has begun.
-            wait: where a learner holds the folder, this is called once with a sentence that names it, and then the
-                folder is waited for without limit; None: it is refused.
+            resume: the folder must hold a run, which is resumed; None: resume the run if there is one, else start one
+                and remove the remains of a start that died before it wrote its configuration.
+            overwrite: the folder's run, but nothing else in it, is removed once the new run has begun.
+            wait: if a learner holds the folder, this is called once with a message that names it, and `create` then
+                waits without limit; None: raise an error.
 
         Raises:
             UsageError: the folder holds a run (or, resuming, none), belongs to a running learner, or cannot be
@@ -137,7 +137,7 @@ class RunFolder:
         return cls(path, resume=resume, lock=lock, made_up=made_up, made=made)
 
     def write_config(self, resolved: Resolved) -> None:
-        """Write config.toml, all or nothing, even where the power fails.
+        """Write config.toml atomically, also across a power failure.
 
         Raises:
             UsageError: it cannot be written.
@@ -160,13 +160,13 @@ class RunFolder:
             ) from error
 
     def write_address(self, address: dict[str, Any]) -> None:
-        """Tell actors where this learner serves, all or nothing.
+        """Publish this learner's address to actors, atomically.
 
         Args:
             address: JSON-serialisable.
 
         Raises:
-            UsageError: it cannot be written; the one before it stands.
+            UsageError: the file cannot be written; the earlier file is unchanged.
         """
         temporary = self.path / f".{ADDRESS}.tmp"
         try:
@@ -176,20 +176,21 @@ class RunFolder:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise UsageError(
-                f"{self.path / ADDRESS} cannot be written ({error.strerror}): make room or fix that, actors look there"
+                f"{self.path / ADDRESS} cannot be written ({error.strerror}): make room or fix the cause, "
+                "actors read that file"
             ) from error
 
     def remove_address(self) -> None:
-        """No learner serves here now; safe to call twice. One that cannot be removed leads nowhere, and may stay."""
+        """Remove the published address; safe to call twice. A file that cannot be removed is harmless."""
         with contextlib.suppress(OSError):
             (self.path / ADDRESS).unlink(missing_ok=True)
 
     @staticmethod
     def read_address(path: Path) -> dict[str, Any] | None:
-        """What the learner of the run in folder `path` wrote with `write_address`.
+        """Read what the learner of the run in folder `path` wrote with `write_address`.
 
         Returns:
-            None where there is nothing to be read (yet), or no JSON object.
+            The address; None if the file is missing, unreadable or no JSON object.
         """
         try:
             address = json.loads((path / ADDRESS).read_text(encoding="utf-8"))
@@ -198,13 +199,13 @@ class RunFolder:
         return address if isinstance(address, dict) else None
 
     def begin(self) -> None:
-        """Note that the run has taken its first step: from now on it stays, and the one it replaces is removed."""
+        """Call after the run's first step: the run is kept from now on, and the run it replaces is removed."""
         if not self._begun:
             self._begun = True
             shutil.rmtree(self.path / _REPLACED, ignore_errors=True)
 
     def undo(self) -> None:
-        """Remove all that a start has made whose run has not begun; an earlier run stands as before it."""
+        """Undo a start whose run has not begun: remove what it created and restore the earlier run."""
         if self._begun or self._lock is None:
             return
         with contextlib.suppress(OSError):
@@ -214,7 +215,7 @@ class RunFolder:
                 path.rmdir() if path.is_dir() else path.unlink()
 
     def close(self) -> None:
-        """Give the lock back; safe to call twice. An empty folder that the user has not asked for is removed."""
+        """Release the lock; safe to call twice. An empty folder with a generated name is removed."""
         if self._lock is not None:
             if self._made_up:
                 with contextlib.suppress(OSError):
@@ -234,12 +235,12 @@ class RunFolder:
 
 
 def run_of_host(path: Path) -> Path | None:
-    """The folder of the run in which `path` is that of one learner host; None where it is none."""
+    """The run folder that contains `path` as the folder of one learner host; None if `path` is not one."""
     return path.parent.parent if path.parent.name == HOSTS else None
 
 
 def _new_folder(parent: Path) -> Path:
-    """A folder that nothing else has, named by the time; runs started in the same second get -2, -3, ..."""
+    """Create a new folder named by the time; runs started in the same second get -2, -3, ..."""
     parent.mkdir(parents=True, exist_ok=True)
     stem = datetime.now().strftime("%Y%m%d-%H%M%S")
     name, number = stem, 1
@@ -254,7 +255,7 @@ def _new_folder(parent: Path) -> Path:
 
 
 def _missing(path: Path) -> list[Path]:
-    """`path` and the folders above it, as far as they do not exist, the outermost first."""
+    """`path` and its parents that do not exist, outermost first."""
     return [each for each in reversed((path, *path.parents)) if not each.exists()]
 
 
@@ -264,13 +265,13 @@ def _check_resumable(path: Path) -> None:
 
 
 def _prepare(path: Path, resume: bool | None, overwrite: bool) -> bool:
-    """Make a locked folder ready for a run; returns whether the run in it is resumed."""
+    """Prepare a locked folder for a run; returns whether its run is resumed."""
     if not (path / CONFIG).is_file():
         _put_back_replaced(path)  # after a start that was killed
     elif resume is not False:
         shutil.rmtree(path / _REPLACED, ignore_errors=True)
     if resume:
-        _check_resumable(path)  # again: while the lock was waited for, another learner may have replaced the run
+        _check_resumable(path)  # check again: another learner may have replaced the run during the wait for the lock
     elif resume is None and (path / CONFIG).is_file():
         resume = True
     elif _holds_run(path):
@@ -301,19 +302,19 @@ def _sync_folder(path: Path) -> None:
 def _take_lock(path: Path, wait: Callable[[str], None] | None) -> int:
     """Lock the folder; returns the descriptor that holds the lock until it is closed.
 
-    The kernel gives it back when the process dies; started actors do not inherit it (close-on-exec).
+    The kernel releases the lock when the process dies; actor processes do not inherit it (close-on-exec).
     """
-    # Whoever only asks whether a learner runs holds a shared lock for an instant: that is no refusal yet.
+    # A process that only checks for a running learner holds a shared lock for an instant: retry before refusing.
     deadline = time.monotonic() + _LOCK_SECONDS
-    told = False
+    announced = False
     while (descriptor := _try_lock(path)) is None:
-        if time.monotonic() >= deadline and not told:
+        if time.monotonic() >= deadline and not announced:
             held = f"{path} belongs to a running learner ({_holder(path)})"
             if wait is None:
                 raise UsageError(f"{held}: stop it or give another --logdir")
             wait(held)
-            told = True
-        time.sleep(_POLL_SECONDS if told else 0.02)
+            announced = True
+        time.sleep(_POLL_SECONDS if announced else 0.02)
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
@@ -324,15 +325,15 @@ def _take_lock(path: Path, wait: Callable[[str], None] | None) -> int:
 
 
 def _try_lock(path: Path) -> int | None:
-    """The descriptor that holds the lock, or None while another holds it."""
+    """The descriptor that holds the lock, or None while another process holds it."""
     try:
         descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except FileNotFoundError:  # the folder is gone: the start that made it has failed
+    except FileNotFoundError:  # the folder is gone: the start that created it failed
         path.mkdir(parents=True, exist_ok=True)
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Where the folder has been removed meanwhile, this would be the lock of what is gone.
+        # If the folder has been replaced meanwhile, this locks a deleted file.
         if os.path.samestat(os.fstat(descriptor), os.stat(path / LOCK)):
             return descriptor
     except (BlockingIOError, FileNotFoundError):
@@ -342,7 +343,7 @@ def _try_lock(path: Path) -> int | None:
         if error.errno in _NO_LOCKS:
             raise UsageError(
                 f"{path} lies on a file system that cannot lock files ({error.strerror}): give a --logdir on another "
-                "one, because two learners would destroy each other's run"
+                "one, because two learners would overwrite each other's files"
             ) from error
         raise
     os.close(descriptor)
@@ -354,7 +355,7 @@ def _holder(path: Path) -> str:
         holder = json.loads((path / LOCK).read_bytes())
         return f"process {holder['pid']} on {holder['host']}"
     except (OSError, ValueError, KeyError, TypeError):
-        return "process unknown"  # it has locked the file and not yet written to it
+        return "process unknown"  # the holder has not written to the file yet
 
 
 def _remove_empty(path: Path) -> None:
@@ -374,7 +375,7 @@ def _holds_run(path: Path) -> bool:
 
 
 def _set_aside(path: Path) -> None:
-    """Keep a run in a folder of its own, until the one that replaces it has begun."""
+    """Move a run into a separate folder, until the run that replaces it has begun."""
     (path / _REPLACED).mkdir()
     for name in _WRITTEN:
         if os.path.lexists(path / name):
@@ -383,7 +384,7 @@ def _set_aside(path: Path) -> None:
 
 def _put_back_replaced(path: Path) -> None:
     if (path / _REPLACED).is_dir():
-        kept = sorted((path / _REPLACED).iterdir(), key=lambda entry: entry.name == CONFIG)  # last: then all is there
+        kept = sorted((path / _REPLACED).iterdir(), key=lambda entry: entry.name == CONFIG)  # last: complete then
         _remove_run(path, [entry.name for entry in kept])
         for entry in kept:
             entry.rename(path / entry.name)

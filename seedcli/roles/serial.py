@@ -1,4 +1,4 @@
-"""Deterministic mode: the same parts in one thread and lock-step. One seed gives the same metrics to the bit."""
+"""Deterministic mode: the same parts in one thread, in lock-step. Equal seeds produce bit-identical metrics."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from seedcli.telemetry.metrics import Profile
 
 _log = logging.getLogger(__name__)
 
-_NEVER = 1e9  # seconds: neither end can die alone, and a debugger may hold both up
-UPDATES_PER_LINE = 20  # a metrics line so often, because the clock must not decide
+_NEVER = 1e9  # seconds: both ends share one process, so neither can be lost, and a debugger may pause both
+UPDATES_PER_LINE = 20  # updates per metrics line; a clock would make the lines irreproducible
 
 
 def _open_actors(learner: Learner, server: InProcessServer, profile: Profile) -> list[ActorSession]:
@@ -35,7 +35,7 @@ def _open_actors(learner: Learner, server: InProcessServer, profile: Profile) ->
         client.pump_with(lambda: learner.service.turn(block=False))
         session = ActorSession(
             client,
-            # One worker thread: native vector environments return in an order that threads could change.
+            # One worker thread: more could change the order in which native vector environments return.
             Environments(threads=1),
             actor_id=f"serial-{index}",
             envs=actors.envs,
@@ -50,8 +50,8 @@ def _open_actors(learner: Learner, server: InProcessServer, profile: Profile) ->
 def run_serial(resolved: Resolved, folder: RunFolder, view: View) -> int:
     """Train in one thread; see `roles.local.run_train`.
 
-    After a resume the environments start new episodes, so that a resumed run is reproducible too, but is not the
-    continuation of the uninterrupted one to the bit.
+    After a resume the environments start new episodes. A resumed run is therefore reproducible, but not bit-identical
+    to an uninterrupted one.
     """
     for note in resolved.notes:
         _log.info("%s", note)
@@ -61,7 +61,8 @@ def run_serial(resolved: Resolved, folder: RunFolder, view: View) -> int:
     checkpoint = resume_point(folder)
     check_steps(resolved, checkpoint)
     server = InProcessServer()
-    # A batch closes as soon as every stream that can has sent its step: the deadline's clock must not decide.
+    # With deadline 0 a batch closes once every ready stream has sent its step; a real deadline would depend on the
+    # clock.
     learner = Learner(resolved, folder, [server], checkpoint, deadline=0.0, timeout=_NEVER, devices=devices)
     folder.write_config(resolved)
     reporter = Reporter(
@@ -108,5 +109,5 @@ def _loop(learner: Learner, sessions: list[ActorSession], signals: Signals, repo
                 reporter.report()
             save_if_due(learner.training, core)
         elif not moved:
-            raise RuntimeError("serial mode stands still: no step, no answer and no batch are left to do")
+            raise RuntimeError("serial mode is stalled: no step, no answer and no batch is pending")
     reporter.report()

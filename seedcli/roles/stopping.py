@@ -1,4 +1,4 @@
-"""Signals that ask a process to stop: a learner is to end in order (`Signals`), other commands where they are."""
+"""Signals that stop a process: a learner shuts down in order (`Signals`), other commands stop where they are."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
-_ONE_STOP_SECONDS = 1.0  # SIGTERMs so close together are one: SLURM sends two when it preempts a job
+_ONE_STOP_SECONDS = 1.0  # SIGTERMs within this time count as one: SLURM sends two when it preempts a job
 
 
 class Stopped(BaseException):
-    """A signal asked to stop. No Exception: an environment must not take it for its own.
+    """A signal asked to stop. A BaseException, so that environments do not catch it.
 
     Attributes:
         status: the exit status, 128 and the signal's number.
@@ -26,14 +26,14 @@ class Stopped(BaseException):
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """The signals that ask a process to stop: SIGHUP, of a terminal that was closed, unless nohup has it ignored."""
+    """The signals that ask a process to stop; SIGHUP (a closed terminal) is among them unless nohup ignores it."""
     asked = (signal.SIGTERM, signal.SIGINT)
     return asked if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (*asked, signal.SIGHUP)
 
 
 @contextlib.contextmanager
 def raising_stopped() -> Iterator[None]:
-    """Within it a signal that asks to stop raises `Stopped` in the main thread; a second one ends the process."""
+    """Context in which a stop signal raises `Stopped` in the main thread; a second signal ends the process."""
     asked = stop_signals()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -47,7 +47,7 @@ def raising_stopped() -> Iterator[None]:
 
 @contextlib.contextmanager
 def exiting_at_once(undo: Callable[[], None]) -> Iterator[None]:
-    """Within it a signal that asks to stop ends the process at once, without a word, once `undo` has been called."""
+    """Context in which a stop signal calls `undo`, then ends the process at once and silently."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         try:
@@ -62,7 +62,7 @@ def exiting_at_once(undo: Callable[[], None]) -> Iterator[None]:
 @contextlib.contextmanager
 def _handling(asked: Sequence[signal.Signals], handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
-        yield  # where no handler can be set, and none is run
+        yield  # only the main thread can set handlers
         return
     previous = {number: signal.signal(number, handle) for number in asked}
     try:
@@ -73,11 +73,11 @@ def _handling(asked: Sequence[signal.Signals], handle: Callable[[int, FrameType 
 
 
 class Signals:
-    """For a learner: the first signal that asks to stop is noted, the second ends the process at once.
+    """Stop signals of a learner: the first is recorded, the second ends the process at once.
 
     Attributes:
-        status: the exit status that the first one stands for; None: none has come.
-        raised: set by it.
+        status: the exit status for the first signal; None before it.
+        raised: set by the first signal.
     """
 
     def __init__(self) -> None:
@@ -94,12 +94,12 @@ class Signals:
         elif number != signal.SIGTERM or now - self._first >= _ONE_STOP_SECONDS:
             os._exit(128 + number)
 
-    def insist(self) -> None:
-        """Take the signals again from a library that has put handlers of its own in place of these."""
+    def reinstall(self) -> None:
+        """Install the handlers again after a library has replaced them."""
         for number in self._previous:
             signal.signal(number, self._handle)
 
     def restore(self) -> None:
-        """Put the earlier handlers back."""
+        """Restore the earlier handlers."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)

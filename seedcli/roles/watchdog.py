@@ -1,7 +1,7 @@
-"""Notices an environment that does not come back: a thread, and a process for what stops all threads.
+"""Detects environments that hang: with a thread, and with a process for hangs that block all threads.
 
-A simulator may hang while it holds Python's global lock (DeepMind Lab holds it in every call). Then no thread of this
-process runs any more, and only another process can end it. TensorFlow does the same while it connects learner hosts.
+A simulator may hang while it holds the GIL (DeepMind Lab holds it in every call). Then no thread of this process runs,
+and only another process can end it. TensorFlow also holds the GIL while it connects learner hosts.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from collections.abc import Callable
 from seedcli.roles.stopping import stop_signals
 
 _TICK_SECONDS = 1.0
-_SIGNAL_SECONDS = 5.0  # a call may go on after a signal that asks to stop
+_SIGNAL_SECONDS = 5.0  # how long a call may continue after a stop signal
 
-# The process: as long as the thread writes, all is well. Its own clock must count, and not while the watched process is
-# stopped by a signal, which is nobody's fault. It imports nothing of ours, so that it is small and there at once.
+# The guard process: each write of the watchdog thread resets its timeout. Time in which the watched process is stopped
+# by a signal does not count. It does not import seedcli, so it is small and starts quickly.
 _GUARD = """
 import os, select, signal, sys, time
 pid, limit, tick, sentence = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
@@ -50,14 +50,14 @@ while True:
 
 
 class Guard:
-    """A process that says why and kills this one (SIGKILL), once it has not been told for too long that all is well.
+    """A process that reports why and kills this one (SIGKILL) if no heartbeat arrives within a limit.
 
-    Time in which this process was stopped by a signal does not count. There is one on Linux alone.
+    Time in which this process is stopped by a signal does not count. Without effect outside Linux.
 
     Args:
         limit: seconds.
-        sentence: what it says on standard error before it kills.
-        tick: seconds between looks.
+        sentence: message written to standard error before the kill.
+        tick: seconds between checks.
     """
 
     def __init__(self, limit: float, sentence: str, *, tick: float = _TICK_SECONDS) -> None:
@@ -67,11 +67,11 @@ class Guard:
                 [sys.executable, "-S", "-E", "-c", _GUARD, str(os.getpid()), str(limit), str(tick), sentence],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                start_new_session=True,  # a terminal's Ctrl-C is not for it
+                start_new_session=True,  # so that Ctrl-C does not reach it
             )
 
-    def tell(self) -> None:
-        """Say that all is well: its time begins anew."""
+    def heartbeat(self) -> None:
+        """Restart the guard's timeout."""
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 os.write(self._process.stdin.fileno(), b".")
@@ -87,17 +87,17 @@ class Guard:
 
 
 class Watchdog:
-    """Notices a call that has not returned for too long; a context manager around each such call.
+    """Detects calls that do not return within a limit; a context manager around each call.
 
-    Time in which the whole process was stopped does not count. A signal that asks to stop, but that the main thread
-    cannot take because it is inside a call, ends the process with 128 + its number.
+    Time in which the whole process was stopped does not count. A stop signal that the main thread cannot handle because
+    it is inside a call ends the process with status 128 + its number.
 
     Args:
-        name: what is watched, for the sentence of a process that is killed.
+        name: what is watched, for the message on a kill.
         limit: seconds; 0: never.
-        on_hang: called with the seconds in the watchdog's thread.
-        signalled: number of a signal that asked this process to stop; 0: none.
-        tick: seconds between looks.
+        on_hang: called with the elapsed seconds in the watchdog's thread.
+        signalled: returns the number of a pending stop signal; 0: none.
+        tick: seconds between checks.
     """
 
     def __init__(
@@ -124,9 +124,9 @@ class Watchdog:
             self._thread.start()
 
     def _start_guard(self, name: str) -> Guard:
-        # Later than the thread, which does more about it where it can.
+        # Later than the thread, which handles the hang better if it can still run.
         limit = self._limit + 5 * self._tick
-        sentence = f"{name} has not come back for {limit:.0f} s and holds Python's lock: this actor is killed"
+        sentence = f"{name} has not returned for {limit:.0f} s and holds the GIL: killing this actor"
         return Guard(limit, sentence, tick=self._tick)
 
     def __enter__(self) -> None:
@@ -140,9 +140,9 @@ class Watchdog:
         call, spent, asked, before = 0, 0.0, 0.0, time.monotonic()
         while not self._stop.wait(self._tick):
             if self._guard is not None:
-                self._guard.tell()
+                self._guard.heartbeat()
             now = time.monotonic()
-            # After SIGSTOP this thread comes back late: only a tick of that counts.
+            # After SIGSTOP this thread resumes late: only two ticks of that time count.
             passed, before = min(now - before, 2 * self._tick), now
             if not self._inside or self._calls != call:
                 call, spent, asked = self._calls, 0.0, 0.0
@@ -167,7 +167,7 @@ class Watchdog:
 
 
 class PendingSignals:
-    """Knows of the signals that ask to stop in any thread, also while the main thread cannot run its handlers."""
+    """Stop signals as seen from any thread, even while the main thread cannot run its handlers."""
 
     def __init__(self) -> None:
         self._read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -175,7 +175,7 @@ class PendingSignals:
         self._number = 0
 
     def __call__(self) -> int:
-        """The last one that came; 0: none."""
+        """The number of the latest stop signal; 0: none."""
         with contextlib.suppress(BlockingIOError):
             for number in os.read(self._read, 4096):
                 if number in stop_signals():

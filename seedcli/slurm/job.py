@@ -1,4 +1,4 @@
-"""What may be asked of a job script for SLURM: the options of `seed slurm`. `slurm.request` checks them."""
+"""The options of `seed slurm`, which describe a SLURM job. `slurm.request` checks them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from seedcli.config.presets import complete_preset
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is asked of a job script; each field is the option of its name, and a default of None leaves it out."""
+    """Describes a SLURM job. Each field is the option of its name; None leaves the option out."""
 
     preset: Annotated[
         str, Option("--preset", metavar="NAME", help="Preset to start from.", autocompletion=complete_preset)
     ]
     env: Annotated[str | None, Option(metavar="ID", help="Game, scenario, level or Gymnasium id to play.")] = None
     actors: Annotated[int, Option(metavar="N", min=1, help="Actor processes.")] = 8
-    envs: Annotated[int | None, Option(metavar="N", min=1, help="Environments of each.  [default: the preset's]")] = (
+    envs: Annotated[int | None, Option(metavar="N", min=1, help="Environments per actor.  [default: the preset's]")] = (
         None
     )
     time: Annotated[str | None, Option(metavar="LIMIT", help="As SLURM writes it.  [default: the partition's]")] = None
@@ -37,28 +37,26 @@ class Job:
         int, Option(metavar="N", min=1, help="Learners that train one model together, each on its own node.")
     ] = 1
     nodes: Annotated[
-        int | None, Option(metavar="N", min=1, help="Nodes of the one job.  [default: one a learner host]")
+        int | None, Option(metavar="N", min=1, help="Nodes of the job.  [default: one per learner host]")
     ] = None
-    array: Annotated[bool, Option("--array", help="A job for the learner, and an array of one job an actor.")] = False
+    array: Annotated[bool, Option("--array", help="One job for the learner and an array with a job per actor.")] = False
     learner_cpus: Annotated[int, Option(metavar="N", min=1, help="CPUs of each learner host.")] = 4
     cpus_per_actor: Annotated[int, Option(metavar="N", min=1, help="CPUs of each actor.")] = 2
     gpus: Annotated[int, Option(metavar="N", min=0, help="GPUs of each learner host.")] = 0
     mem: Annotated[str | None, Option(metavar="SIZE", help="Memory on each node; with --array, of the learner.")] = None
     actor_mem: Annotated[str | None, Option(metavar="SIZE", help="With --array: memory of each actor.")] = None
-    partition: Annotated[str | None, Option(metavar="NAME", help="Where to run.")] = None
-    actor_partition: Annotated[str | None, Option(metavar="NAME", help="With --array: where actors run.")] = None
+    partition: Annotated[str | None, Option(metavar="NAME", help="Partition of the job.")] = None
+    actor_partition: Annotated[str | None, Option(metavar="NAME", help="With --array: partition of the actors.")] = None
     account: Annotated[str | None, Option(metavar="NAME", help="Who pays.")] = None
     signal_seconds: Annotated[
-        int, Option(metavar="S", min=20, help="How long before the time limit training stops, to be saved.")
+        int, Option(metavar="S", min=20, help="How long before the time limit to stop training and save.")
     ] = 90
-    requeue: Annotated[
-        bool, Option(help="Queue the job again when it is stopped in the middle, or its learner dies.")
-    ] = True
-    sbatch: Annotated[list[str], Option(metavar="OPTION", help="Further option of sbatch; may be repeated.")] = field(
+    requeue: Annotated[bool, Option(help="Requeue the job when it is interrupted or its learner dies.")] = True
+    sbatch: Annotated[list[str], Option(metavar="OPTION", help="Additional sbatch option; may be repeated.")] = field(
         default_factory=list
     )
     venv: Annotated[str | None, Option(metavar="DIR", help="Virtual environment to activate in the job.")] = None
-    setup: Annotated[list[str], Option(metavar="LINE", help="Line of shell to run first; may be repeated.")] = field(
+    setup: Annotated[list[str], Option(metavar="LINE", help="Shell line to run first; may be repeated.")] = field(
         default_factory=list
     )
 
@@ -68,7 +66,7 @@ class Job:
         return self.learner_hosts if self.nodes is None else self.nodes
 
     def given(self) -> Iterator[tuple[str, Any]]:
-        """Flags without their dashes and values, of all that differs from the default; True for one without a value."""
+        """Flags (without dashes) and values that differ from the default; True for a flag without a value."""
         for option in fields(self):
             name, value = option.name.replace("_", "-"), getattr(self, option.name)
             if option.default_factory is not MISSING:

@@ -1,4 +1,4 @@
-"""Checks what is asked of a job script for SLURM; `slurm.script` writes it."""
+"""Checks the options of a SLURM job before `slurm.script` writes its script."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def seconds_of(time: str) -> int:
     """Seconds of a time limit as SLURM writes it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S.
 
     Raises:
-        UsageError: the text is none of these, or no time at all.
+        UsageError: the text has none of these forms, or the time is zero.
     """
     match = _TIME.fullmatch(time)
     seconds = 0
@@ -41,23 +41,23 @@ def seconds_of(time: str) -> int:
 
 
 def check(job: Job) -> ActorsConfig:
-    """Refuse what cannot work; returns how many actors there are, with how many environments and streams.
+    """Refuse a job that cannot work; returns the number of actors, environments and streams.
 
     Raises:
-        UsageError: an unknown preset or key, or a value that is out of its range, malformed or in conflict.
+        UsageError: a preset or key is unknown, or a value is out of range, malformed or in conflict.
     """
     for flag, value in job.given():
         if isinstance(value, str) and re.search(r"[\x00-\x1f\x7f]", value):
             raise UsageError(f"--{flag} {value!r} must be one line of text: leave line breaks and control codes out")
     flags = {"--env": job.env, "--envs": job.envs, "--actors": job.actors, "--steps": job.steps, "--seed": job.seed}
-    # The environment is no layer here: a script is made of its command alone.
+    # Environment variables are no layer here: a script depends only on its command.
     resolved = load_config(job.preset, environ={}, sets=job.set, flags=flags)
     config = resolved.config
     check_environment(config.environment, resolved.sources["environment.kwargs"])
     if job.time is not None and seconds_of(job.time) < job.signal_seconds + _SIGNAL_SLACK:
         raise UsageError(
             f"--time {job.time} must be at least {_SIGNAL_SLACK} s longer than --signal-seconds {job.signal_seconds}, "
-            "or the job is told to stop as it begins: raise the one or lower the other"
+            "or the job is stopped as it begins: raise --time or lower --signal-seconds"
         )
     _check_text("mem", job.mem, r"\d+[KMGT]?", "a size as SLURM writes it, such as 16G")
     _check_text("actor-mem", job.actor_mem, r"\d+[KMGT]?", "a size as SLURM writes it, such as 4G")
@@ -127,13 +127,13 @@ def _check_learner_hosts(job: Job, config: Config) -> None:
 
 
 def _check_devices(job: Job, config: Config) -> None:
-    """Refuse a topology that does not fit the devices that a learner host will have, as far as they are known."""
+    """Refuse a topology that does not fit a learner host's devices, as far as they are known."""
     topology = config.topology
     if not job.gpus and topology.platform != "cpu":
-        # What a node gives without --gpus only SLURM knows: TPUs, or GPUs asked for by an option of its own.
+        # Without --gpus the devices are unknown: TPUs, or GPUs requested with --sbatch.
         if topology.platform == "gpu" and not any(re.search(r"gpu|^-G", option) for option in job.sbatch):
             raise UsageError(
-                "topology.platform = gpu needs GPUs, and --gpus is 0: give --gpus N, those of each learner host, or "
+                "topology.platform = gpu needs GPUs, and --gpus is 0: give --gpus N for each learner host, or "
                 "use another platform"
             )
         return

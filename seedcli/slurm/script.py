@@ -1,21 +1,21 @@
-"""Writes job scripts for SLURM: text made of a `Job`, for `sbatch` to read.
+"""Writes SLURM job scripts for `sbatch` from a `Job`.
 
-A run's folder is all that its processes share. The learner writes its address there, the actors look there for it, and
-a job that is queued again goes on with the run it finds there; so a script holds no host, no port and no secret.
+The processes of a run share only its folder. The learner writes its address there, the actors read it, and a requeued
+job resumes the run it finds there. So a script holds no host, port or secret.
 
-How SLURM stops a job decides the shape of the scripts. The learner is a step of its own because SLURM itself sends
-SIGTERM to what a step has started: at preemption (two within a moment, which the learner takes for one), at `scancel`,
-and through `--signal=TERM@SECONDS` ahead of the time limit. The script never passes the signal on, because a second one
-would end the learner without a checkpoint. Its status 143 then means "stopped in the middle", whatever the cause was.
+The learner runs as a separate step because SLURM sends SIGTERM to the processes of a step: at preemption (twice in
+quick succession, which the learner counts as one), at `scancel`, and through `--signal=TERM@SECONDS` ahead of the time
+limit. The script never forwards the signal, because a second one would end the learner without a checkpoint. Status 143
+means that the learner was interrupted, whatever the cause.
 
-A learner that is killed or crashes ends with 128 and the signal's number, and `srun` with that status, whatever other
-tasks end with. The job is queued again then too, but not for ever: a learner that dies soon after each start has a
-reason that time does not heal. SLURM_RESTART_COUNT cannot tell, because it counts preemptions and time limits as well,
-of which a long run sees many; so the script keeps a count of its own beside the logs.
+A learner that is killed or crashes ends with 128 plus the signal's number, and `srun` with that status, whatever other
+tasks end with. The job is then requeued too, but only a few times: a learner that dies soon after each start has a
+permanent fault. SLURM_RESTART_COUNT does not help, because it also counts preemptions and time limits, so the script
+keeps its own count beside the logs.
 
-Several learner hosts are the tasks of that one step, one a node: SLURM tells them who they are and signals all of them.
-A host that dies must not have SLURM kill the others (`--kill-on-bad-exit=0`): they end by themselves, and the first one
-writes a checkpoint. Where a whole node fails, the step waits for it (`--wait=0`) until SLURM queues the job again.
+Several learner hosts are tasks of that step, one per node: SLURM numbers and signals them. When a host dies, SLURM must
+not kill the others (`--kill-on-bad-exit=0`): they end by themselves, and the chief writes a checkpoint. If a whole node
+fails, the step waits for it (`--wait=0`) until SLURM requeues the job.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from seedcli.config.sections import ActorsConfig
 from seedcli.slurm.job import Job, command
 from seedcli.slurm.request import check
 
-_RESTARTS = 5  # of one actor, each within an hour of the last
-_REQUEUES = 3  # of a job whose learner dies, each within an hour of its start
+_RESTARTS = 5  # restarts of one actor, each within an hour of the one before
+_REQUEUES = 3  # requeues of a job whose learner dies, each within an hour of a start
 
 
 def job_script(job: Job) -> str:
@@ -223,7 +223,7 @@ def _steps_layout(job: Job, fleet: ActorsConfig) -> Iterator[str]:
 
 
 def _array_layout(job: Job, fleet: ActorsConfig) -> Iterator[str]:
-    """A job for the learner, which submits an array of one job an actor."""
+    """A job for the learner, which submits an array with one job per actor."""
     whose = "The learner's job" if job.learner_hosts == 1 else f"The job of {_who(job)}"
     what = f"{whose}; it submits {_count(job.actors, 'actor')} as an array of jobs, which ends with it."
     tasks = "--ntasks=1" if job.learner_hosts == 1 else "--ntasks-per-node=1"
@@ -249,9 +249,9 @@ def _actor_job(job: Job, fleet: ActorsConfig) -> Iterator[str]:
 
 
 def _slots(job: Job) -> tuple[int, int]:
-    """Tasks' worth of CPUs that a learner takes, and those of each node, so that a learner fits on one.
+    """Task slots that a learner takes, and task slots per node, so that a learner fits on one node.
 
-    A learner takes an even number of CPUs: half a core, where a core is two, would be lost to the actors.
+    A learner takes an even number of CPUs: with two CPUs per core, actors could not use the other half of a core.
     """
     learner = -(-job.learner_cpus // job.cpus_per_actor)
     learner += learner * job.cpus_per_actor % 2
@@ -259,7 +259,7 @@ def _slots(job: Job) -> tuple[int, int]:
 
 
 def _head(job: Job, what: str, size: Sequence[str]) -> Iterator[str]:
-    """From the first line of a script to the run's folder."""
+    """The script from its first line to the run's folder."""
     yield "#!/bin/bash"
     yield _HEAD.format(what=what, command=command(job))
     yield "#"
@@ -308,7 +308,7 @@ def _learner(job: Job, fleet: ActorsConfig, cpus: int) -> str:
 
 
 def _gpu_option(job: Job) -> str:
-    """What asks for a learner host's GPUs: a job's total would not say how they are to be spread."""
+    """The option that requests a learner host's GPUs; a job total would not fix their distribution over nodes."""
     return "gpus" if job.learner_hosts == 1 else "gpus-per-node"
 
 
@@ -323,7 +323,7 @@ def _end(job: Job) -> Iterator[str]:
 
 
 def _optional(**options: object) -> list[str]:
-    """Options of sbatch, of the values that are given."""
+    """Options of sbatch for the values that are not None."""
     return [f"--{name}={value}" for name, value in options.items() if value is not None]
 
 

@@ -98,7 +98,7 @@ def test_a_replays_steps_are_trained_on_several_times() -> None:
     (ratio,) = result["ratios"]
     assert result["trainings_of_a_step"] == 32.0
     check_ratio(ratio, 32.0)
-    assert any("one way only" in note for note in result["notes"])
+    assert any("only one way" in note for note in result["notes"])
     assert any("trained on 32 times" in note for note in result["notes"])
 
 

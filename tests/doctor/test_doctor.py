@@ -23,7 +23,7 @@ from seedcli.config.topology import Inventory
 from seedcli.doctor import environment as doctor_env
 from seedcli.doctor import network as doctor_net
 from seedcli.doctor import report as doctor
-from seedcli.doctor.devices import describe_devices, describe_topology, look_at_devices
+from seedcli.doctor.devices import check_devices, describe_devices, describe_topology
 from seedcli.doctor.findings import Finding
 from seedcli.doctor.report import print_findings, run_doctor
 from seedcli.envs import conformance
@@ -32,7 +32,7 @@ from seedcli.envs import conformance
 def _without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one slow check replaced by what it finds on any machine; it has a test of its own."""
     found = [Finding("tensorflow", "ok", "2.x, imported in 0.0 s", required=True)]
-    monkeypatch.setattr(doctor, "look_at_devices", lambda config: found)
+    monkeypatch.setattr(doctor, "check_devices", lambda config: found)
 
 
 def _report(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def test_a_tensorflow_that_breaks_is_explained(
     monkeypatch.setattr(
         subprocess, "run", lambda command, **kwargs: subprocess.CompletedProcess(command, code, "", stderr)
     )
-    (finding,) = look_at_devices()
+    (finding,) = check_devices()
     assert finding.status == "missing" and finding.required
     assert words in f"{finding.detail} {finding.advice}"
 
@@ -153,7 +153,7 @@ def test_gpus_with_their_memory_and_what_a_preset_does_with_them(
     models = ("NVIDIA H200",) * 8
     _tensorflow_sees(monkeypatch, tmp_path, [CPU, *[GPU] * 8], Inventory(gpus=8, cores=64, models=models))
     config = load_config("football_vtrace_8gpu", environ={}).config
-    tensorflow, devices, topology = look_at_devices(config)
+    tensorflow, devices, topology = check_devices(config)
     assert (tensorflow.name, tensorflow.detail) == ("tensorflow", "2.x, imported in 1.0 s")
     assert devices.status == "ok" and devices.detail.startswith("8 × NVIDIA H200 (140 GiB); ")
     assert devices.value[0] == CPU and devices.value[8] == {**GPU, "memory_bytes": 143771 * 2**20}
@@ -165,7 +165,7 @@ def test_gpus_with_their_memory_and_what_a_preset_does_with_them(
         "precision float32; XLA off",
     ]
     assert topology.value["training"] == (0, 1, 2, 3) and topology.value["columns"] == 8
-    assert [finding.name for finding in look_at_devices()] == ["tensorflow", "devices"], "no one asked"
+    assert [finding.name for finding in check_devices()] == ["tensorflow", "devices"], "no one asked"
 
 
 def test_a_preset_that_does_not_fit_is_a_finding() -> None:
@@ -213,9 +213,9 @@ def test_the_command_says_why_a_preset_does_not_fit(capsys: pytest.CaptureFixtur
     assert main(["doctor", "--preset", "football_vtrace_tpu8"]) == 1
     text = " ".join(capsys.readouterr().out.split())
     assert "topology topology.platform = tpu where TensorFlow finds no TPU on this machine" in text
-    assert text.endswith("not ready: topology must be put right first")
+    assert text.endswith("not ready: topology must be fixed first")
     assert main(["doctor", "--preset", "football_vtrace_9gpu"]) == 2
-    assert "did you mean football_vtrace_8gpu" in capsys.readouterr().err
+    assert "Did you mean football_vtrace_8gpu" in capsys.readouterr().err
 
 
 def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,7 +242,7 @@ def test_the_table_says_what_to_do() -> None:
     assert "\x1b" not in text
     assert "pip install tensorflow" in text and "not ready: tensorflow" in text
     print_findings(Console(file=file, width=80), findings[:2])
-    assert "ready: seed train --preset cartpole_vtrace; 1 thing to look at above" in file.getvalue()
+    assert "ready: seed train --preset cartpole_vtrace; 1 warning above" in file.getvalue()
 
 
 def _sample(name: str) -> str:
@@ -265,7 +265,7 @@ def test_an_environment_is_played_and_judged(capfd: pytest.CaptureFixture[str]) 
 def test_a_broken_environment_fails_the_command(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--env", _sample("Raises")]) == 1
     out, _ = capfd.readouterr()
-    assert "✗" in out and "the simulator fell over" in out.replace("\n", " ") and "not ready: put play right" in out
+    assert "✗" in out and "the simulator fell over" in out.replace("\n", " ") and "not ready: fix play first" in out
     assert "Traceback" not in out
 
 
@@ -354,10 +354,10 @@ def test_the_table_of_an_environment(width: int) -> None:
     text = file.getvalue()
     assert [line[0] for line in text.splitlines()[1:] if line[0] != " "] == ["✓", "!", "-", "r"]
     assert max(map(len, text.splitlines())) <= width
-    assert "ready (1 thing to look at above): seed train" in text
+    assert "ready (1 warning above): seed train" in text
     findings.append(conformance.Finding("actions", "failure", "action [2] fails"))
     doctor_env.print_findings(Console(file=file, width=width), "gymnasium/X-v0", findings, "seed train")
-    assert "not ready: put actions right first" in file.getvalue()
+    assert "not ready: fix actions first" in file.getvalue()
 
 
 def test_the_example_of_the_documentation(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ _EXPECTED = (
     r"lost: the peer does not read its messages",
     r"connections have ended in the handshake",  # an actor killed in the middle of one
     r"connections of unauthenticated peers were closed",
-    r"no learner (has left its address|answered) ",
+    r"no learner (has published its address|answered) ",
     r"the learner has been silent for \d+ s",
     r"the learner does not know this session any more",
     r"the connection to the learner at \S+ (was closed|broke)",

@@ -1,4 +1,4 @@
-"""Where an actor looks for the learner, and what it takes for its protection."""
+"""How an actor finds the learner and its token and certificates."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def leave(folder: Path, **address: Any) -> None:
 # -- what was told, or nothing
 
 
-def test_what_an_actor_was_told_comes_first() -> None:
+def test_environment_variable_takes_precedence_over_slurm() -> None:
     job = {"SLURM_JOB_NODELIST": "gpu7"}
     assert default_connect(job | {"SEED_CONNECT": "a:1"}) == "a:1"
     assert default_connect(job | {"SEED_CONNECT": ""}) == "gpu7:8686"
-    with pytest.raises(UsageError, match="nothing says where the learner is"):
+    with pytest.raises(UsageError, match="no learner address given"):
         default_connect({})
 
 
@@ -48,14 +48,14 @@ def test_the_first_node_of_a_job(nodes: str) -> None:
     assert default_connect({"SLURM_JOB_NODELIST": nodes}) == "gpu03:8686"
 
 
-def test_nodes_that_cannot_be_told() -> None:
-    with pytest.raises(UsageError, match="first node cannot be told .*: give --connect"):
+def test_malformed_node_list_is_refused() -> None:
+    with pytest.raises(UsageError, match="cannot determine the job's first node .*: give --connect"):
         default_connect({"SLURM_JOB_NODELIST": "gpu[03-"})
 
 
 @pytest.mark.parametrize("connect", ["", ",", " , "])
 def test_no_place_at_all(connect: str) -> None:
-    with pytest.raises(UsageError, match="names no learner"):
+    with pytest.raises(UsageError, match="no learner address given"):
         Discovery(connect)
 
 
@@ -72,7 +72,7 @@ def test_several_places_are_tried_in_turn_and_the_last_good_one_first() -> None:
     discovery = Discovery("a:1, zmq://b:2,c:3")
     assert str(discovery) == "a:1, zmq://b:2,c:3"
     assert [discovery.next() for _ in range(5)] == ["a:1", "zmq://b:2", "c:3", "a:1", "zmq://b:2"]
-    discovery.again()
+    discovery.succeeded()
     assert [discovery.next() for _ in range(2)] == ["zmq://b:2", "c:3"]
 
 
@@ -84,7 +84,7 @@ def test_an_actor_is_refused_once_every_place_has_refused_it() -> None:
     discovery.next()
     discovery.refused("a:1", error)  # the same again is no other
     discovery.next()
-    discovery.again()  # the other one has let it in: what was said before counts no more
+    discovery.succeeded()  # the other learner admitted it: earlier refusals no longer count
     discovery.next()
     discovery.refused("b:2", error)
     discovery.next()
@@ -106,7 +106,7 @@ def test_the_learner_of_a_folder_is_one_whatever_addresses_it_has(tmp_path: Path
     assert discovery.next() == "there:7"
     with pytest.raises(RefusedError, match="another token"):
         discovery.refused("there:7", error)
-    discovery.again()
+    discovery.succeeded()
     assert discovery.next() == "there:7"
     discovery.refused("there:7", error)  # somebody else's learner, perhaps: the other address has not been tried since
     # Beside another place, which is still to come, nothing is over.
@@ -129,11 +129,12 @@ def test_a_transport_is_for_folders_alone() -> None:
         Discovery("a:1", transport="zmq")
 
 
-def test_a_folder_is_waited_for_and_read_anew(tmp_path: Path) -> None:
+def test_address_file_is_read_at_each_attempt(tmp_path: Path) -> None:
     run = tmp_path / "run"
     discovery = Discovery(str(run))
     for _ in range(2):
-        with pytest.raises(UnreachableError, match=f"no learner has left its address in {run}: start it with --logdir"):
+        expected = f"no learner has published its address in {run}: start it with --logdir"
+        with pytest.raises(UnreachableError, match=expected):
             discovery.next()
         run.mkdir(exist_ok=True)
     leave(run, hosts=["node1"], grpc=8686, zmq=8687)
@@ -148,7 +149,7 @@ def test_a_folder_is_waited_for_and_read_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["./run", "run/", "/absolute/run", ".", ".."])
 def test_what_looks_like_a_folder_is_one(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UnreachableError, match="no learner has left its address"):
+    with pytest.raises(UnreachableError, match="no learner has published its address"):
         Discovery(place).next()
 
 
@@ -195,7 +196,7 @@ def test_folders_and_addresses_may_be_mixed(tmp_path: Path) -> None:
 # -- protection
 
 
-def test_the_token_is_read_anew_at_each_attempt(config: Path) -> None:
+def test_token_is_read_at_each_attempt(config: Path) -> None:
     discovery = Discovery("a:1", tls=TlsFiles(ca="ca.pem"))
     with pytest.raises(RefusedError, match="no token: looked in"):
         discovery.security("a:1")

@@ -30,7 +30,7 @@ HALF = [0.0, 1.0] * 50  # mean 0.5, standard deviation 0.5
         ([], [0.0] * 20, False),
     ],
 )
-def test_greedy_play_that_falls_clearly_short_is_told(
+def test_hint_when_greedy_play_falls_clearly_short(
     trained: Sequence[float], played: Sequence[float], hinted: bool
 ) -> None:
     counters = {"env_steps": 5, **training_returns(trained)}

@@ -70,7 +70,7 @@ def reporter(learner: Any, tmp_path: Path) -> Any:
     folder.close()
 
 
-def test_a_hung_inference_thread_is_no_health(reporter: Reporter, learner: Any, clock: Clock) -> None:
+def test_stalled_inference_thread_is_unhealthy(reporter: Reporter, learner: Any, clock: Clock) -> None:
     reporter.enter("serving")
     # Updates may take minutes: only the thread that answers actors must turn.
     for _ in range(10):
@@ -78,12 +78,12 @@ def test_a_hung_inference_thread_is_no_health(reporter: Reporter, learner: Any, 
         assert reporter.health() == Health("serving")
         learner.service.last_turn = clock.now
     clock.now += TURN_SECONDS + 5
-    assert reporter.health() == Health("serving", "the inference thread has not turned for 35 s")
+    assert reporter.health() == Health("serving", "the inference thread has been stalled for 35 s")
     learner.service.last_turn = clock.now
     assert reporter.health() == Health("serving")
 
 
-def test_the_inference_thread_need_not_turn_before_and_after(reporter: Reporter, clock: Clock) -> None:
+def test_inference_thread_may_be_idle_before_and_after_serving(reporter: Reporter, clock: Clock) -> None:
     clock.now += 10 * TURN_SECONDS
     assert reporter.health() == Health("starting")
     reporter.enter("serving")

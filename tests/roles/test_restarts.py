@@ -1,4 +1,4 @@
-"""How often environments may be built anew, and how a call that hangs is noticed."""
+"""How often environments may be rebuilt, and how a hanging call is detected."""
 
 import json
 import os
@@ -6,18 +6,18 @@ import subprocess
 import sys
 import threading
 
-from seedcli.roles.restarts import PEACE_SECONDS, Restarts
+from seedcli.roles.restarts import FAILURE_MEMORY_SECONDS, Restarts
 from seedcli.roles.watchdog import Watchdog
 
 WAIT_SECONDS = 30.0
 
 
-def test_failures_are_allowed_up_to_the_limit_and_forgotten_after_a_time_of_peace():
+def test_failures_are_allowed_up_to_the_limit_and_expire():
     now = 1e9
     restarts = Restarts(clock=lambda: now)
     assert [restarts.failed("broke", 2) for _ in range(3)] == [True, True, False]
     assert restarts.unreported == "broke"
-    now += PEACE_SECONDS + 1
+    now += FAILURE_MEMORY_SECONDS + 1
     assert restarts.failed("broke again", 2) and restarts.failures == 1
     assert not Restarts(clock=lambda: now).failed("no restart is allowed", 0)
 
@@ -45,7 +45,7 @@ def test_what_others_left_in_the_environment_is_ignored(monkeypatch):
         assert Restarts().failures == 0
 
 
-def test_a_call_that_hangs_is_noticed_and_others_are_not():
+def test_watchdog_detects_only_calls_that_hang():
     hung = threading.Event()
     seconds = []
 

@@ -55,9 +55,7 @@ def test_the_default_folder_is_named_by_preset_and_time(tmp_path: Path, monkeypa
         assert folder.path.parent == Path("runs/custom")
 
 
-def test_a_refused_start_leaves_no_folder_that_nobody_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_start_removes_a_generated_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     refused, begun, logged, named = (RunFolder.create(path, "pong_vtrace") for path in (None, None, None, Path("mine")))
     fill(begun)
@@ -77,7 +75,7 @@ def test_config_is_written_and_read_back(tmp_path: Path) -> None:
         assert not folder.resume
 
 
-def test_a_folder_with_a_run_is_refused_unless_told(tmp_path: Path) -> None:
+def test_folder_with_a_run_is_refused_without_flags(tmp_path: Path) -> None:
     path = finished(tmp_path / "run")
     with pytest.raises(UsageError, match=r"already holds a run.*--resume.*--overwrite"):
         RunFolder.create(path, "cartpole_vtrace")
@@ -227,14 +225,14 @@ def test_two_learners_cannot_share_a_folder(tmp_path: Path) -> None:
         assert json.loads((path / LOCK).read_text())["pid"] == os.getpid()
 
 
-def test_continue_goes_on_where_there_is_a_run_and_else_starts_one(tmp_path: Path) -> None:
+def test_continue_resumes_a_run_or_starts_one(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with RunFolder.create(path, "x", resume=None) as folder:
         assert not folder.resume
         folder.log_path.write_text("it died before it wrote config.toml\n")
         (path / "notes.txt").write_text("mine")
     with RunFolder.create(path, "x", resume=None) as folder:
-        assert not folder.resume, "nothing is there to go on with"
+        assert not folder.resume, "there is nothing to resume"
         assert sorted(entry.name for entry in path.iterdir()) == ["checkpoints", LOCK, "notes.txt"]
         fill(folder)
     with RunFolder.create(path, "x", resume=None) as folder:

@@ -228,7 +228,7 @@ def test_a_learner_that_dies_at_each_start_is_not_queued_again_for_ever(tmp_path
     assert "scontrol" not in last
 
 
-def test_deaths_are_counted_anew_after_a_good_hour_or_a_clean_stop(tmp_path: Path) -> None:
+def test_death_count_resets_after_an_hour_or_a_clean_stop(tmp_path: Path) -> None:
     ends(tmp_path, 137)
     assert "after death 2 of 4" in ends(tmp_path, 137)
     assert "after death 1 of 4" in ends(tmp_path, 137, seconds=3600)
@@ -279,7 +279,7 @@ def test_malformed_time_limits(time: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--preset", "cartpol_vtrace"], "did you mean cartpole_vtrace"),
+        (["--preset", "cartpol_vtrace"], "Did you mean cartpole_vtrace"),
         ([], "--preset"),
         (["--preset", "cartpole_vtrace", "--actors", "0"], "0"),
         (["--preset", "cartpole_vtrace", "--envs", "0"], "0"),

@@ -46,7 +46,7 @@ def _tear(run: Path, env_steps: int) -> Path:
     return path
 
 
-def test_a_torn_checkpoint_is_said_and_the_one_before_it_gone_on_from(fleet: Fleet, run: Path) -> None:
+def test_torn_checkpoint_is_reported_and_the_one_before_it_resumed(fleet: Fleet, run: Path) -> None:
     *_, older, newer = checkpoints(run)
     torn = _tear(run, newer)
     said = f"the checkpoint {torn} is damaged (checksum of variables.data-00000-of-00001): "
@@ -87,7 +87,7 @@ def test_a_run_without_a_good_checkpoint_is_refused_and_left_as_it_is(fleet: Fle
     assert checkpoints(run) and not list((run / "checkpoints").glob(".*"))
 
 
-def test_what_a_killed_writer_left_is_mended_and_removed(fleet: Fleet, run: Path) -> None:
+def test_remains_of_a_killed_writer_are_repaired_and_removed(fleet: Fleet, run: Path) -> None:
     folder = run / "checkpoints"
     newest = checkpoints(run)[-1]
     # Killed after the old one of this number had made room, before the new one took its place.
@@ -97,7 +97,7 @@ def test_what_a_killed_writer_left_is_mended_and_removed(fleet: Fleet, run: Path
         (folder / name / "variables.index").write_bytes(b"half")
     resumed = fleet.learner("--resume", "--logdir", str(run), "--steps", "1e12", *THREADED)
     resumed.wait_until_it_serves()
-    wait_for(lambda: f"at {newest:,} environment steps" in resumed.stderr, "the newest is gone on from")
+    wait_for(lambda: f"at {newest:,} environment steps" in resumed.stderr, "the newest is resumed")
     assert "damaged" not in resumed.stderr and not list(folder.glob(".*"))
     resumed.kill()
 

@@ -64,5 +64,5 @@ def test_a_run_changes_its_mode_only_where_somebody_says_so(fleet: Fleet) -> Non
     assert "was deterministic and is resumed with threads (run.deterministic = false from --set)" in resumed.stderr
     assert _mode(run) == (False, False)
     resumed, _ = _train(fleet, "--resume", "--steps", "2400", "--deterministic")
-    assert "only what follows its last checkpoint can be repeated" in resumed.stderr
+    assert "only the steps after its last checkpoint are reproducible" in resumed.stderr
     assert _mode(run) == (True, True)

@@ -1,4 +1,4 @@
-"""Environments that break in the middle of a run: named, counted, built anew a bounded number of times."""
+"""Environments that fail during a run: named, counted, rebuilt a bounded number of times."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ SENTENCES = {
     "raises": "failed in step: RuntimeError: the simulator broke",
     "nan": "gave the observation nan",
     "shape": "(4,)",
-    "hangs": "has not come back for",
+    "hangs": "has not returned for",
 }
 
 
@@ -130,15 +130,15 @@ def test_environments_that_cannot_even_be_closed(fleet: Fleet) -> None:
     break_times(fleet, one, 1)
     wait_for(lambda: last(run, "environment_failures") == 2, "both failures are counted")
     wait_for(lambda: last(run, "envs") == 4, "the actor is back")
-    assert "the simulator broke" in one.stderr and "has not come back for" in one.stderr
+    assert "the simulator broke" in one.stderr and "has not returned for" in one.stderr
 
 
 def test_an_environment_that_hangs_with_pythons_lock_ends_its_actor(fleet: Fleet) -> None:
-    """Nothing in its process can do more; whoever started it may start it again."""
+    """Nothing in its process can recover; a supervisor may restart it."""
     _, one, other, run = start(fleet, "locks", "environment.step_timeout=1")
     break_times(fleet, one, 1)
     one.ends_with(-signal.SIGKILL)
-    assert "gymnasium/faulty:Faulty-v0 has not come back for" in one.sentence and "Python's lock" in one.sentence
+    assert "gymnasium/faulty:Faulty-v0 has not returned for" in one.sentence and "holds the GIL" in one.sentence
     steps = last(run, "trained_steps")
     wait_for(lambda: last(run, "trained_steps") > steps + 500, "the other actor goes on")
     assert other.running

@@ -70,7 +70,7 @@ def test_a_closed_terminal_is_a_clean_stop(tmp_path: Path, environ: dict[str, st
     assert checkpoints(run), "the checkpoint of its end"
 
 
-def test_training_goes_on_when_nobody_reads_what_it_says(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_training_continues_when_output_is_not_read(tmp_path: Path, environ: dict[str, str]) -> None:
     run = tmp_path / "run"
     command = [sys.executable, "-m", "seedcli", *_train(run, "--no-live")]
     process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -101,7 +101,7 @@ def test_what_an_environment_prints_does_not_hold_up_its_actor(fleet: Fleet) -> 
 
 
 @pytest.mark.parametrize("command", ["learner", "train"])
-def test_a_run_that_is_done_says_so(fleet: Fleet, command: str) -> None:
+def test_finished_run_is_reported(fleet: Fleet, command: str) -> None:
     values = sets(*TINY, *counting())
     fleet.start(
         *("train", "--preset", "cartpole_vtrace", "--logdir", "run", "--steps", "400", "--envs", "4"), *values

@@ -121,7 +121,7 @@ def test_an_actor_is_killed_and_another_takes_its_place(train: Callable[..., Tra
     training.book.check()
 
 
-def test_an_actor_that_stands_still_for_too_long_begins_anew(train: Callable[..., Training], fleet: Fleet) -> None:
+def test_stalled_actor_starts_a_new_session(train: Callable[..., Training], fleet: Fleet) -> None:
     training = train(*counting(), "net.timeout_seconds=4", "net.heartbeat_seconds=0.2")
     actors = {name: fleet.actor(address, "--insecure", "--envs", "4") for name, address in training.addresses.items()}
     training.wait_for_envs(8)
@@ -140,7 +140,7 @@ def test_an_actor_that_stands_still_for_too_long_begins_anew(train: Callable[...
     training.book.check(restarts=8)
 
 
-def test_actors_that_come_while_training_ends_are_told(train: Callable[..., Training], fleet: Fleet) -> None:
+def test_actors_that_connect_as_training_ends_learn_of_it(train: Callable[..., Training], fleet: Fleet) -> None:
     """The end must reach an actor whatever it is doing: stepping, sending, or waiting."""
     training = train(*counting(pause=0.01))
     actors = [
@@ -154,7 +154,7 @@ def test_actors_that_come_while_training_ends_are_told(train: Callable[..., Trai
         actor.ends_with(0, limit=LIMIT)
 
 
-def test_a_learner_that_nobody_came_to_stops(train: Callable[..., Training]) -> None:
+def test_learner_without_actors_stops(train: Callable[..., Training]) -> None:
     training = train(*counting())
     training.learner.stop(training_done=True)
     training.learner.save()
@@ -164,7 +164,7 @@ def test_a_learner_that_nobody_came_to_stops(train: Callable[..., Training]) -> 
 def test_an_actor_that_built_something_else_does_not_decide_what_is_learned(train: Callable[..., Training]) -> None:
     training = train(*counting())
     spec = EnvSpec("gymnasium/Other-v0", ArraySpec((4,), "float32"), ActionSpec((4,)))
-    with pytest.raises(RefusedError, match=f"'gymnasium/Other-v0' where gymnasium/{COUNTER} is played"):
+    with pytest.raises(RefusedError, match=f"'gymnasium/Other-v0', but the run plays gymnasium/{COUNTER}"):
         training.learner.engine_for(spec, lambda stream, sentence: None)
     assert training.learner.core is None
 

@@ -169,7 +169,7 @@ def _lines(run: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def test_one_seed_gives_one_training_with_a_replay(fleet: Fleet) -> None:
+def test_equal_seeds_produce_equal_runs_with_a_replay(fleet: Fleet) -> None:
     """To the byte; another seed gives another one; and a resumed run counts on, with the replay it had."""
     values = sets(*SMALL, "replay.capacity=200", "training.checkpoint_seconds=1000")
     options = ["--preset", "recall_r2d2", "--steps", "2500", "--actors", "2", *values]
@@ -203,7 +203,7 @@ def test_one_seed_gives_one_training_with_a_replay(fleet: Fleet) -> None:
     assert first["replay_size"] >= min(200, end["replay_size"]), "it need not fill anew"
 
 
-def test_the_narrowest_window_does_not_stand_still(fleet: Fleet) -> None:
+def test_narrowest_window_does_not_stall(fleet: Fleet) -> None:
     """Training takes longer than playing, neither may run ahead, and no evaluation environment keeps the loop going."""
     values = sets(*SMALL, "replay.ratio=40", "replay.window=24", "actors.evaluation_envs=0", "actors.streams=1")
     process = _deterministic(fleet, "narrow", "--preset", "recall_r2d2", "--steps", "600", *values)

@@ -85,7 +85,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             for name in TRANSPORTS
         }
         insecure = fleet.learner("--insecure", "--logdir", "insecure", *OPTIONS)
-        wait_for(lambda: "no learner has left its address in ./run" in early.stderr, "the early actor waits")
+        wait_for(lambda: "no learner has published its address in ./run" in early.stderr, "the early actor waits")
         learner = fleet.learner("--logdir", "run", *OPTIONS)
         learner.wait_until_it_serves()
         insecure.wait_until_it_serves()
@@ -185,7 +185,7 @@ def test_a_shared_home_is_all_that_is_needed(site: Site) -> None:
         site.joins(actor, site.learner)
 
 
-def test_everybody_else_is_told_why(site: Site) -> None:
+def test_refused_actors_learn_why(site: Site) -> None:
     folder = site.fleet.folder
     write_token(folder / "elsewhere" / "seed" / "token")
     other = str(folder / "elsewhere")
@@ -233,7 +233,7 @@ def test_insecure_on_both_sides_is_allowed_here_and_warned_of(site: Site) -> Non
 # -- where the learner is
 
 
-def test_nobody_to_connect_to(site: Site) -> None:
+def test_unreachable_learner(site: Site) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nobody = f"127.0.0.1:{free.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""Runs that are stopped, killed and gone on with, and runs that repeat themselves."""
+"""Runs that are stopped, killed and resumed, and runs that are reproducible."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def stop(process: Process, number: signal.Signals) -> int:
     return status
 
 
-def test_a_killed_learner_is_gone_on_with_and_its_actors_return(fleet: Fleet) -> None:
+def test_actors_reconnect_after_killed_learner_resumes(fleet: Fleet) -> None:
     run = fleet.folder / "run"
     values = sets(*TINY, *counting(pause=0.001), "training.checkpoint_seconds=0.5")
     options = ["--preset", "cartpole_vtrace", "--steps", "8000", "--logdir", "run"]
@@ -151,7 +151,7 @@ def test_a_stopped_learner_leaves_a_checkpoint_and_actors_that_look_for_it(fleet
         assert "has been lost" in actor.sentence
 
 
-def test_one_seed_gives_one_training(fleet: Fleet) -> None:
+def test_equal_seeds_produce_equal_runs(fleet: Fleet) -> None:
     """To the byte; another seed gives another one."""
     options = ["--preset", "cartpole_vtrace", "--steps", "1500", "--envs", "4", "--actors", "2", "--deterministic"]
     options += sets(*TINY, "training.unroll_length=4", "training.batch_size=4")

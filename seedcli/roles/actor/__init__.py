@@ -1,3 +1,3 @@
-"""The actor: one session after the other with the learner. It never imports TensorFlow, nor `agents`, `inference` or
+"""The actor: successive sessions with the learner. It never imports TensorFlow, nor `agents`, `inference` or
 `training`: an actor for CartPole stays under 150 MB. It knows neither the algorithm nor the network.
 """

@@ -1,4 +1,4 @@
-"""Which codec carries each array of an observation, decided by playing a little and measuring. An actor's part."""
+"""Chooses the codec of each observation array by playing a few steps and measuring, in the actor."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from seedcli.specs import ArraySpec, RowLayout, aligned_empty
 
 _log = logging.getLogger(__name__)
 
-WORTH_BYTES = 4096  # observations of a stream below which nothing is encoded: a message has costs of its own
-COST_SHARE = 0.1  # of the environments' step, that encoding may take
-SAVING = 0.1  # of the bytes, that a codec must save at least
+WORTH_BYTES = 4096  # below this size of a stream's observations nothing is encoded: the message overhead dominates
+COST_SHARE = 0.1  # of the environments' step time that encoding may take
+SAVING = 0.1  # least share of the bytes that a codec must save
 _LEAST_STEPS = 4
 _MOST_STEPS = 32
-_SECONDS = 0.5  # that sampling may take, once `_LEAST_STEPS` are done
-_KEPT = 8  # rows that codecs are tried on
+_SECONDS = 0.5  # longest time for sampling, once `_LEAST_STEPS` are done
+_KEPT = 8  # rows on which codecs are measured
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows of real play.
+    """Rows recorded from play.
 
     Attributes:
-        layout: of the rows.
-        rows: uint8 [row bytes] each, spread over the steps played.
-        step_seconds: a step of all the stream's environments, mean.
+        layout: the rows' layout.
+        rows: uint8 [row bytes] each, evenly spaced over the steps played.
+        step_seconds: mean time of a step of all the stream's environments.
     """
 
     layout: RowLayout
@@ -41,7 +41,7 @@ class Sample:
     step_seconds: float
 
     def parts(self, index: int, array: ArraySpec) -> list[npt.NDArray[np.uint8]]:
-        """The bytes of the array that comes `index`-th, of every row."""
+        """The bytes of the `index`-th array in every row."""
         start = self.layout.offsets[index]
         return [row[start : start + array.nbytes * self.layout.num_envs] for row in self.rows]
 
@@ -55,14 +55,15 @@ def play(
     seconds: float = _SECONDS,
     skip: int = 0,
 ) -> Sample:
-    """Reset an environment and play it with random actions, which leaves it in the middle of episodes.
+    """Reset an environment and play it with random actions; this leaves it in the middle of episodes.
 
     Args:
-        env: a stream's.
-        seed: of the environments and of the actions.
-        least, most: steps.
-        seconds: no further step begins after these, once `least` are done.
-        skip: steps at the beginning that are not counted.
+        env: a stream's environments.
+        seed: of the environments and the actions.
+        least: fewest steps to play.
+        most: most steps to play.
+        seconds: time after which no further step begins, once `least` are done.
+        skip: steps at the beginning that are not recorded.
     """
     layout = RowLayout(env.spec, env.num_envs)
     rng = np.random.default_rng(seed)
@@ -83,7 +84,7 @@ def play(
 
 
 def _seconds(function: Callable[[Any], Any], arguments: Sequence[Any], repeat: int) -> float:
-    """Seconds of a call, a mean over the arguments; the least of `repeat` rounds."""
+    """Seconds per call, averaged over the arguments; the minimum of `repeat` rounds."""
     times = []
     for _ in range(repeat):
         begun = time.perf_counter()
@@ -95,12 +96,13 @@ def _seconds(function: Callable[[Any], Any], arguments: Sequence[Any], repeat: i
 
 @dataclass(frozen=True)
 class Cost:
-    """What a codec does with an array of E environments; means over the sample.
+    """Size and time of a codec on an array of E environments; means over the sample.
 
     Attributes:
         codec: its name.
-        nbytes: of a block.
-        encode_seconds, decode_seconds: of one core, for a block; decoding is 0 where it was not asked for.
+        nbytes: size of a block.
+        encode_seconds: on one core, for a block.
+        decode_seconds: the same for decoding; 0 if not measured.
     """
 
     codec: str
@@ -112,10 +114,10 @@ class Cost:
 def measure_codec(
     codec: str, array: ArraySpec, num_envs: int, parts: Sequence[npt.NDArray[np.uint8]], *, decode: bool = False
 ) -> Cost:
-    """Try a codec on an array's bytes in several rows.
+    """Measure a codec on an array's bytes in several rows.
 
     Raises:
-        EnvironmentFailed: an array of two values holds another.
+        EnvironmentFailed: a two-valued array holds a third value.
     """
     tried = ArrayCodec(codec, array, num_envs)
     blocks = [bytes(tried.encode(part)) for part in parts]
@@ -132,25 +134,25 @@ def measure_codec(
 
 
 def best(costs: Sequence[Cost], raw_bytes: int, budget: float) -> Cost:
-    """The smallest of those that encode within `budget` seconds and save enough; plain bytes where none does."""
+    """The smallest codec that encodes within `budget` seconds and saves enough; plain bytes if there is none."""
     raw = next(cost for cost in costs if cost.codec == RAW)
     good = [cost for cost in costs if cost.encode_seconds <= budget and cost.nbytes <= (1 - SAVING) * raw_bytes]
     return min(good, key=lambda cost: cost.nbytes, default=raw)
 
 
 def choose_codecs(env: VectorEnv, seed: int, offered: Sequence[str]) -> dict[str, str]:
-    """Choose the codec of each array: the smallest whose cost is below the array's share of a tenth of a step.
+    """Choose the codec of each array: the smallest that encodes within the array's share of a tenth of the step time.
 
     Args:
-        env: a stream's; played with random actions, so it must be reset afterwards.
-        seed: of that play.
-        offered: codecs that the learner takes.
+        env: a stream's environments; played with random actions, so the caller must reset them afterwards.
+        seed: of the environments and the actions.
+        offered: codecs that the learner accepts.
 
     Returns:
-        The codec of each array, by the array's name.
+        Codec by array name.
 
     Raises:
-        EnvironmentFailed: the environment broke.
+        EnvironmentFailed: the environment failed.
     """
     spec = env.spec
     codecs = dict.fromkeys(spec.arrays, RAW)
@@ -169,7 +171,7 @@ def choose_codecs(env: VectorEnv, seed: int, offered: Sequence[str]) -> dict[str
         nbytes += chosen.nbytes
         cost += chosen.encode_seconds if chosen.codec != RAW else 0.0
     _log.info(
-        "observations are sent as %s: 1/%.1f of %s bytes a step, for %.1f %% of the environments' own time",
+        "observations are sent as %s: 1/%.1f of %s bytes a step; encoding takes %.1f %% of the environments' step time",
         ", ".join(f"{name} {codec}" for name, codec in codecs.items()),
         total / nbytes,
         f"{total:,}",

@@ -47,7 +47,7 @@ _REPORT_SECONDS = 5.0
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel stop this process when its parent dies (Linux); elsewhere heartbeats find out."""
+    """Have the kernel stop this process when its parent dies (Linux only; elsewhere heartbeats detect it)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
@@ -55,15 +55,15 @@ def _die_with(parent: int) -> None:
 
 
 def _backoff(attempt: int) -> float:
-    """Seconds before the next attempt: doubling from 0.1 to 3, with jitter so that a fleet does not come at once.
+    """Seconds before the next attempt: doubling from 0.1 to 3, with jitter so that a fleet does not reconnect at once.
 
-    An attempt at an address where the learner was before takes 5 s over ZeroMQ; with these all are back in 10.
+    A ZeroMQ attempt at an earlier address of the learner takes 5 s; with these pauses a fleet is back within 10 s.
     """
     return min(3.0, 0.1 * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
 
 
 class _Actor:
-    """The loop over sessions: connect, act, and connect again until the time-out."""
+    """The loop over sessions: connect, act, and reconnect until the timeout."""
 
     def __init__(
         self,
@@ -89,8 +89,8 @@ class _Actor:
         self._session: ActorSession | None = None
         self._session_was_open = False
         self._address_known = False
-        self._sent = False  # the session is with the learner host that another has sent this actor to
-        self._stay = False  # that could not be reached: whoever answers next is not to send it on again
+        self._sent = False  # another learner host redirected this actor to the session's host
+        self._stay = False  # the redirect failed: the next learner host must not redirect again
         self.profile = Profile()
         for name, spent in self._restarts.seconds.items():
             self.profile.add(name, spent)
@@ -100,8 +100,8 @@ class _Actor:
         """Act until the learner says that training is done.
 
         Raises:
-            UnreachableError: no learner for longer than the reconnect time-out.
-            RefusedError: every learner there is said no.
+            UnreachableError: no learner for longer than the reconnect timeout.
+            RefusedError: every learner found refused this actor.
             EnvironmentFailed: the environments failed too often.
         """
         if self._restarts.given_up:
@@ -110,17 +110,17 @@ class _Actor:
         attempt = 0
         try:
             while not self._attempt(first=attempt == 0):
-                # A session that came about begins the count anew.
+                # A session that opened resets the count.
                 attempt = 0 if self._session_was_open else attempt + 1
                 left = self._limit - (time.monotonic() - self._lost_at)
-                # Where there is no address yet, looking again is a matter of reading a file.
+                # Without an address the next attempt only reads a file.
                 pause = _backoff(attempt) if self._address_known else min(_backoff(attempt), _LOOK_SECONDS)
                 time.sleep(min(pause, max(0.0, left)))
         finally:
             self._environments.close()
 
     def _attempt(self, *, first: bool) -> bool:
-        """One connection, from finding the learner to its end; returns whether training is done."""
+        """Run one connection from discovery to its end; returns whether training is done."""
         self._session_was_open = False
         self._address_known = False
         goodbye, failure, address = True, "", ""
@@ -128,7 +128,7 @@ class _Actor:
             address = self._discovery.next()
             self._address_known = True
             session = self._open_session(address)
-            self._discovery.again()
+            self._discovery.succeeded()
             self._stay = False
             assert session.ready is not None
             self._connected_before = self._session_was_open = True
@@ -148,17 +148,17 @@ class _Actor:
             if self._session_was_open or not address:
                 raise
             goodbye = False
-            # It has been let in before: what answers there now may be no learner, as long as ours is away.
-            # Where it was only sent, it goes back to stay with the host that has sent it.
+            # A learner has admitted this actor before, so a distrusted peer may only hold its address while it is away.
+            # After a failed redirect the actor returns to the redirecting host.
             if not (self._sent or (self._connected_before and isinstance(error, DistrustedError))):
                 self._discovery.refused(address, error)
             self._lost(error, first=first)
         except EnvironmentFailed as error:
-            told = self._session is not None and self._session.ready is not None
-            if not told and not self._connected_before and not self._restarts.failures:
-                raise  # they have never worked
+            in_session = self._session is not None and self._session.ready is not None
+            if not in_session and not self._connected_before and not self._restarts.failures:
+                raise  # the environments have never worked
             self._lost_at, failure = time.monotonic(), str(error)
-            self._failed(error, told=told)
+            self._failed(error, reported=in_session)
         finally:
             if self._session is not None:
                 session, self._session = self._session, None
@@ -167,7 +167,7 @@ class _Actor:
         return False
 
     def _open_session(self, address: str) -> ActorSession:
-        """A session with the learner at `address`, or with the learner host that this one sends the actor to."""
+        """Open a session with the learner at `address`, or with the host to which it redirects this actor."""
         self._sent = False
         self._session = session = self._new_session(address)
         try:
@@ -190,12 +190,12 @@ class _Actor:
             streams=self._streams,
             profile=self.profile,
             failure=self._restarts.unreported,
-            told=self._told,
+            reported=self._reported,
             placed=self._stay,
         )
 
     def _lost(self, error: SeedError, *, first: bool) -> None:
-        """There is no learner at the moment; raises UnreachableError where that has been so for too long."""
+        """Handle a missing learner; raises UnreachableError after the reconnect timeout."""
         if self._session_was_open:
             self._lost_at = time.monotonic()
         gone = time.monotonic() - self._lost_at
@@ -208,11 +208,11 @@ class _Actor:
         if first:
             _log.warning("%s; trying again for %.0f s", error, self._limit - gone)
 
-    def _told(self) -> None:
+    def _reported(self) -> None:
         self._restarts.unreported = ""
 
     def _report_the_last(self) -> None:
-        """Tell the learner, if it is there, what made the process before this one give up."""
+        """Tell the learner, if reachable, why the previous process gave up."""
         with contextlib.suppress(SeedError):
             address = self._discovery.next()
             transport = connect(address, self._discovery.security(address))
@@ -225,23 +225,23 @@ class _Actor:
                     streams=self._streams,
                     timeout=_REPORT_SECONDS,
                     failure=self._restarts.unreported,
-                    placed=True,  # whichever host it is, it is to take the report itself
+                    placed=True,  # any host must take the report itself, without a redirect
                 ).configure()
             finally:
                 transport.close()
 
-    def _failed(self, error: EnvironmentFailed, *, told: bool) -> None:
-        """Have the environments built anew, or give up; the learner is `told` as the session ends."""
+    def _failed(self, error: EnvironmentFailed, *, reported: bool) -> None:
+        """Rebuild the environments, or give up; `reported`: the learner learns of the failure as the session ends."""
         self._environments.discard()
         if not self._restarts.failed(str(error), self._environments.restarts):
             raise EnvironmentFailed(self._given_up(str(error))) from error
-        if told:
-            self._told()
+        if reported:
+            self._reported()
 
     def _hung(self, sentence: str) -> None:
-        """The same for environments that have not returned; called in the watchdog's thread."""
+        """Handle environments that hang; called in the watchdog's thread."""
         if not self._restarts.failed(sentence, self._environments.restarts):
-            # The main thread cannot be reached: the next process tells the learner, and ends.
+            # The main thread is blocked: the next process reports to the learner and exits.
             self._restarts.given_up = self._given_up(sentence)
         self._replace_process()
 
@@ -260,7 +260,7 @@ class _Actor:
 
 @contextlib.contextmanager
 def _results_apart() -> Iterator[None]:
-    """Within it what environments print goes to stderr: stdout is for results, and whoever reads them, reads late."""
+    """Context in which the output of environments goes to stderr: stdout is for results, read only at the end."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -287,12 +287,12 @@ def run_actor(
 
     Args:
         discovery: where the learner is.
-        envs: environments; default 16.
-        streams: groups they are split into; default 2, at most `envs`.
+        envs: number of environments; default 16.
+        streams: groups that the environments are split into; default 2, at most `envs`.
         actor_id: default: host, process and a random part.
-        reconnect_timeout: seconds to look for a lost learner; default: what the learner says.
-        threads: worker threads of an environment that has its own; 0: as many as cores.
-        json_output: print steps and where the time went as JSON at the end.
+        reconnect_timeout: seconds to look for a lost learner; default: set by the learner.
+        threads: worker threads of vector environments that have any; 0: one per core.
+        json_output: print the steps and the time profile as JSON at the end.
         parent: stop when this process, which started the actor, dies.
 
     Returns:
@@ -314,7 +314,7 @@ def run_actor(
         threads=threads,
         signalled=PendingSignals(),
     )
-    # What a simulator does to its process is not to be caught; this says where it was.
+    # A simulator's crash cannot be caught; this prints where it happened.
     faulthandler.enable()
     begun = time.perf_counter()
     status = EXIT_DONE

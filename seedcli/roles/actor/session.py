@@ -1,4 +1,4 @@
-"""One connection of an actor: handshake, environments, the loop of steps and answers. Nothing here holds a network.
+"""One connection of an actor: handshake, environments, and the loop of steps and actions.
 
 Each stream is a lock-step group of environments; while one steps, the others wait for their actions.
 """
@@ -38,24 +38,22 @@ _HANDSHAKE_SECONDS = 60.0
 _FIRST_ANSWER_SECONDS = 5.0
 
 
-# Families whose environments cannot be reset or built a second time without leaving memory behind: envpool keeps some
-# 46 MB of every football match it has played.
+# Families whose environments leak memory when reset or rebuilt: envpool keeps about 46 MB of every football match.
 _LEAKING = frozenset(("football",))
-_PROBES = 2  # environments of such a family that are played for the choice of codecs
+_PROBES = 2  # environments of such a family that the choice of codecs plays
 
 
 class Environments:
-    """The vector environments of an actor, one a stream, kept over reconnections.
+    """The vector environments of an actor, one per stream, kept across reconnections.
 
     Args:
         threads: see `envs.create_env`.
-        renew: replaces the process by a fresh one; None: it cannot be.
-        on_hang: called in another thread with a sentence when environments have not come back for too long; None:
-            nobody watches them.
+        renew: replaces the process with a new one; None: not supported.
+        on_hang: called in another thread with a message when environments hang; None: hangs are not detected.
         signalled: see `Watchdog`.
 
     Attributes:
-        restarts: how often they may be built anew, `environment.restarts`.
+        restarts: how often they may be rebuilt, `environment.restarts`.
     """
 
     def __init__(
@@ -79,7 +77,7 @@ class Environments:
         self.restarts = 0
 
     def build(self, config: EnvironmentConfig, split: list[int]) -> EnvSpec:
-        """Build what `config` asks for in groups of `split`, unless that is what there is."""
+        """Build the environments of `config` in groups of the sizes `split`, unless they exist already."""
         if self._played and config.family in _LEAKING and self._renew is not None:
             self._renew()
         if self._broken or config != self._config or [env.num_envs for env in self._envs] != split:
@@ -87,7 +85,7 @@ class Environments:
             self._config = config
             self.restarts = config.restarts
             self._watch(config)
-            self._broken = True  # until all of them are there
+            self._broken = True  # until all are built
             with self._watchdog:
                 for envs in split:
                     self._envs.append(create_env(config, envs, threads=self._threads))
@@ -99,11 +97,11 @@ class Environments:
 
     @property
     def notice(self) -> str:
-        """What people should know of how the observations are used, one sentence; "" for nothing."""
+        """A note for users on how the observations are used; "" for none."""
         return getattr(self._envs[0], "notice", "")
 
     def discard(self) -> None:
-        """Have `build` make new ones: these have failed."""
+        """Mark the environments as failed, so that `build` makes new ones."""
         self._broken = True
 
     def _watch(self, config: EnvironmentConfig) -> None:
@@ -112,7 +110,7 @@ class Environments:
         on_hang, name, limit = self._on_hang, f"{config.family}/{config.id}", config.step_timeout
 
         def hung(seconds: float) -> None:
-            on_hang(f"{name} has not come back for {seconds:.0f} s (environment.step_timeout = {limit:g})")
+            on_hang(f"{name} has not returned for {seconds:.0f} s (environment.step_timeout = {limit:g})")
 
         self._watchdog = Watchdog(name, limit, hung, signalled=self._signalled)
 
@@ -128,12 +126,12 @@ class Environments:
             self._envs[stream].step(actions, out)
 
     def codecs(self, message: Mapping[str, Any], seed: int, shares_memory: bool) -> dict[str, str]:
-        """The codec of each array of an observation, chosen once for what CONFIGURE says and kept.
+        """Choose the codec of each observation array once per configuration.
 
-        Where observations are worth encoding, this plays a little with the first stream: reset it afterwards.
+        For large observations this plays some steps of the first stream; the caller must reset it afterwards.
 
         Raises:
-            ProtocolError: CONFIGURE says nothing of codecs.
+            ProtocolError: CONFIGURE lacks the codecs.
         """
         compression, offered = message.get("compression"), message.get("codecs")
         if compression not in ("auto", "off", "on") or not isinstance(offered, list):
@@ -162,7 +160,7 @@ class Environments:
         return self._envs[stream]
 
     def close(self) -> None:
-        """Close all of them; what fails then has failed before."""
+        """Close all environments; errors are only logged."""
         with self._watchdog:
             for env in self._envs:
                 try:
@@ -179,18 +177,18 @@ class ActorSession:
     Args:
         transport: not yet connected.
         environments: built in `open`.
-        actor_id: kept over reconnections.
-        envs: environments.
-        streams: groups they are split into.
-        failure: why this actor comes anew, where its environments have failed; "" otherwise.
-        told: called when the learner knows of that.
+        actor_id: kept across reconnections.
+        envs: number of environments.
+        streams: groups that the environments are split into.
+        failure: the error of this actor's environments, if one caused the reconnection; "" otherwise.
+        reported: called when the learner has received `failure`.
         placed: see `net.messages.Hello`.
 
     Attributes:
-        ready: what the learner granted; None before `open`.
-        done: the learner said that training is over.
+        ready: the learner's READY message; None before `open`.
+        done: the learner announced the end of training.
         profile: seconds by activity: "environment", "encoding", "wire", "waiting".
-        steps: of environments, taken.
+        steps: environment steps taken.
     """
 
     def __init__(
@@ -203,13 +201,13 @@ class ActorSession:
         streams: int,
         profile: Profile,
         failure: str = "",
-        told: Callable[[], None] = lambda: None,
+        reported: Callable[[], None] = lambda: None,
         placed: bool = False,
     ) -> None:
         self._placed = placed
         self._transport = transport
         self._failure = failure
-        self._told = told
+        self._reported = reported
         self._environments = environments
         self._actor_id = actor_id
         self._envs = envs
@@ -228,11 +226,11 @@ class ActorSession:
         self.profile = profile
 
     def open(self) -> None:
-        """Connect, be configured, build the environments, be admitted, send the first records.
+        """Connect, shake hands, build the environments and send the first rows.
 
         Raises:
             UnreachableError, RefusedError, ProtocolError, ConnectionLost, EnvironmentFailed, UsageError.
-            Redirected: another learner host is to serve this actor; nothing has been built yet.
+            Redirected: another learner host must serve this actor; no environment has been built yet.
         """
         self._transport.connect(_FIRST_ANSWER_SECONDS)
         handshake = ClientHandshake(
@@ -245,7 +243,7 @@ class ActorSession:
             placed=self._placed,
         )
         message = handshake.configure()
-        self._told()
+        self._reported()
         config = EnvironmentConfig.model_validate(message["environment"])
         seed = int(message["seed"])
         split = split_envs(self._envs, self._streams, int(message["evaluation_envs"]))
@@ -297,7 +295,7 @@ class ActorSession:
         header = pack_header(
             Kind.STEP, size, stream=stream, sequence=self._sequence[stream], session=self.ready.session
         )
-        # A connection that has ended is reported by `turn`, after what the learner said last: it may be DONE.
+        # `turn` reports the lost connection, after the learner's last messages: one may be DONE.
         with contextlib.suppress(ConnectionLost):
             if self._encoders:
                 self._transport.send(header, self._buffers[stream][:size])
@@ -306,11 +304,11 @@ class ActorSession:
         self.profile.add("wire", time.perf_counter() - begun)
 
     def turn(self, timeout: float) -> bool:
-        """Handle one frame; False where none came within `timeout` seconds.
+        """Handle one frame; returns False if none arrived within `timeout` seconds.
 
         Raises:
-            ConnectionLost: the connection broke, or the learner has been silent for too long.
-            RefusedError: the learner ended the session and said why.
+            ConnectionLost: the connection broke, or the learner timed out.
+            RefusedError: the learner ended the session, with its reason.
         """
         begun = time.perf_counter()
         frame = self._transport.receive(timeout)
@@ -356,7 +354,7 @@ class ActorSession:
 
         Args:
             goodbye: tell the learner, so that it frees the slots at once.
-            failure: and that this is why: the environments failed.
+            failure: error of the environments that ended the session, told to the learner; "" for none.
         """
         self._stop_heartbeat.set()
         if self._heartbeat is not None:

@@ -1,4 +1,4 @@
-"""What `seed eval` checks before TensorFlow is loaded."""
+"""Checks of `seed eval` that run before TensorFlow is loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from seedcli.training.checkpoint_files import find_checkpoint
 
 
 def check_request(path: Path, *, video: Path | None, watch: bool) -> None:
-    """Refuse what cannot be played here, or a video that cannot be written.
+    """Refuse a request that cannot be played here, or a video that cannot be written.
 
     Args:
         path: a run folder or a checkpoint folder; with `watch` a run folder, which need not hold a checkpoint yet.
@@ -19,9 +19,9 @@ def check_request(path: Path, *, video: Path | None, watch: bool) -> None:
         watch: follow the run.
 
     Raises:
-        UsageError: the flags do not fit together, or a file or folder is not what is asked for.
+        UsageError: flags conflict, or a file or folder is of the wrong kind.
         CheckpointError: there is no good checkpoint.
-        SimulatorMissing: what it plays is not installed here.
+        SimulatorMissing: the environment's simulator is not installed.
     """
     if video is not None:
         if watch:

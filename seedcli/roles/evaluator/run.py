@@ -1,4 +1,4 @@
-"""`seed eval`: play a trained agent, from a checkpoint folder alone."""
+"""`seed eval`: play a trained agent from a checkpoint."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _WATCH_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What came of playing a checkpoint.
+    """The result of playing a checkpoint.
 
     Attributes:
         checkpoint: its folder.
@@ -47,8 +47,8 @@ class Evaluation:
         returns: raw return of each episode, in the order of environments and episodes.
         lengths: environment steps of each episode.
         actions: "greedy" or "sampled".
-        hint: what to try where greedy play falls clearly short of training, one line; "" for nothing.
-        matches: episodes are matches, and their returns the differences of goals.
+        hint: one-line advice if greedy play falls clearly short of training; "" for none.
+        matches: episodes are matches, and returns are goal differences.
     """
 
     checkpoint: str
@@ -60,14 +60,14 @@ class Evaluation:
     matches: bool = False
 
     def rates(self) -> dict[str, float]:
-        """Shares of matches won, drawn and lost; empty where episodes are none."""
+        """Shares of matches won, drawn and lost; empty if episodes are not matches."""
         if not self.matches:
             return {}
         signs = np.sign(self.returns)
         return {f"{name}_rate": float(np.mean(signs == sign)) for name, sign in (("win", 1), ("draw", 0), ("loss", -1))}
 
     def to_dict(self) -> dict[str, Any]:
-        """The form of `--json`."""
+        """The JSON form, for `--json`."""
         return {
             "checkpoint": self.checkpoint,
             "env_steps": self.env_steps,
@@ -82,14 +82,14 @@ class Evaluation:
 
 
 class Player:
-    """An agent of a checkpoint, playing.
+    """Plays the agent of a checkpoint.
 
     Args:
-        checkpoint: what is played.
+        checkpoint: the agent and its configuration.
         sample: sample actions as in training instead of taking the greedy one.
         seed: of action sampling.
-        envs: environments at once.
-        environment: what is played instead of what the checkpoint was trained on; it must look alike.
+        envs: environments played at once.
+        environment: played instead of the training environment; its specification must match.
     """
 
     def __init__(
@@ -108,16 +108,16 @@ class Player:
         environment = environment or config.environment
         self._matches = environment.family == "football"
         if self._matches and config.agent.previous_action_reward:
-            # The network sees rewards: they must be those it knows.
+            # The network sees rewards: they must be those of training.
             self._matches = environment.rewards == "scoring"
         elif self._matches:
-            # What counts is the score; rewards for reaching zones are there to learn by.
+            # Evaluation scores goals only; checkpoint rewards exist for training.
             environment = environment.model_copy(update={"rewards": "scoring"})
-        # Returns compare with those of training only where the same is played.
+        # Returns compare with training only in the same environment.
         self._as_trained = environment == config.environment
         self.config: Config = config.model_copy(update={"environment": environment})
         self._checkpoint = checkpoint
-        with building("while building the evaluator", "lower --envs, or end what else uses the device"):
+        with building("while building the evaluator", "lower --envs, or stop other programs that use the device"):
             self._agent = create_agent(self.config.agent, self.config.training, checkpoint.spec, seed)
             restore(checkpoint, {"agent": self._agent.variables()})
             self._policy = AgentPolicy(self._agent, checkpoint.spec, max_slots=envs, seed=seed, greedy=not sample)
@@ -125,24 +125,24 @@ class Player:
         self._policy.devices[0].assign(np.arange(envs, dtype=np.int32), role, np.arange(envs))
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Play another checkpoint of the same run."""
+        """Load another checkpoint of the same run."""
         restore(checkpoint, {"agent": self._agent.variables()})
         self._policy.publish(checkpoint.counters["learner_updates"])
         self._checkpoint = checkpoint
 
     def build(self, envs: int, *, render: bool = False, again: bool = False) -> VectorEnv:
-        """The environments to play.
+        """Build the environments.
 
         Args:
             envs: how many.
-            render: for pictures of the first.
-            again: they are played and closed, and built again, in one process.
+            render: the first one renders pictures.
+            again: environments are built repeatedly in this process.
 
         Raises:
-            CheckpointError: they are not what the agent was built for.
+            CheckpointError: their specification differs from the agent's.
         """
         environment = self.config.environment
-        # What draws may not get on with TensorFlow in one process: Gymnasium's environments draw with anything.
+        # A renderer may conflict with TensorFlow in one process: Gymnasium environments use arbitrary renderers.
         apart = (render and environment.family == "gymnasium") or (again and environment.family == "football")
         make = IsolatedEnv if apart else create_env
         env: VectorEnv = make(environment, envs, render=render)
@@ -161,9 +161,9 @@ class Player:
         return env
 
     def play(self, env: VectorEnv, episodes: int, seed: int, video: VideoWriter | None = None) -> Evaluation:
-        """Play `episodes` episodes, shared out over the environments beforehand.
+        """Play `episodes` episodes, assigned to the environments beforehand.
 
-        Taking the first that end would favour short episodes.
+        Counting the first to end would favour short episodes.
         """
         envs = env.num_envs
         layout = RowLayout(env.spec, envs)
@@ -261,10 +261,10 @@ def run_eval(
         episodes: episodes played.
         sample: sample actions instead of taking the greedy one.
         seed: of environments and sampling.
-        json_output: one JSON object a checkpoint on stdout instead of a table.
+        json_output: print one JSON object per checkpoint on stdout instead of a table.
         video: an MP4 file for one more episode.
         watch: follow the run until its learner ends.
-        envs: environments at once; at most `episodes` are used.
+        envs: environments played at once; at most `episodes` are used.
 
     Returns:
         The exit status.
@@ -301,9 +301,9 @@ def _running(run: Path) -> bool:
 
 def _watch(run: Path, *, episodes: int, sample: bool, seed: int, json_output: bool, envs: int) -> None:
     player: Player | None = None
-    seen, told, hinted = -1, False, False
+    seen, announced, hinted = -1, False, False
     while True:
-        # Asked before looking: a checkpoint written as the learner ends is not missed.
+        # Checked before listing, so that a checkpoint written as the learner ends is not missed.
         running = _running(run)
         found = [p for p in list_checkpoints(run / "checkpoints") if int(p.name) > seen]
         for path in found:
@@ -328,7 +328,7 @@ def _watch(run: Path, *, episodes: int, sample: bool, seed: int, json_output: bo
         if not running and not found:
             return
         if not found:
-            if seen < 0 and not told:
+            if seen < 0 and not announced:
                 print(f"seed: waiting for the first checkpoint of {run}", file=sys.stderr, flush=True)
-                told = True
+                announced = True
             time.sleep(_WATCH_SECONDS)

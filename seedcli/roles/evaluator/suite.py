@@ -1,4 +1,4 @@
-"""`seed eval --suite`: play one run a task of a benchmark, and say how its scores compare with humans'."""
+"""`seed eval --suite`: play one run per task of a benchmark and compare the scores with humans'."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _TITLES = {"median": "median", "mean": "mean", "iqm": "interquartile mean", "cap
 
 @dataclass(frozen=True)
 class Result:
-    """What came of playing a run.
+    """The result of playing a run.
 
     Attributes:
         run: the run.
-        environment: id of what was played, which some levels have apart from what is trained on.
+        environment: id of the environment played; some levels have a separate test environment.
         evaluation: raw returns of its episodes.
         frames: simulator frames it was trained for.
-        human_normalised: [N] of each episode.
+        human_normalised: [N] human-normalised score of each episode.
     """
 
     run: Run
@@ -45,7 +45,7 @@ class Result:
     human_normalised: npt.NDArray[np.float64]
 
     def to_dict(self) -> dict[str, Any]:
-        """The form of `--json`."""
+        """The JSON form, for `--json`."""
         return {
             "game": self.run.task.name,
             "environment": self.environment,
@@ -59,12 +59,12 @@ class Result:
 
 
 def play_run(run: Run, suite: Suite, *, episodes: int, sample: bool, seed: int, envs: int) -> Result:
-    """Play the newest good checkpoint of a run, which may have come since it was chosen, on what its task tests with.
+    """Play the newest good checkpoint of a run in the test environment of its task.
 
     Other arguments as of `run_eval`.
 
     Raises:
-        SeedError: it can no longer be read, or not be played here.
+        SeedError: the run can no longer be read, or cannot be played here.
     """
     checkpoint = find_checkpoint(run.path)
     environment = suite.test_environment(run.task, from_toml_file(checkpoint.config_path).environment)
@@ -89,23 +89,23 @@ def run_suite(
     chart: Path | None,
     envs: int,
 ) -> int:
-    """Play one run a task and print each score and the statistics over the tasks present.
+    """Play one run per task; print each score and the statistics over the tasks present.
 
     Args:
-        runs: of `choose_runs`.
+        runs: from `choose_runs`.
         suite: the benchmark.
         episodes: episodes played of each task.
         sample: sample actions instead of taking the greedy one.
         seed: of environments, sampling and bootstrap.
-        json_output: one JSON object on stdout instead of tables.
+        json_output: print one JSON object on stdout instead of tables.
         chart: a PNG file for a bar chart of the scores.
-        envs: environments at once; at most `episodes` are used.
+        envs: environments played at once; at most `episodes` are used.
 
     Returns:
-        The exit status; 0 also where tasks are missing, which are named.
+        The exit status; 0 even if tasks are missing, which are listed.
 
     Raises:
-        CheckpointError: not one of its runs can be played.
+        CheckpointError: none of the runs can be played.
     """
     results = []
     for number, run in enumerate(runs, 1):
@@ -116,7 +116,7 @@ def run_suite(
             warn(f"{run.task.name} counts as missing: {error}")
             continue
         finally:
-            # A network stands in reference cycles: left alone, dozens of games' would be in memory at once.
+            # Networks are in reference cycles: without this, those of dozens of games would stay in memory.
             gc.collect()
         results.append(result)
         score = f"return {np.mean(result.evaluation.returns):,.2f}, {result.human_normalised.mean():.1%} of human"
@@ -124,7 +124,7 @@ def run_suite(
         if result.evaluation.hint:
             say(f"{run.task.name}: {result.evaluation.hint}")
     if not results:
-        raise CheckpointError("none of the runs could be played: the lines above say why")
+        raise CheckpointError("none of the runs could be played: see the messages above")
     estimates = aggregate(np.stack([result.human_normalised for result in results]), seed, suite.statistics)
     present = {result.run.task.name for result in results}
     missing = [task.name for task in suite.tasks if task.name not in present]

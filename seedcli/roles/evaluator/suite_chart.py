@@ -20,27 +20,27 @@ _WIDTH = 9.0  # inches
 _ROW = 0.26  # inches of height a bar takes
 _MARGINS = 1.75  # inches of title and axis
 _DPI = 150
-_WIDE = 500.0  # percent; beyond it the axis is logarithmic, but for the part within _LINEAR percent of random play
+_WIDE = 500.0  # percent; beyond it the axis is symmetric-logarithmic, linear within _LINEAR percent of random play
 _LINEAR = 10.0
-_PADDING = 4.0  # points beside a label
+_PADDING = 4.0  # points on each side of a label
 _ROOM = 0.11  # of the width, beyond the longest bar
 _ABOVE, _BELOW, _INK = "#2a78b5", "#9dbfd9", "#333333"
 _TITLES = {"median": "median", "mean": "mean", "iqm": "IQM", "capped_mean": "capped mean"}
 
 
 def write_chart(path: Path, suite: Suite, scores: Mapping[str, float], estimates: Mapping[str, Estimate]) -> None:
-    """Draw one bar a task, the best on top.
+    """Draw one bar per task, the best on top.
 
     Args:
         path: the PNG file; an existing one is replaced.
         suite: the benchmark.
         scores: human-normalised score by task, 1 is human; at least one.
-        estimates: what `scores.aggregate` gives.
+        estimates: from `scores.aggregate`.
 
     Raises:
-        SeedError: the file cannot be written after all.
+        SeedError: the file cannot be written.
     """
-    # Imported here, because nothing else needs it. A Figure of its own draws with Agg: no window, no global state.
+    # Imported here, because nothing else needs it. Figure and Agg directly, without pyplot: no window, no global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, NullLocator
@@ -52,7 +52,7 @@ def write_chart(path: Path, suite: Suite, scores: Mapping[str, float], estimates
     axes = figure.subplots()
     colors = [_ABOVE if percent >= 100 else _BELOW for percent in percents]
     bars = axes.barh([name.replace("_", " ") for name, _ in ordered], percents, height=0.72, color=colors, zorder=2)
-    blank = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # no line runs through a figure
+    blank = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # keeps lines from crossing a number
     labels = [_percent(percent) for percent in percents]
     figures = axes.bar_label(bars, labels, padding=_PADDING, fontsize=8, color=_INK, bbox=blank, zorder=4)
     axes.axvline(0, color=_INK, linewidth=0.8, zorder=3)
@@ -63,7 +63,7 @@ def write_chart(path: Path, suite: Suite, scores: Mapping[str, float], estimates
     if max(-low, high) > _WIDE:
         axes.set_xscale("symlog", linthresh=_LINEAR, linscale=0.5)
         axes.xaxis.set_minor_locator(NullLocator())
-    # Room for the figures at the ends of the bars, a share of the width whatever the scale.
+    # Room for the labels at the ends of the bars: a share of the width, whatever the scale.
     scale = axes.xaxis.get_transform()
     left, right = (float(x) for x in scale.transform(np.array([low, high])))
     room = _ROOM * (right - left)
@@ -89,8 +89,8 @@ def write_chart(path: Path, suite: Suite, scores: Mapping[str, float], estimates
 
 
 def _clear_line(figure: Figure, axes: Axes, labels: Sequence[Annotation]) -> None:
-    """Move labels that would cross the line of human play to its right."""
-    figure.draw_without_rendering()  # now it is known where everything lies
+    """Move labels that would cross the human line to its right."""
+    figure.draw_without_rendering()  # fixes the layout
     line = float(axes.transData.transform((100, 0))[0])
     points = 72 / figure.dpi
     for label in labels:

@@ -1,4 +1,4 @@
-"""Which runs `seed eval --suite` plays, and what else it checks before TensorFlow is loaded."""
+"""Chooses the runs of `seed eval --suite`, and checks its arguments before TensorFlow is loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seedcli.errors import CheckpointError, SeedError, UsageError
 from seedcli.roles.run_folder import CHECKPOINTS, CONFIG
 from seedcli.training.checkpoint_files import find_checkpoint
 
-_DEPTH = 3  # folders below the given one in which runs are looked for: runs/<preset>/<time> and one more
+_DEPTH = 3  # levels of subfolders searched: runs/<preset>/<time> and one more
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Run:
 
     Attributes:
         path: its folder.
-        task: what it was trained on.
-        env_steps: of its newest good checkpoint.
+        task: the task that it was trained on.
+        env_steps: environment steps of its newest good checkpoint.
     """
 
     path: Path
@@ -33,7 +33,7 @@ class Run:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Folders that hold a run (config.toml and checkpoints/), `folder` itself or up to three levels below, sorted."""
+    """Folders with a run (config.toml and checkpoints/): `folder` itself or up to three levels below, sorted."""
 
     def search(path: Path, depth: int) -> Iterator[Path]:
         if (path / CONFIG).is_file() and (path / CHECKPOINTS).is_dir():
@@ -47,14 +47,14 @@ def find_runs(folder: Path) -> list[Path]:
             for entry in below:
                 yield from search(entry, depth - 1)
 
-    # A link may lead to a run twice.
+    # A link may lead to the same run twice.
     return list({path.resolve(): path for path in search(folder, _DEPTH)}.values())
 
 
 def choose_runs(folder: Path, suite: Suite) -> list[Run]:
-    """One run a task, in the suite's order: of several the one with the most environment steps.
+    """Choose one run per task, in the suite's order: the one with the most environment steps.
 
-    Every run that is left out is named on stderr: it cannot be read, is of no task of the suite, or has fewer steps.
+    Every skipped run is named on stderr: it is unreadable, of no task of the suite, or has fewer steps.
 
     Raises:
         UsageError: the folder does not exist or holds no run at all.
@@ -83,7 +83,7 @@ def choose_runs(folder: Path, suite: Suite) -> list[Run]:
         run = Run(path, tasks[environment.id], checkpoint.env_steps)
         other = chosen.get(environment.id)
         if other is not None:
-            # Of equal ones the later name, because folders are named by their time.
+            # Ties go to the later name, because folders are named by their time.
             run, other = (run, other) if run.env_steps >= other.env_steps else (other, run)
             warn(
                 f"{environment.id} has several runs: {other.path} with {other.env_steps:,} environment steps is left "
@@ -96,7 +96,7 @@ def choose_runs(folder: Path, suite: Suite) -> list[Run]:
 
 
 def check_chart(path: Path) -> None:
-    """Refuse, before anything is played, a file that cannot be written; raises UsageError."""
+    """Raise UsageError if the chart file cannot be written, before anything is played."""
     if path.suffix.lower() != ".png":
         raise UsageError(f"--chart {path} must name a .png file")
     folder = path.resolve().parent
@@ -107,10 +107,10 @@ def check_chart(path: Path) -> None:
 
 
 def say(line: str) -> None:
-    """Print a line for people."""
+    """Print a line to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
 def warn(sentence: str) -> None:
-    """Print what is left out, and why."""
+    """Print a warning to stderr."""
     say(f"seed: {sentence}")

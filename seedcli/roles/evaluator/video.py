@@ -1,4 +1,4 @@
-"""Videos of episodes, through imageio and the ffmpeg it ships."""
+"""Videos of episodes, written with imageio and its bundled ffmpeg."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from seedcli.config.sections import EnvironmentConfig
 
-_MIN_HEIGHT = 240  # pixels; smaller pictures are enlarged by a whole factor
+_MIN_HEIGHT = 240  # pixels; smaller pictures are enlarged by an integer factor
 _SIMULATOR_FRAMES_PER_SECOND = 60  # of Atari and DeepMind Lab, of which a step shows every `frame_skip`-th
 _FOOTBALL_FRAMES_PER_SECOND = 10  # the engine's step is ten physics frames of 10 ms
 
@@ -28,11 +28,11 @@ def _frames_per_second(config: EnvironmentConfig) -> float:
 
 
 class VideoWriter:
-    """Writes RGB pictures to an MP4 file at the environment's own speed; a context manager.
+    """Writes RGB pictures to an MP4 file at the environment's frame rate; a context manager.
 
     Args:
         path: the file; an existing one is replaced.
-        config: the environment, which says how fast a second passes.
+        config: the environment, which sets the frame rate.
     """
 
     def __init__(self, path: Path, config: EnvironmentConfig) -> None:
@@ -41,7 +41,7 @@ class VideoWriter:
         self._writer: Any = None
 
     def __enter__(self) -> Self:
-        # Pictures are drawn in memory: without this, SDL looks for a screen and complains on a machine without one.
+        # Rendering is off-screen: without this, SDL looks for a display and warns on a machine without one.
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         return self
 
@@ -51,7 +51,7 @@ class VideoWriter:
 
         factor = max(1, -(-_MIN_HEIGHT // picture.shape[0]))
         picture = picture.repeat(factor, axis=0).repeat(factor, axis=1)
-        # H.264 wants even sides.
+        # H.264 requires even sides.
         picture = picture[: picture.shape[0] // 2 * 2, : picture.shape[1] // 2 * 2]
         if self._writer is None:
             self._writer = imageio.get_writer(

@@ -1,3 +1,3 @@
-"""The learner: its parts, its threads, what it reports, alone or as one of several hosts. It may import everything
-below `roles`, and what roles share. No other part imports it but `roles.local` and `roles.serial`.
+"""The learner: its parts, its threads and its reports, alone or as one of several hosts. It may import everything below
+`roles`, and what roles share. Only `roles.local` and `roles.serial` import it.
 """

@@ -1,4 +1,4 @@
-"""What a learner is made of once it knows the environment: agent, policy, arena, engine, trainer, checkpoints."""
+"""The parts of a learner that depend on the environment: agent, policy, arena, engine, trainer, checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 def padding(config: Config, devices: Devices) -> tuple[int, ...]:
-    """The batch sizes inference is padded to: as configured, else four on an accelerator, none on a CPU."""
+    """The batch sizes that inference pads to: as configured, else four sizes on an accelerator, none on a CPU."""
     if config.inference.pad_to:
         return config.inference.pad_to
     if devices.plan is None or devices.plan.platform == "cpu":
@@ -45,11 +45,10 @@ def padding(config: Config, devices: Devices) -> tuple[int, ...]:
 
 
 def share_cores() -> None:
-    """Split the cores between inference and training, which run at the same time; before TensorFlow's first operation.
+    """Split the cores between inference and training, which run concurrently. Call before TensorFlow's first operation.
 
-    Left alone, every operation spreads over all cores: a training step's convolutions and an inference batch's then
-    wait for each other, and for each other's threads (docs/performance.md has the figures). What the user has set
-    through TF_NUM_INTRAOP_THREADS or TF_NUM_INTEROP_THREADS stands.
+    By default every operation uses all cores, and the operations of training and inference compete for threads
+    (docs/performance.md has the figures). TF_NUM_INTRAOP_THREADS and TF_NUM_INTEROP_THREADS take precedence.
     """
     threading = tf.config.threading
     if "TF_NUM_INTRAOP_THREADS" not in os.environ:
@@ -59,18 +58,18 @@ def share_cores() -> None:
 
 
 class LearnerCore:
-    """The parts a learner builds for one environment specification, wired.
+    """The parts of a learner for one environment specification.
 
     Args:
         config: the whole configuration.
-        config_text: the same as TOML, kept with every checkpoint.
+        config_text: the same as TOML, saved with every checkpoint.
         checkpoints: folder for checkpoints.
         spec: the environment.
-        on_release: called when an arena buffer comes back.
+        on_release: called when an arena buffer is released.
         on_fault: see `StepEngine`.
-        deadline: seconds an inference batch waits; None: as configured.
-        devices: which train and infer; None: where TensorFlow puts things by itself.
-        team: the hosts that train together with this one; None: it is alone.
+        deadline: longest wait of an inference batch in seconds; None: as configured.
+        devices: for training and inference; None: TensorFlow's default placement.
+        team: the learner hosts that train together; None: a single host.
 
     Raises:
         SeedError: a device is out of memory.
@@ -118,7 +117,7 @@ class LearnerCore:
                 spec,
                 algorithm.records,
                 algorithm.recorded,
-                # A replay takes buffers whole, one at a time; a queue's must be able to make up a batch.
+                # A replay takes one buffer at a time; for a queue the buffers must be able to form a batch.
                 batch_size=local.training.batch_size if algorithm.source == "queue" else 1,
                 queue_batches=config.training.queue_batches,
                 on_release=on_release,
@@ -149,14 +148,14 @@ class LearnerCore:
 
     @contextlib.contextmanager
     def _memory(self, doing: str) -> Iterator[None]:
-        """Within it a device that is out of memory is told of with what it holds."""
+        """Context that turns an out-of-memory error into a SeedError that lists what the device holds."""
         try:
             yield
         except tf.errors.ResourceExhaustedError as error:
             raise self._out_of_memory(error, doing) from error
 
     def _out_of_memory(self, error: tf.errors.ResourceExhaustedError, doing: str) -> SeedError:
-        # While the learner is being built, what failed has not been made, nor what comes after it.
+        # During construction, the part that failed and those after it do not exist yet.
         max_envs = self.config.inference.max_envs
         held: dict[str, int | None] = {"the network's weights": None}
         lower = ""
@@ -173,13 +172,13 @@ class LearnerCore:
             lower = f"lower inference.max_envs = {max_envs}, "
         remedy = (
             f"{lower}make the network smaller (agent.hidden, agent.channels, agent.lstm), let other devices infer "
-            "(topology.inference_devices), or end what else uses this one"
+            "(topology.inference_devices), or stop other programs that use this one"
         )
         return out_of_memory(error, self.devices.training[0], doing, held, remedy)
 
     def _state_bytes(self) -> int:
-        """Bytes of the agent states on an inference device: each has room for all environments, and one row more."""
-        with tf.device("CPU:0"):  # which has the memory where another has not
+        """Bytes of the agent states on an inference device, which has a row for each environment and one extra."""
+        with tf.device("CPU:0"):  # an accelerator may be out of memory
             leaves = tf.nest.flatten(self.agent.initial_state(1))
         return (self.config.inference.max_envs + 1) * bytes_of(leaves)
 
@@ -190,8 +189,8 @@ class LearnerCore:
         batch = self.local_batch_size * self.agent.algorithm.records * self.spec.observation_bytes
         states = len(self.devices.inference) * self._state_bytes()
         _log.info(
-            "agent for %s: %s parameters; unrolls take at most %.0f MB with all of %d environments in streams of %d, "
-            "their agent states %.0f MB, a training batch %.1f MB",
+            "agent for %s: %s parameters; memory: unrolls at most %.0f MB with all %d environments in streams of %d, "
+            "agent states %.0f MB, a training batch %.1f MB",
             self.spec.name,
             f"{weights:,}",
             bound / 1e6,
@@ -203,7 +202,7 @@ class LearnerCore:
 
     @property
     def local_batch_size(self) -> int:
-        """Unrolls of a training batch that this host trains on."""
+        """Number of unrolls in this host's share of a training batch."""
         return self.config.training.batch_size // (1 if self.team is None else self.team.size)
 
     def resume(self, checkpoint: Checkpoint) -> None:
@@ -218,7 +217,7 @@ class LearnerCore:
         self._count_on(checkpoint.counters)
 
     def _count_on(self, counters: Mapping[str, Any]) -> None:
-        if self.team is None:  # else what is counted here is this host's part of what all have counted since
+        if self.team is None:  # with a team, these count only this host's share since the start
             self.engine.stats.env_steps = int(counters["env_steps"])
             self.engine.stats.episodes = int(counters["episodes"])
             self.engine.stats.evaluation_steps = int(counters["evaluation_steps"])
@@ -234,7 +233,7 @@ class LearnerCore:
         self.policy.publish(self.trainer.updates)
 
     def join(self) -> None:
-        """Take the chief's weights, optimizer and counters, which may be those of a checkpoint; all hosts do.
+        """Copy the chief's weights, optimizer and counters, which may come from a checkpoint. All hosts must call this.
 
         Raises:
             SeedError: a device is out of memory.
@@ -247,7 +246,7 @@ class LearnerCore:
         self.policy.publish(self.trainer.updates)
 
     def counted(self) -> dict[str, int]:
-        """What `team.COUNTERS` names, of this host since it started."""
+        """The counters named in `team.COUNTERS`, for this host since it started."""
         stats = self.engine.stats
         return {
             "env_steps": stats.env_steps,
@@ -259,11 +258,11 @@ class LearnerCore:
 
     @property
     def totals(self) -> dict[str, int]:
-        """The same of the whole run: of all hosts, and before a resume too."""
+        """The same counters for the whole run: all hosts, including steps before a resume."""
         return self.counted() if self.team is None else self.team.totals
 
     def counters(self) -> dict[str, Any]:
-        """What a checkpoint keeps besides variables."""
+        """The counters that a checkpoint saves besides variables."""
         totals, scale = self.totals, self.trainer.loss_scale
         scaling = {} if scale is None else {"loss_scale": int(scale), "good_updates": self.trainer.good_updates}
         return {
@@ -277,24 +276,24 @@ class LearnerCore:
         }
 
     def train(self, batch: TrainingBatch | None, control: npt.NDArray[np.float64] | None = None) -> UpdateResult:
-        """One update, published to inference.
+        """Make one update and publish the weights to inference.
 
         Args:
-            batch: of this host; None: it has none, and `control` says so.
-            control: what all hosts are to add up; None: there is one host. See `team.Team.control`.
+            batch: this host's share; None: it has no batch yet, as `control` states.
+            control: vector summed over all hosts; None: a single host. See `team.Team.control`.
         """
         result = self.trainer.update(batch, self.totals["env_steps"], control)
         if batch is None or (result.control is not None and result.control[0]):
-            return result  # a host had no batch: those of the others are trained on later
+            return result  # a host had no batch: the other hosts keep theirs for a later update
         self.source.trained(batch, result.priorities)
         if result.applied:
             self.policy.publish(self.trainer.updates)
         elif result.fault is not None:
-            _log.error("update dropped: %s is not finite; %d dropped so far", result.fault, self.trainer.dropped)
+            _log.error("update dropped: %s is non-finite; %d dropped so far", result.fault, self.trainer.dropped)
         return result
 
     def source_stats(self) -> dict[str, float]:
-        """Figures of the source, with the range of exploration inputs where there is any exploration."""
+        """Statistics of the source, and the range of the exploration inputs if any are non-zero."""
         stats = self.source.stats()
         exploration = self.policy.exploration[:-1][self.engine.training_slots]
         if exploration.any():
@@ -303,5 +302,5 @@ class LearnerCore:
 
     @property
     def finished(self) -> bool:
-        """Whether the steps asked for have been taken."""
+        """Whether the configured steps have been taken."""
         return self.totals["env_steps"] >= self.config.run.steps

@@ -1,4 +1,4 @@
-"""What the reporter says of each device: inference's own meters, and training's, made of what its threads note."""
+"""Device statistics for the reporter, from the meters of inference and the profile of the training thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def unroll_bytes(core: LearnerCore) -> int:
-    """Bytes of one unroll of a training batch as it is brought to a device."""
+    """Bytes of one unroll of a training batch as transferred to a device."""
     algorithm, spec = core.agent.algorithm, core.spec
     ends = 2  # terminated, truncated
     record = spec.observation_bytes + 4 + ends + spec.action.array.nbytes
@@ -26,10 +26,10 @@ def unroll_bytes(core: LearnerCore) -> int:
 
 
 class DeviceReport:
-    """Belongs to the reporting thread.
+    """Device meters; used by the reporting thread only.
 
     Args:
-        core: whose devices these are.
+        core: the learner's parts.
     """
 
     def __init__(self, core: LearnerCore) -> None:
@@ -41,12 +41,12 @@ class DeviceReport:
         self._watch = DeviceWatch()
 
     def look(self, updates: int, profile: Mapping[str, float], seconds: float) -> list[DeviceFigures]:
-        """The figures of the last `seconds`: devices that train, then those that infer.
+        """Statistics of the last `seconds`: training devices first, then inference devices.
 
         Args:
-            updates: made in this time, applied or not.
+            updates: number made in this time, applied or dropped.
             profile: seconds of the training thread by name, since it started.
-            seconds: since the last look.
+            seconds: since the last call.
         """
         transfer = sum(each.seconds().get("transfer", 0.0) for each in self._core.source.profiles.values())
         for meter in self._training:
@@ -59,11 +59,11 @@ class DeviceReport:
 
     @property
     def inference_meters(self) -> Sequence[DeviceMeter]:
-        """Of the devices that infer."""
+        """Statistics of the inference devices."""
         return [device.meter for device in self._core.policy.devices]
 
     @property
     def weights_age(self) -> int | None:
-        """Updates made since the weights that inference uses; None where it gets those of every update."""
+        """Updates by which inference's weights lag; None if every update is published."""
         policy = self._core.policy
         return max(0, self._core.trainer.updates - policy.version) if policy.publish_every > 1 else None

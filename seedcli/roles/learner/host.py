@@ -1,4 +1,4 @@
-"""A learner on one host of several: how hosts join each other before a run, and what each does in it."""
+"""A learner on one of several hosts: the rendezvous before a run, and the part of each host in it."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from seedcli.training.devices import Devices, find_inventory, prepare
 
 _log = logging.getLogger(__name__)
 
-# All hosts have joined by then; but TensorFlow's server starts slowly on a busy machine.
-_CONNECT_SECONDS = (20.0, 120.0)  # at least and at most, between them topology.host_timeout
+# All hosts have joined by then, but TensorFlow's server starts slowly on a busy machine.
+_CONNECT_SECONDS = (20.0, 120.0)  # bounds on topology.host_timeout for this step
 
 
 def run_chief(setup: Setup, folder: RunFolder, hosts: Sequence[str], finished: str) -> int:
     """`seed learner` on the first of several hosts, which keeps the run's folder; returns the exit status.
 
     Args:
-        setup: what the learner is run with.
-        folder: the run's, locked.
+        setup: listeners, view and hooks of the learner.
+        folder: the run's folder, locked.
         hosts: "host:port" of each, the chief first.
-        finished: why there is nothing left to do, for all hosts; "" where there is.
+        finished: message for all hosts if no steps are left; "" otherwise.
     """
 
     def open_run(team: Team) -> RunFolder | None:
@@ -63,13 +63,14 @@ def run_chief(setup: Setup, folder: RunFolder, hosts: Sequence[str], finished: s
 def run_member(
     resolved: Resolved, logdir: Path | None, hosts: Sequence[str], index: int, *, fresh: bool, live: bool
 ) -> int:
-    """`seed learner` on a host that is not the chief: it has a folder of its own in the chief's.
+    """`seed learner` on a host that is not the chief; its folder lies in the run's folder.
 
     Args:
         resolved: the configuration with its sources.
-        logdir: the run's folder as this host sees it; None: where the chief says it is.
-        hosts, index: "host:port" of each, the chief first, and which of them this is.
-        fresh: the folder's earlier run is replaced, unless the chief resumes it.
+        logdir: the run's folder as this host sees it; None: the path that the chief announces.
+        hosts: "host:port" of each, the chief first.
+        index: position of this host in `hosts`.
+        fresh: replace the folder's earlier run, unless the chief resumes it.
         live: show a live view.
     """
     setup = Setup.open(resolved, live=live)
@@ -95,7 +96,7 @@ def _run_host(setup: Setup, hosts: Sequence[str], index: int, open_run: Callable
 
     Args:
         setup, hosts, index: as above.
-        open_run: agrees with the other hosts on where the run stands, and gives this host's folder; None: it is done.
+        open_run: agrees with the other hosts on the run's state and returns this host's folder; None: the run is done.
     """
     patience = setup.resolved.config.topology.host_timeout
     plan = _plan(setup.resolved.config, hosts, index)
@@ -121,13 +122,13 @@ def _run_host(setup: Setup, hosts: Sequence[str], index: int, open_run: Callable
                 transport.close()
             return signals.status or EXIT_DONE
         devices = _devices(plan, [host.tensorflow for host in rendezvous.state.hosts], patience)
-        signals.insist()  # TensorFlow takes SIGTERM for itself
+        signals.reinstall()  # TensorFlow installs its own SIGTERM handler
         _log.info("connected with %s; TensorFlow's own connections between hosts are not protected", others)
         return supervise(setup, folder, devices, team=team, signals=signals)
 
 
 def _plan(config: Config, hosts: Sequence[str], index: int) -> Plan:
-    """What this host's devices do."""
+    """The roles of this host's devices."""
     topology = config.topology.model_copy(update={"hosts": tuple(hosts), "host_index": index})
     plan = make_plan(config.model_copy(update={"topology": topology}), find_inventory())
     prepare(plan)
@@ -136,7 +137,7 @@ def _plan(config: Config, hosts: Sequence[str], index: int) -> Plan:
 
 
 def _status(setup: Setup, plan: Plan, hosts: Sequence[str]) -> Status:
-    """What this host says of itself: every value that hosts must agree on, and what "auto" has come to here."""
+    """What this host announces: every value that hosts must agree on, and what "auto" resolved to here."""
     host = hosts[plan.host_index]
     name = (split_host_port(host) or ("", 0))[0].strip("[]")
     values = {value.key: value.value for value in describe(setup.resolved)}
@@ -154,10 +155,10 @@ def _status(setup: Setup, plan: Plan, hosts: Sequence[str]) -> Status:
 
 
 def _devices(plan: Plan, servers: Sequence[str], patience: float) -> Devices:
-    """This host's devices, connected with those of the others; this process is killed where that takes too long."""
+    """Connect this host's devices with those of the others; a timeout kills this process."""
     limit, named = float(np.clip(patience, *_CONNECT_SECONDS)), ", ".join(servers)
-    _log.info("TensorFlow connects %s; this process is killed where it cannot within %.0f s", named, limit)
-    # TensorFlow keeps Python from running while it waits for the others: no thread and no signal could end that.
+    _log.info("TensorFlow connects %s; this process is killed if that takes longer than %.0f s", named, limit)
+    # TensorFlow holds the GIL while it waits for the others: no thread or signal handler could interrupt it.
     guard = Guard(
         limit,
         f"TensorFlow's servers at {named} have not connected within {limit:.0f} s: they need "

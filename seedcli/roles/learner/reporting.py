@@ -1,4 +1,4 @@
-"""The reporter: reads the learner's counters now and then, and tells the metrics file, the view and monitoring."""
+"""The reporter: reads the learner's counters periodically and updates the metrics file, the view and monitoring."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-TURN_SECONDS = 30.0  # an inference thread that takes longer over one turn hangs
+TURN_SECONDS = 30.0  # an inference thread without progress for longer counts as stalled
 
 
 def _mean(values: list[float]) -> float | None:
@@ -42,18 +42,18 @@ def _mean(values: list[float]) -> float | None:
 
 
 class Reporter:
-    """Belongs to the main thread; `status` and `health` may be read from any.
+    """Reports a learner's progress. Used by the main thread; `status` and `health` may be read from any thread.
 
     Args:
-        learner: whose counters are read.
-        folder: where the metrics go.
-        view: what a person sees.
+        learner: the learner to report.
+        folder: the run's folder, for the metrics file.
+        view: shows progress in the terminal.
         resumed_at: environment steps of the checkpoint a resumed run continues from; None for a new run.
-        wall_clock: False in deterministic mode: figures that depend on the clock are left out of the metrics.
-        resumed_with: the command that resumes the run of one host.
+        wall_clock: False in deterministic mode: metrics that depend on the clock are left out.
+        resumed_with: the command that resumes a run on one host.
 
     Attributes:
-        status: what was last reported; replaced as a whole, never changed.
+        status: the last report; replaced as a whole, never mutated.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Reporter:
         )
 
     def _counters(self) -> dict[str, int]:
-        """All counters of a line, read at once: training goes on meanwhile."""
+        """All counters of a line, read together while training continues."""
         core = self._learner.core
         if core is None:
             return dict.fromkeys(("batches", "batch_rows", "wire", "raw"), 0) | self._learner.began
@@ -116,38 +116,38 @@ class Reporter:
         }
 
     def start(self) -> None:
-        """Show the view."""
+        """Start the view."""
         self._view.start(self.status.run)
 
     def refresh(self) -> None:
-        """Show again what was last shown, with the clock going on; cheap."""
+        """Refresh the view's clock; cheap."""
         self._view.update(self.status.snapshot, self.status.fleet, self._total, self._warning())
 
     def _warning(self) -> str:
-        """What goes wrong in training at present, "" where nothing does."""
+        """The current problem in training; "" if there is none."""
         return self._diagnosis.warning if self._diagnosis is not None else ""
 
     def enter(self, phase: Phase) -> None:
-        """Say where the run is: "serving" once the learner takes actors, "stopping" as soon as it is to end."""
+        """Set the run's phase: "serving" once the learner accepts actors, "stopping" when it begins to stop."""
         self._phase, self._phase_begun = phase, time.monotonic()
 
     def health(self) -> Health:
-        """How the learner is at this moment: slow training is no failure, an inference thread that hangs is."""
+        """The learner's health now: slow training is no failure, a stalled inference thread is."""
         phase, failure, age = self._phase, self._learner.failure, self._turn_age()
         if failure is not None:
             return Health(phase, f"a thread has failed: {str(failure) or type(failure).__name__}")
         if age is not None and age > TURN_SECONDS:
-            return Health(phase, f"the inference thread has not turned for {age:.0f} s")
+            return Health(phase, f"the inference thread has been stalled for {age:.0f} s")
         return Health(phase)
 
     def _turn_age(self) -> float | None:
-        """Seconds since the inference thread's last turn; None while it need not run."""
+        """Seconds since the inference thread's last progress; None while it need not run."""
         if self._phase != "serving":
             return None
         return time.monotonic() - max(self._learner.service.last_turn, self._phase_begun)
 
     def report(self) -> Snapshot:
-        """Take a snapshot, write its line, show it."""
+        """Take a snapshot, write it to the metrics file and show it."""
         fleet = self._fleet.look()
         snapshot = self._take(fleet)
         self._diagnose(snapshot)
@@ -155,13 +155,13 @@ class Reporter:
         try:
             self._writer.write(snapshot if self._wall_clock else snapshot.without_wall_clock())
         except OSError as error:
-            # A full disk must not end the training: the line is lost, the next may find room.
+            # A full disk must not end the training: this line is lost, later ones may succeed.
             log_once_per("metrics", 60.0, _log, logging.ERROR, "metrics cannot be written: %s", error)
         self._view.update(snapshot, fleet, self._total, self._warning())
         return snapshot
 
     def _diagnose(self, snapshot: Snapshot) -> None:
-        """Log what begins to go wrong, once."""
+        """Log each new problem once."""
         core, config = self._learner.core, self._learner.config
         if core is None or not snapshot.extra:
             return
@@ -200,12 +200,12 @@ class Reporter:
             fields |= self._engine_fields(grown)
             fields |= self._training_fields(elapsed)
             fields["replay"] = core.source_stats()
-            # A replay counts those of the engine too, once they reach it.
+            # A replay's count includes the engine's, once they reach it.
             fields["dropped_unrolls"] = max(core.engine.stats.dropped_unrolls, core.source.dropped)
         return Snapshot(**fields)
 
     def _memory(self) -> float:
-        """Resident memory in MB; the last known where every descriptor is in use, for it is read from a file."""
+        """Resident memory in MB; the last known value if no file descriptor is free to read it."""
         with contextlib.suppress(OSError):
             self._memory_mb = self._process.memory_info().rss / 2**20
         return self._memory_mb
@@ -259,7 +259,7 @@ class Reporter:
         return fields
 
     def finish(self, profiles: dict[str, dict[str, float]]) -> None:
-        """The last line of metrics, then the table of where the time went and the summary."""
+        """Write the last line of metrics, then the time profile and the summary."""
         if self._wall_clock:
             self.report()
         self._view.stop()

@@ -26,19 +26,19 @@ def run_learner(
     done: str = "",
     profile: bool = False,
 ) -> int:
-    """`seed learner`: serve actors that connect, train, end when run.steps are taken.
+    """`seed learner`: serve actors and train until run.steps are taken.
 
     Args:
         resolved: the configuration with its sources.
-        folder: the run's, locked.
+        folder: the run's folder, locked.
         live: show a live view.
-        hosts: "host:port" of all learner hosts, of which this one is the chief; empty: it is alone.
-        done: several hosts: why there is nothing left to do, "" where there is.
-        profile: print in the end where all the time went.
+        hosts: "host:port" of all learner hosts, this one, the chief, first; empty: a single host.
+        done: with several hosts: message for all if no steps are left; "" otherwise.
+        profile: print the time profile at the end.
     """
     config = resolved.config
-    folder.remove_address()  # of a learner that was killed
-    # First of all: where a port is in use, the folder is left as it was.
+    folder.remove_address()  # left by a learner that was killed
+    # First, so that a port in use leaves the folder untouched.
     setup = Setup.open(resolved, live=live, profile=profile)
     setup_logging(folder.log_path, setup.view, debug=False)
 

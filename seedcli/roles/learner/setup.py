@@ -1,4 +1,4 @@
-"""What a learner is run with, beside its folder and its devices: opened by `seed learner` or `seed train`."""
+"""A learner's listeners, view and hooks, opened by `seed learner` or `seed train`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from seedcli.telemetry.live import View, make_view
 
 @dataclass(frozen=True)
 class Setup:
-    """What a learner is run with.
+    """A learner's listeners, view and hooks.
 
     Attributes:
         resolved: the configuration with its sources.
         transports: bound listeners; closed by the learner.
-        view: where progress is shown; started and stopped by `supervise`.
-        security: what connections between hosts and with actors are protected with; None: nothing.
-        exporter: where metrics and health are asked for; started and closed by `supervise`.
+        view: shows progress; started and stopped by `supervise`.
+        security: protects connections between hosts and with actors; None: unprotected.
+        exporter: serves metrics and health; started and closed by `supervise`.
         announce: called once the learner serves.
         tick: called ten times a second from the main thread.
-        closing: called after actors were asked to leave; gives their profiles for the table at the end.
+        closing: called after actors were asked to leave; returns their time profiles for the final table.
         resumed_with: the command that resumes this run.
     """
 
@@ -43,7 +43,7 @@ class Setup:
 
     @classmethod
     def open(cls, resolved: Resolved, *, live: bool, profile: bool = False) -> Self:
-        """For `seed learner`: listeners, monitoring and a view as configured.
+        """Open the listeners, monitoring and view that the configuration asks for.
 
         Raises:
             SeedError: a port is in use, or a token or certificate cannot be used.

@@ -1,4 +1,4 @@
-"""A learner from its start to its end, whatever the end is: report, stop, checkpoint, summarise."""
+"""The life of a learner: start, report, stop, checkpoint, summarise."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _log = logging.getLogger(__name__)
 
 
 def use_devices(config: Config) -> Devices:
-    """The devices of a learner that is alone; before TensorFlow's first operation.
+    """Set up the devices of a single learner host. Call before TensorFlow's first operation.
 
     Raises:
-        UsageError: the topology does not fit them.
+        UsageError: the topology does not fit the devices.
     """
     plan = make_plan(config, find_inventory())
     prepare(plan)
@@ -38,10 +38,10 @@ def use_devices(config: Config) -> Devices:
 def run_until_done(
     learner: Learner, reporter: Reporter, signals: Signals, tick: Callable[[], None], folder: RunFolder
 ) -> None:
-    """The main thread of a run: report, look after what `tick` looks after, return when the run is over.
+    """The main thread of a run: report and call `tick` until the run is over.
 
     Raises:
-        Whatever ended a thread of the learner, or what `tick` raises.
+        The exception that ended a thread of the learner, or that `tick` raised.
     """
     interval = learner.config.telemetry.interval_seconds
     next_report = time.monotonic() + interval
@@ -61,12 +61,12 @@ def run_until_done(
 def supervise(
     setup: Setup, folder: RunFolder, devices: Devices, *, team: Team | None = None, signals: Signals | None = None
 ) -> int:
-    """Run a learner to its end, whatever the end is: report, stop, checkpoint, summarise.
+    """Run a learner to its end: report, stop, checkpoint, summarise, also after a failure.
 
     Args:
-        setup: what it is run with.
+        setup: its listeners, view and hooks.
         folder, devices, team: see `Learner`.
-        signals: those that ask to stop, if they are caught already; restored here.
+        signals: the stop signals, if already caught; restored here.
 
     Returns:
         The exit status.
@@ -84,7 +84,7 @@ def supervise(
     checkpoint = resume_point(folder) if team is None else team.checkpoint
     check_steps(resolved, checkpoint)
     learner = Learner(resolved, folder, setup.transports, checkpoint, devices=devices, team=team)
-    # Not earlier: a configuration that does not fit the checkpoint must not take the place of the one that does.
+    # Only now: a configuration that does not fit the checkpoint must not overwrite one that does.
     folder.write_config(resolved)
     reporter = Reporter(learner, folder, view, resumed_at=learner.began_at, resumed_with=setup.resumed_with)
     try:
@@ -108,7 +108,7 @@ def supervise(
             if signals.status is not None:
                 writes = "stopping: writing a checkpoint" if team is None or team.chief else "stopping with all hosts"
                 view.log(f"{writes} (press Ctrl-C again to stop immediately)")
-            # Whatever fails on the way, the rest is still done: no progress is lost, no actor left behind.
+            # Each step runs even if an earlier one fails, so that no progress is lost and no actor is left behind.
             try:
                 learner.stop(training_done=training_done)
             finally:

@@ -30,13 +30,13 @@ from seedcli.training.devices import Devices
 
 _log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 0.5  # between looks at whether the learner is being stopped
-_LEAVE_SECONDS = 10.0  # what all hosts get for the last step, which they make together
-_STOP_SECONDS = 60.0  # what a thread gets to end: longer than any update takes
+_LOOK_SECONDS = 0.5  # between checks for a stop
+_LEAVE_SECONDS = 10.0  # timeout of the last common step of all hosts
+_STOP_SECONDS = 60.0  # timeout for a thread to end: longer than any update
 
 
 def fleet_settings(config: Config, hosts: int = 1) -> FleetSettings:
-    """What actors are told, from the configuration of one of so many learner hosts."""
+    """What this learner host sends to actors, from its configuration."""
     return FleetSettings(
         environment=config.environment.model_dump(mode="json"),
         seed=config.run.seed,
@@ -57,14 +57,14 @@ class Learner:
         resolved: the configuration with its sources.
         folder: the run folder, locked.
         transports: bound listeners; closed by the learner.
-        checkpoint: where to continue, or None.
-        deadline: seconds an inference batch waits; None: as configured.
-        timeout: seconds of silence after which a peer counts as dead; None: as configured.
-        devices: which train and infer; None: where TensorFlow puts things by itself.
-        team: the hosts that train together with this one; None: it is alone.
+        checkpoint: to resume from, or None.
+        deadline: longest wait of an inference batch in seconds; None: as configured.
+        timeout: seconds without a message after which a peer counts as lost; None: as configured.
+        devices: for training and inference; None: TensorFlow's default placement.
+        team: the learner hosts that train together; None: a single host.
 
     Attributes:
-        core: built on the first actor's specification, or from the checkpoint's.
+        core: built from the first actor's specification, or the checkpoint's.
         training: what the training thread shares with the others.
     """
 
@@ -94,7 +94,7 @@ class Learner:
         self.service = InferenceService(transports, fleet, self.engine_for)
         if team is not None:
             team.serve(self.service)
-            # The chief's number on every host: each gives seeds out of a range of its own.
+            # The chief's number on every host; each host assigns seeds from its own range.
             self.service.reception.seeds_given = int(team.began.get("seeds_given", 0))
         elif checkpoint is not None:
             self.service.reception.seeds_given = int(checkpoint.counters["seeds_given"])
@@ -130,7 +130,7 @@ class Learner:
         return core
 
     def _build_together(self, team: Team) -> None:
-        """Build what all hosts build, at the same time: making variables takes all of them."""
+        """Build the core at the same time as the other hosts: creating variables is a collective operation."""
         if self._checkpoint is not None:
             team.rendezvous.update(spec=self._checkpoint.spec.to_dict())
         while not self.training.stopping.is_set() and not self.training.leaving:
@@ -154,7 +154,7 @@ class Learner:
 
     @property
     def began(self) -> dict[str, int]:
-        """The counters of a line of metrics as this learner began; all 0 in a new run."""
+        """The metrics counters at the start of this learner; all 0 in a new run."""
         counters: Mapping[str, Any] = {}
         if self.team is not None:
             counters = self.team.began
@@ -166,14 +166,16 @@ class Learner:
         """The engine for an actor's environments; the first specification builds the agent.
 
         Raises:
-            RefusedError: the specification differs from the agent's, by name of the field.
+            RefusedError: the specification differs from the agent's; the message names the field.
         """
         played = f"{self.config.environment.family}/{self.config.environment.id}"
         if spec.name != played:
-            raise RefusedError(f"the actor has built {spec.name!r:.80} where {played} is played: use the same versions")
+            raise RefusedError(
+                f"the actor has built {spec.name!r:.80}, but the run plays {played}: use the same versions"
+            )
         if self.core is None and self.team is not None:
             self.team.rendezvous.update(spec=spec.to_dict())
-            self._built.wait()  # by the training thread, together with the other hosts; `stop` ends it too
+            self._built.wait()  # for the training thread, which builds with the other hosts; `stop` also sets it
         core = self.core or (self._build(spec, on_fault) if self.team is None else None)
         if core is None:
             raise RefusedError("the learner is stopping")
@@ -199,7 +201,7 @@ class Learner:
     def _guard(self, target: Callable[[], None]) -> None:
         try:
             target()
-        except BaseException as error:  # handed to the main thread, which ends the run with it
+        except BaseException as error:  # the main thread raises it
             if self.failure is None:
                 self.failure = error
             self.done.set()
@@ -234,7 +236,7 @@ class Learner:
         self.done.set()
 
     def stop(self, *, training_done: bool) -> None:
-        """Stop the threads in order; actors are told that training is done, where it is."""
+        """Stop the threads in order; if training is done, tell the actors."""
         if self.team is not None:
             self._leave()
         self.training.stopping.set()
@@ -242,7 +244,7 @@ class Learner:
         if self.core is not None:
             self.core.source.close()
         threads = {thread.name: thread for thread in self._threads}
-        # Prefetch may wait for room, training for a batch: the first is given room, the second an end.
+        # Prefetch may block on a full queue, training on an empty one: drain the queue, then put the end marker.
         self._end(threads.get("prefetch"), lambda: self.training.batches.get_nowait())
         self._end(threads.get("training"), lambda: self.training.batches.put_nowait(None))
         self.service.stop(training_done=training_done)
@@ -251,7 +253,7 @@ class Learner:
         self.service.finish()
 
     def _leave(self) -> None:
-        """Have all hosts stop after the same step; a step that cannot end any more ends by TensorFlow's own limits."""
+        """Have all hosts stop after the same step; a step that cannot complete ends by TensorFlow's timeouts."""
         training = next((thread for thread in self._threads if thread.name == "training"), None)
         if training is None or not training.is_alive():
             return
@@ -271,12 +273,12 @@ class Learner:
                 raise SeedError(f"the {thread.name} thread did not end within {_STOP_SECONDS:.0f} s: kill the process")
 
     def counters(self) -> dict[str, Any]:
-        """What a checkpoint keeps besides variables."""
+        """The counters that a checkpoint saves besides variables."""
         assert self.core is not None
         return self.core.counters() | {"seeds_given": self.service.reception.seeds_given}
 
     def save(self) -> None:
-        """Write a checkpoint of where the run stands and wait for it; nothing where there is nothing to keep yet."""
+        """Write a checkpoint and wait for it; does nothing before the first update or stored unroll."""
         if self.team is not None and not self.team.chief:
             return
         if self.core is not None and (self.core.trainer.updates or self.core.source.capture() is not None):

@@ -1,4 +1,4 @@
-"""What the training thread does: one update after the other, alone or in step with other hosts."""
+"""The training thread: update after update, alone or in lock-step with other hosts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from seedcli.telemetry.metrics import Profile
 from seedcli.training.batches import TrainingBatch
 from seedcli.training.trainer import UpdateResult
 
-_LOOK_SECONDS = 0.5  # between looks at whether training is over, while it waits for a batch
-_STEP_SECONDS = 1.0  # the other hosts wait so long for a host without a batch before all look around
+_LOOK_SECONDS = 0.5  # between checks for the end of training, while waiting for a batch
+_STEP_SECONDS = 1.0  # how long a step waits for a host without a batch
 
 
 class Ended(Exception):
-    """There are no more batches: the learner is being stopped."""
+    """No more batches: the learner is stopping."""
 
 
 @dataclass
@@ -34,13 +34,13 @@ class TrainingState:
 
     Attributes:
         checkpoint_seconds: between checkpoints, of which the first is written at the first update.
-        counters: gives what a checkpoint keeps besides variables.
-        batches: one batch ahead; None: there are no more.
+        counters: returns what a checkpoint saves besides variables.
+        batches: holds one batch ahead; None marks the end.
         stopping: the learner is being stopped.
-        results: of the updates, until they are reported.
-        profile: where the thread's time goes.
-        leaving: exit status with which this host asks all hosts to stop; 0: it does not.
-        stopped_by: exit status with which another host has asked it; None: none has.
+        results: of updates not yet reported.
+        profile: of the thread's time.
+        leaving: exit status with which this host asks all hosts to stop; 0: no request.
+        stopped_by: exit status of another host's stop request; None: no request.
         saved: the run has a checkpoint.
     """
 
@@ -56,7 +56,7 @@ class TrainingState:
 
 
 def _next_batch(state: TrainingState, seconds: float) -> TrainingBatch | None:
-    """The next batch; None where none comes in time. Raises Ended."""
+    """The next batch; None after a timeout of `seconds`. Raises Ended."""
     begun = time.perf_counter()
     try:
         batch = state.batches.get(timeout=seconds)
@@ -70,7 +70,7 @@ def _next_batch(state: TrainingState, seconds: float) -> TrainingBatch | None:
 
 
 def save_if_due(state: TrainingState, core: LearnerCore) -> None:
-    """Write a checkpoint every so often, and the first at once: a learner that dies early is resumed from it."""
+    """Write a checkpoint if one is due. The first is due at once, so that a learner that dies early can resume."""
     if core.checkpointer.due(state.checkpoint_seconds if state.saved else 0.0):
         state.saved = True
         begun = time.perf_counter()
@@ -79,9 +79,9 @@ def save_if_due(state: TrainingState, core: LearnerCore) -> None:
 
 
 def train_alone(state: TrainingState, core: LearnerCore) -> None:
-    """Train until the steps asked for are taken, or the learner is stopped."""
+    """Train until run.steps are taken or the learner is stopped."""
     while not core.finished:
-        # Batches may never come, where every unroll is dropped: the steps asked for end the run all the same.
+        # Batches may never arrive if every unroll is dropped: run.steps must end the run even then.
         try:
             batch = _next_batch(state, _LOOK_SECONDS)
         except Ended:
@@ -95,13 +95,13 @@ def train_alone(state: TrainingState, core: LearnerCore) -> None:
 
 
 def train_together(state: TrainingState, core: LearnerCore, team: Team) -> None:
-    """The same on one host of several: all hosts make every step, and stop after the same one.
+    """Train on one of several hosts: all hosts take part in every step, and stop after the same step.
 
-    A host without a batch takes part all the same, and nothing is done then; the others keep theirs for the next step.
-    So no host waits for long inside a step, and one that is to stop can say so.
+    A host without a batch takes part too; the step then makes no update, and the other hosts keep their batches for the
+    next step. So no host blocks long inside a step, and any host can announce that it must stop.
 
     Raises:
-        SeedError: another host is lost, has stopped with a failure, or has been without a batch for too long.
+        SeedError: another host is lost, has failed, or has had no batch for too long.
     """
     batch: TrainingBatch | None = None
     while True:
@@ -142,21 +142,21 @@ def _step(state: TrainingState, core: LearnerCore, team: Team, batch: TrainingBa
 
 @contextlib.contextmanager
 def failures_of(team: Team) -> Iterator[None]:
-    """Within it TensorFlow's errors for lost hosts become one that names the host."""
+    """Context that turns TensorFlow's errors for lost hosts into a SeedError that names the host."""
     try:
         yield
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.InternalError, tf.errors.CancelledError) as e:
         why = team.why_lost()
         if not why and isinstance(e, tf.errors.InternalError | tf.errors.CancelledError):
-            raise  # of this host's own devices
+            raise  # an error of this host's devices
         raise SeedError(
-            f"{why or 'another learner host is lost, or cannot be reached any more'}: "
-            "start all hosts again with --continue, they resume from the last checkpoint"
+            f"{why or 'another learner host is lost, or can no longer be reached'}: "
+            "start all hosts again with --continue to resume from the last checkpoint"
         ) from e
 
 
 def _stop_with(state: TrainingState, team: Team, agreement: Agreement) -> None:
-    """Take note of why all stop, where it is not this host that wants to."""
+    """Record why all hosts stop, if this host did not ask for it."""
     others = {host: status for host, status in agreement.stopping.items() if host != team.index}
     if state.leaving or not others:
         return
