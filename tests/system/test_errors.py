@@ -112,7 +112,7 @@ def test_a_host_that_is_not_this_machines(tmp_path: Path, capsys: pytest.Capture
     run = tmp_path / "run"
     assert main(["learner", "--preset", "cartpole_vtrace", "--logdir", str(run), "--host", "192.0.2.1"]) == 2
     message = capsys.readouterr().err
-    assert message.count("\n") == 1 and "192.0.2.1" in message and "net.host" in message
+    assert message.count("\n") == 1 and "192.0.2.1" in message and "--host" in message
     RunFolder.create(run, "cartpole_vtrace").close()
 
 
