@@ -153,7 +153,7 @@ def test_the_zap_handler_refuses_the_learners_key(learner: Learner) -> None:
 
 @pytest.mark.parametrize("kind", ["zmq+token"])
 def test_a_listener_without_its_zap_handler_refuses_every_peer(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seedcli.net.router.Gate", lambda *arguments: None)
+    monkeypatch.setattr("seedcli.net.router.ZapHandler", lambda *arguments: None)
     server = make_server(kind)
     try:
         assert isinstance(server, RouterServer)
