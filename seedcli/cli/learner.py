@@ -137,7 +137,8 @@ def learner(
         with loading_tensorflow():
             from seedcli.roles.learner.host import run_member
 
-        return run_member(found, logdir, servers, index, fresh=kept in ("refuse", "overwrite"), live=live)
+        fresh = kept in ("refuse", "overwrite")
+        return run_member(found, logdir, servers, index, fresh=fresh, live=live, profile=profile)
     if standby:  # now, so that the takeover is quick
         with loading_tensorflow():
             from seedcli.roles.learner.run import run_learner

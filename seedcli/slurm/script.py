@@ -47,8 +47,8 @@ _HEAD = """\
 # Printed by: {command}
 #
 # The run's folder must be on a disk that all nodes share: learner and actors find each other through it, and a job
-# that is queued again goes on with the run in it. SEED_RUN=FOLDER sbatch ... chooses another folder, or another run
-# to go on with."""
+# that is requeued resumes the run in it. SEED_RUN=FOLDER sbatch ... chooses another folder, or another run
+# to resume."""
 
 _FOLDER = """
 run={run}
@@ -188,15 +188,15 @@ running() {{ [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNI
 deaths=$logs/deaths-of-$SLURM_JOB_ID
 ((status > 130 && status != 143 && SECONDS < 3600)) || rm -f "$deaths"
 if ((status == 143)) && running; then
-  echo "queued again, to go on from the checkpoint"
+  echo "requeued, to resume from the checkpoint"
   scontrol requeue "$SLURM_JOB_ID"
 elif ((status > 130 && status != 143)) && running; then
   count=$(($(cat "$deaths" 2> /dev/null) + 1))
   if ((count > {requeues})); then
     rm -f "$deaths"
-    echo "not queued again: the learner has died {allowed} times in a row, each within an hour of its start"
+    echo "not requeued: the learner has died {allowed} times in a row, each within an hour of its start"
   elif echo "$count" > "$deaths"; then
-    echo "queued again after death $count of {allowed}, to go on from the checkpoint"
+    echo "requeued after death $count of {allowed}, to resume from the checkpoint"
     scontrol requeue "$SLURM_JOB_ID"
   fi
 fi"""
@@ -268,7 +268,7 @@ def _head(job: Job, what: str, size: Sequence[str]) -> Iterator[str]:
     options += _optional(mem=job.mem, time=job.time, partition=job.partition, account=job.account)
     yield from (f"#SBATCH {option}" for option in options)
     if job.requeue:
-        yield "# Preempted, or after a node failed: the job is queued again under its number, and its logs go on."
+        yield "# Preempted, or after a node failed: the job is requeued under its number, and its logs continue."
         yield "#SBATCH --requeue"
     else:
         yield "#SBATCH --no-requeue"

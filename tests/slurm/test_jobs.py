@@ -84,7 +84,7 @@ def killed(job: Job, *, host: int = 0) -> int:
     process.send_signal(signal.SIGKILL)
     job.wait_for_state("PENDING")
     wait_for(lambda: not job.cluster.processes(job.run), "the end of the job's processes")
-    assert "the learner ended with status 137\nqueued again after death 1 of 4" in job.logs()
+    assert "the learner ended with status 137\nrequeued after death 1 of 4" in job.logs()
     return max(checkpoints(job.run))
 
 
@@ -141,7 +141,7 @@ def test_the_time_limit_is_met_with_a_checkpoint_and_the_job_goes_on(
     minutes = math.ceil((job.running_seconds + 40) / 60)
     cluster.call("scontrol", "update", f"JobId={job.number}", f"TimeLimit={minutes}")
     at = stopped(job, before)
-    assert "queued again" in job.logs()
+    assert "requeued" in job.logs()
     job.start_now(TimeLimit="10")
     completes(job, restarts=1)
     goes_on(job, at)

@@ -222,9 +222,9 @@ def test_a_learner_that_fails_or_is_told_to_end_is_not_queued_again(tmp_path: Pa
 
 def test_a_learner_that_dies_at_each_start_is_not_queued_again_for_ever(tmp_path: Path) -> None:
     for death in (1, 2, 3):
-        assert f"after death {death} of 4, to go on from the checkpoint\nscontrol requeue" in ends(tmp_path, 137)
+        assert f"after death {death} of 4, to resume from the checkpoint\nscontrol requeue" in ends(tmp_path, 137)
     last = ends(tmp_path, 139)
-    assert "ended with status 139\nnot queued again: the learner has died 4 times in a row" in last
+    assert "ended with status 139\nnot requeued: the learner has died 4 times in a row" in last
     assert "scontrol" not in last
 
 

@@ -61,7 +61,7 @@ def run_chief(setup: Setup, folder: RunFolder, hosts: Sequence[str], finished: s
 
 
 def run_member(
-    resolved: Resolved, logdir: Path | None, hosts: Sequence[str], index: int, *, fresh: bool, live: bool
+    resolved: Resolved, logdir: Path | None, hosts: Sequence[str], index: int, *, fresh: bool, live: bool, profile: bool
 ) -> int:
     """`seed learner` on a host that is not the chief; its folder lies in the run's folder.
 
@@ -72,8 +72,9 @@ def run_member(
         index: position of this host in `hosts`.
         fresh: replace the folder's earlier run, unless the chief resumes it.
         live: show a live view.
+        profile: print the whole table of where the time went at the end.
     """
-    setup = Setup.open(resolved, live=live)
+    setup = Setup.open(resolved, live=live, profile=profile)
     setup_logging(None, setup.view, debug=False)
     with contextlib.ExitStack() as stack:
 
