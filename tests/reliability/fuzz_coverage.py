@@ -16,8 +16,7 @@ from tests.reliability.fuzz_parsers import fuzz_parsers
 PARSERS: dict[str, tuple[str, ...]] = {
     "seedcli.net.frames": ("unpack_header", "decode_control"),
     "seedcli.net.messages": (
-        *("_text", "_integer", "_integers", "_seconds", "check_keys", "parse_hello", "parse_goodbye", "_sizes"),
-        *("_array_bytes", "parse_spec", "parse_notice", "parse_ready", "parse_redirect"),
+        *("_check_printable", "parse", "check_keys", "parse_redirect", "parse_goodbye", "parse_spec"),
     ),
     "seedcli.net.security.keys": ("TokenAuthenticator.answer", "is_hex"),
     "seedcli.net.handshake": ("NoAuthenticator.answer", "ServerHandshake.receive"),
