@@ -35,14 +35,21 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 def raising_stopped() -> Iterator[None]:
     """Context in which a stop signal raises `Stopped` in the main thread; a second signal ends the process."""
     asked = stop_signals()
+    raised: list[Stopped] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
         for each in asked:
             signal.signal(each, signal.SIG_DFL)
-        raise Stopped(128 + number)
+        raised.append(Stopped(128 + number))
+        raise raised[0]
 
     with _handling(asked, handle):
-        yield
+        try:
+            yield
+        except Exception as error:
+            if raised:  # a library has replaced it by an error of its own
+                raise raised[0] from error
+            raise
 
 
 @contextlib.contextmanager

@@ -74,7 +74,7 @@ def test_a_client_that_cannot_connect_fails_the_benchmark() -> None:
         assert processes._client is not None
         nobody = {"echo": Target("127.0.0.1", processes._client.pid)}
         processes._client.tell((nobody, Load(CARTPOLE, 1, 1, 0.05, 1, 0)))
-        with pytest.raises(SeedError, match="no learner's address"):
+        with pytest.raises(SeedError, match="is not a learner's address"):
             processes._client.hear(30)
 
 

@@ -463,9 +463,9 @@ MISTAKES = {
     "eval --suite atari57 nowhere": "is not a folder",
     "eval --suite atari57 . --chart scores.pdf": "must name a .png file",
     "train --preset cartpole_vtrace --env nofile:MyEnv-v0": "start seed in the folder that holds it",
-    "learner --preset cartpole_vtrace --logdir D --grpc-port PORT": "choose another with --grpc-port …",
-    "learner --preset cartpole_vtrace --logdir D --zmq-port PORT": "choose another with --zmq-port …",
-    "train --preset cartpole_vtrace --logdir D --metrics-port PORT": "choose another with --metrics-port …",
+    "learner --preset cartpole_vtrace --logdir D --grpc-port PORT": "choose another port with --grpc-port …",
+    "learner --preset cartpole_vtrace --logdir D --zmq-port PORT": "choose another port with --zmq-port …",
+    "train --preset cartpole_vtrace --logdir D --metrics-port PORT": "choose another port with --metrics-port …",
     "learner --preset cartpole_vtrace --logdir D --token-file absent": "no token file absent",
     "bench replay --preset nonsense": "Unknown preset",
 }

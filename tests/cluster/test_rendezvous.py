@@ -182,7 +182,7 @@ def test_a_host_stopped_while_waiting_can_join_again(held: Hosts) -> None:
 
 def test_a_configuration_over_the_size_limit_is_refused() -> None:
     large = status(0, agent__x="x" * 70_000)
-    with pytest.raises(UsageError, match="more than the 65536 bytes"):
+    with pytest.raises(UsageError, match="exceeds the 65536 bytes"):
         Rendezvous(free_hosts(2), large, SECURITY)
 
 

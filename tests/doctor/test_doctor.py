@@ -212,7 +212,7 @@ def test_the_command_says_what_a_preset_does_here(capsys: pytest.CaptureFixture[
 def test_the_command_says_why_a_preset_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--preset", "football_vtrace_tpu8"]) == 1
     text = " ".join(capsys.readouterr().out.split())
-    assert "topology topology.platform = tpu where TensorFlow finds no TPU on this machine" in text
+    assert "topology topology.platform = tpu needs a TPU, and TensorFlow finds none on this machine" in text
     assert text.endswith("not ready: topology must be fixed first")
     assert main(["doctor", "--preset", "football_vtrace_9gpu"]) == 2
     assert "Did you mean football_vtrace_8gpu" in capsys.readouterr().err

@@ -339,7 +339,7 @@ def test_malformed_time_limits(time: str) -> None:
             "training.batch_size = 32 must be a multiple of 12, 3 training devices on each of 4 hosts",
         ),
         (["--preset", "football_vtrace_8gpu"], "--gpus is 0: give --gpus N"),
-        (["--preset", "football_vtrace_tpu8", "--gpus", "1"], "no TPU on the learner with --gpus 1"),
+        (["--preset", "football_vtrace_tpu8", "--gpus", "1"], "finds none on the learner with --gpus 1"),
         (
             [
                 "--preset",
