@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections import Counter
@@ -317,7 +318,11 @@ class _Decoders:
                 "timeout_seconds": 20.0, "reconnect_timeout": 300.0,
             }
         )  # fmt: skip
-        self.spec = encode_control({**_MIXED.to_dict(), "codecs": _CODECS, "notice": "of text"})
+        # Of the second, whose action has 100 parts, 60,000 environments are too many.
+        self.specs = [
+            encode_control({**spec.to_dict(), "codecs": _CODECS, "notice": "of text"})
+            for spec in (_MIXED, dataclasses.replace(_MIXED, action=ActionSpec(size=100)))
+        ]
 
     def once(self) -> int:
         """A mutation for each parser."""
@@ -328,7 +333,8 @@ class _Decoders:
         self._try("READY", lambda: messages.parse(messages.Ready, decode_control(mutator.json(self.ready))))
         redirect, scheme = mutator.json(b'{"address":"b:1"}'), mutator.random.choice(["grpc", "zmq"])
         self._try("REDIRECT", lambda: messages.parse_redirect(decode_control(redirect), scheme))
-        self._try("SPEC", lambda: self._specification(mutator.json(self.spec), mutator.random.choice([3, 60_000])))
+        spec, envs = mutator.random.choice(self.specs), mutator.random.choice([3, 60_000])
+        self._try("SPEC", lambda: self._specification(mutator.json(spec), envs))
         self._try("codecs", lambda: self._codecs(mutator.random.choice([*codecs.CODECS, "lz4"])))
         return 7
 

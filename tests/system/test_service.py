@@ -126,7 +126,7 @@ def test_a_metrics_port_in_use_leaves_the_run_folder_as_it_was(fleet: Fleet) -> 
             process = start(*options)
             process.ends_with(2)
             assert f"port {port} on 127.0.0.1 is in use" in process.sentence
-            assert "net.metrics_port" in process.sentence
+            assert "--metrics-port" in process.sentence
             # Nothing that would make the next start refuse the folder.
             there = {path.name for path in (fleet.folder / "run").iterdir()}
             assert there <= {"checkpoints", "learner.lock"}

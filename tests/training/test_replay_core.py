@@ -164,7 +164,11 @@ def test_non_finite_rewards_are_counted_once_and_not_trained_on(tmp_path: Path) 
         sessions=list, reception=reception, departed=deque(), turned_away=0, **dict.fromkeys(names, 0)
     )
     learner: Any = SimpleNamespace(
-        config=core.config, core=core, team=None, service=service, results=deque(), training_profile=Profile()
+        config=core.config,
+        core=core,
+        team=None,
+        service=service,
+        training=SimpleNamespace(results=deque(), profile=Profile()),
     )
     with RunFolder.create(tmp_path / "run", "test") as folder:
         reporter = Reporter(learner, folder, PlainView(Console(file=io.StringIO())), resumed_at=None)
