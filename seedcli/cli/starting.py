@@ -110,15 +110,16 @@ def open_folder(
         overwrite=kept == "overwrite",
         wait=wait,
     )
-    if resolved is None:
-        try:
+    try:
+        if resolved is None:
             if not folder.resume:
                 raise UsageError(f"{logdir} holds no run yet: give --preset NAME too, to start one")
             resolved = load_config(None, run_folder=logdir, sets=sets or (), flags=flags)
-        except BaseException:
-            folder.close()
-            raise
-    return keep_mode(resolved, folder), folder
+        return keep_mode(resolved, folder), folder
+    except BaseException:
+        folder.undo()
+        folder.close()
+        raise
 
 
 def wants_live_view(no_live: bool) -> bool:

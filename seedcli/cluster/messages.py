@@ -7,10 +7,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from seedcli.config.faults import broken_rule
 from seedcli.errors import ProtocolError
 from seedcli.net.addresses import split_host_port
 from seedcli.net.base import Payload
-from seedcli.net.messages import printable
+from seedcli.net.messages import check_printable, printable
 
 # Keys that may differ between hosts. All others determine what is trained, or how hosts and actors find each other.
 _OWN_KEYS = frozenset(
@@ -25,20 +26,14 @@ _SHOWN = 80  # characters of a value in a message
 MAX_HOSTS = 1024
 
 
-def _check_printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("must be printable")
-    return text
-
-
 def _check_address(text: str) -> str:
     if split_host_port(text) is None:
         raise ValueError("must be host:port")
     return text
 
 
-Text = Annotated[str, Field(max_length=500), AfterValidator(_check_printable)]
-Path = Annotated[str, Field(max_length=4096), AfterValidator(_check_printable)]
+Text = Annotated[str, Field(max_length=500), AfterValidator(check_printable)]
+Path = Annotated[str, Field(max_length=4096), AfterValidator(check_printable)]
 Address = Annotated[str, Field(max_length=300), AfterValidator(_check_address)]
 Index = Annotated[int, Field(ge=0, le=MAX_HOSTS)]
 Count = Annotated[int, Field(ge=0, le=2**40)]
@@ -55,7 +50,7 @@ class _Message(BaseModel):
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"]))
-            raise ProtocolError(printable(f"a malformed {cls.__name__}: {where} {first['msg']}")) from error
+            raise ProtocolError(printable(f"a malformed {cls.__name__}: {where} {broken_rule(first)}")) from error
 
 
 class Addresses(_Message):

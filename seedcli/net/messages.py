@@ -25,7 +25,8 @@ _MAX_SHOWN = 80  # characters of a field's name in an error message
 _OBJECT = {"dict_type", "model_type"}  # pydantic's errors for a value that is not a JSON object
 
 
-def _check_printable(text: str) -> str:
+def check_printable(text: str) -> str:
+    """Return the text; raises ValueError if it contains characters that cannot be printed."""
     if not text.isprintable():
         raise ValueError("must hold printable characters only")
     return text
@@ -33,7 +34,7 @@ def _check_printable(text: str) -> str:
 
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=BaseModel)
-_Text = Annotated[str, Field(min_length=1), AfterValidator(_check_printable)]
+_Text = Annotated[str, Field(min_length=1), AfterValidator(check_printable)]
 _Sentence = Annotated[_Text, Field(max_length=_MAX_SENTENCE)]
 _List = Annotated[
     tuple[_T, ...], Strict(False), FailFast()

@@ -111,6 +111,12 @@ def test_the_environment_is_a_layer(role: Role, monkeypatch: pytest.MonkeyPatch)
     assert role.calls[0][0][0].config.training.batch_size == 64
 
 
+def test_a_standby_without_a_run_or_preset_leaves_nothing(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
+    status, sentence = failure(capsys, "learner", "--standby", "--logdir", "D")
+    assert status == 2 and "give --preset NAME" in sentence
+    assert not Path("D").exists() and not role.calls
+
+
 def test_resume_needs_no_preset(role: Role, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main("learner --preset pong_vtrace --logdir D --set training.batch_size=4".split()) == 0
     (resolved, folder), options = role.calls[0]

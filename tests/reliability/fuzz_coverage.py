@@ -16,7 +16,7 @@ from tests.reliability.fuzz_parsers import fuzz_parsers
 PARSERS: dict[str, tuple[str, ...]] = {
     "seedcli.net.frames": ("unpack_header", "decode_control"),
     "seedcli.net.messages": (
-        *("_check_printable", "parse", "check_keys", "parse_redirect", "parse_goodbye", "parse_spec"),
+        *("check_printable", "parse", "check_keys", "parse_redirect", "parse_goodbye", "parse_spec"),
     ),
     "seedcli.net.security.keys": ("TokenAuthenticator.answer", "is_hex"),
     "seedcli.net.handshake": ("NoAuthenticator.answer", "ServerHandshake.receive"),
