@@ -20,8 +20,8 @@ from seedcli.net.addresses import join_host_port, split_host_port
 from seedcli.net.base import Destination, Payload, Peer
 from seedcli.net.frames import CONTROL_LIMIT, Header, Kind, pack_header
 from seedcli.net.messages import printable
-from seedcli.net.router import RouterServer
 from seedcli.net.security.keys import Security
+from seedcli.net.zmq_router import RouterServer
 from seedcli.serving.admission_control import AdmissionControl
 from seedcli.telemetry.logs import log_once_per
 

@@ -15,7 +15,8 @@ from seedcli.net.addresses import check_known
 from seedcli.net.base import Frame, Payload
 from seedcli.net.frames import ANSWER_LIMIT, HEADER_BYTES, unpack_header
 from seedcli.net.greeting import not_a_learner, unanswered
-from seedcli.net.security.keys import Security, TlsIdentity, refusal, tls_identity
+from seedcli.net.security.keys import Security, TlsIdentity, tls_identity
+from seedcli.net.security.refusal import refusal
 from seedcli.net.security.tls_probe import OTHER_PROTOCOL, why_refused
 from seedcli.specs import aligned_empty
 

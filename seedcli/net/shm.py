@@ -19,8 +19,8 @@ import zmq
 from seedcli.errors import ConnectionLost, ProtocolError, RefusedError, UsageError
 from seedcli.net.base import Peer
 from seedcli.net.frames import CONTROL_LIMIT, Header
-from seedcli.net.router import RouterServer
 from seedcli.net.zmq import ZmqClient
+from seedcli.net.zmq_router import RouterServer
 
 _PAGE = mmap.PAGESIZE
 _FOLDER = "/dev/shm"

@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from seedcli.telemetry.drawing import Picture, ViewState, percent
 from seedcli.telemetry.fleet import ActorRow, say_states
+from seedcli.telemetry.live_figures import latency
+from seedcli.telemetry.live_layout import Picture, ViewState, percent
 from seedcli.telemetry.metrics import Snapshot
 from seedcli.telemetry.numbers import count, duration, tenth
-from seedcli.telemetry.panels import latency
 
 _REDRAW_SECONDS = 0.25
 _IDLE_SECONDS = 60.0

@@ -18,13 +18,13 @@ import zmq
 
 import seedcli.net.grpc as grpc_transport
 from seedcli.errors import RefusedError, UsageError
-from seedcli.net import router as router_transport
+from seedcli.net import zmq_router as router_transport
 from seedcli.net.connect import connect
 from seedcli.net.frames import Kind, encode_control, pack_header
 from seedcli.net.grpc import GrpcServer
-from seedcli.net.router import RouterServer
 from seedcli.net.shm import ShmServer
 from seedcli.net.zmq import ZmqServer
+from seedcli.net.zmq_router import RouterServer
 from tests.net.harness import LIMIT, Actor, Learner, make_server, wait_until_gone
 
 Join = Callable[..., Actor]

@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from seedcli.telemetry.device_meters import DeviceFigures, DeviceMeter, DeviceRole, DeviceWatch, worth_showing
-from seedcli.telemetry.drawing import Picture, ViewState
 from seedcli.telemetry.fleet import ActorRow
+from seedcli.telemetry.live_figures import device_rows
+from seedcli.telemetry.live_layout import Picture, ViewState
 from seedcli.telemetry.metrics import MetricsWriter, Snapshot
-from seedcli.telemetry.panels import device_rows
 
 
 def figures(device: str, role: DeviceRole = "inference", utilisation: float = 0.5) -> DeviceFigures:

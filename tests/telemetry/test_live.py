@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from seedcli.telemetry.drawing import axis_marks, chart
 from seedcli.telemetry.ending import Summary, print_largest_parts, print_profile, print_summary
 from seedcli.telemetry.live import (
     ActorRow,
@@ -17,6 +16,7 @@ from seedcli.telemetry.live import (
     View,
     make_view,
 )
+from seedcli.telemetry.live_layout import axis_marks, chart
 from seedcli.telemetry.metrics import Snapshot
 from seedcli.telemetry.numbers import duration, number
 

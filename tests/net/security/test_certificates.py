@@ -21,7 +21,8 @@ from seedcli.errors import RefusedError, UsageError
 from seedcli.net.connect import connect
 from seedcli.net.grpc import GrpcServer
 from seedcli.net.handshake import ClientHandshake
-from seedcli.net.security.keys import Security, TlsFiles, refusal
+from seedcli.net.security.keys import Security, TlsFiles
+from seedcli.net.security.refusal import refusal
 from seedcli.net.security.token import Token
 from tests.net.harness import LIMIT, Actor, Learner, make_server
 from tests.net.protected import CONNECT, MINE, OTHER, client_of, refused

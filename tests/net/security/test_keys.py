@@ -19,9 +19,9 @@ from cryptography import x509
 from seedcli.errors import ProtocolError, RefusedError, SeedError, UnreachableError, UsageError
 from seedcli.net.frames import Header, Kind, decode_control, encode_control
 from seedcli.net.handshake import ClientHandshake, NoAuthenticator, ServerHandshake, transcript
-from seedcli.net.router import RouterServer
 from seedcli.net.security.keys import Security, TokenAuthenticator, curve_keys, new_nonce, prove, tls_identity
 from seedcli.net.security.token import Token
+from seedcli.net.zmq_router import RouterServer
 from tests.net.harness import LIMIT, TOKEN, Learner, make_server
 from tests.net.protected import MINE, OTHER, PROTECTED, Join, client_of, refused
 
@@ -153,7 +153,7 @@ def test_the_zap_handler_refuses_the_learners_key(learner: Learner) -> None:
 
 @pytest.mark.parametrize("kind", ["zmq+token"])
 def test_a_listener_without_its_zap_handler_refuses_every_peer(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seedcli.net.router.ZapHandler", lambda *arguments: None)
+    monkeypatch.setattr("seedcli.net.zmq_router.ZapHandler", lambda *arguments: None)
     server = make_server(kind)
     try:
         assert isinstance(server, RouterServer)

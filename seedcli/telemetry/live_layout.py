@@ -17,9 +17,9 @@ from rich.text import Text
 
 from seedcli.telemetry.device_meters import DeviceFigures, worth_showing
 from seedcli.telemetry.fleet import CONNECTED, ActorRow, count_states, say_states, trouble_first
+from seedcli.telemetry.live_figures import Rows, device_rows, figures, latency
 from seedcli.telemetry.metrics import Snapshot
 from seedcli.telemetry.numbers import count, duration, number, tenth
-from seedcli.telemetry.panels import Rows, device_rows, figures, latency
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _ASCII_BLOCKS = " .:-=+*#@"
