@@ -18,6 +18,7 @@ import threading
 import time
 from typing import Any
 
+from seedcli.config.schema import make_environment_config
 from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.registry import create_env
 from seedcli.errors import SeedError
@@ -200,7 +201,7 @@ def main() -> None:
     parser.add_argument("--compression", choices=("on", "off"), help=argparse.SUPPRESS)
     parser.add_argument("--connect", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    played = EnvironmentConfig(family="atari", id=options.game, frame_skip=options.frame_skip)
+    played = make_environment_config({"family": "atari", "id": options.game, "frame_skip": options.frame_skip})
     if options.role == "serve":
         serve(options.transport, played, options.compression)
         return

@@ -7,37 +7,32 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from seedcli.config.sections import AgentConfig, EnvironmentConfig, Sections
+from pydantic import BaseModel
+
+from seedcli.config.choices import CHOICES
+from seedcli.config.registry import Registry
+from seedcli.config.sections import AgentConfig, EnvironmentConfig, NetworkConfig, Sections
 from seedcli.config.sources import FLAG_KEYS
 
 HEAD = """\
 # Configuration reference
 
-Every key of a configuration, by section. This page is generated from the schema in `seedcli/config/sections.py`: change
-the schema, then run `python docs/make_reference.py docs/configuration.md`.
+Every key of a configuration, by section. An algorithm, a torso and a family of environments have keys of their own: the
+sections `[agent]`, `[agent.network]` and `[environment]` hold exactly those of what was chosen. This page is generated
+from the schema, `seedcli/config/sections.py` and the `Config` classes beside the code: change these, then run `python
+docs/make_reference.py docs/configuration.md`.
 
 - `seed presets show NAME` prints each key with the value and source that it has in a preset;
   [running.md](running.md#configuration) explains presets and layers.
 - Set a key with `--set section.key=value`, with an environment variable such as `SEED_TRAINING__BATCH_SIZE=64`, in a
   TOML file (`--config`), or with the flag named in the last column.
-- *Applies to* names the environment families, algorithm, optimizer, network or transport that read the key. Where it is
-  empty, every run does.
+- *Applies to* names the optimizer, transport or kind of action that reads the key. Where it is empty, every run does.
 - Values that are each in range but contradict each other are refused (`seedcli/config/conflicts.py`).
 """
 
 
-def choices(section: type[Any], key: str) -> tuple[str, ...]:
-    """The values of a key that is one of several."""
-    return tuple(section.model_json_schema()["properties"][key]["enum"])
-
-
 # What a description may begin with, followed by a colon, to say which runs read the key.
-SCOPES = {
-    *choices(EnvironmentConfig, "family"),
-    *choices(AgentConfig, "algorithm"),
-    *choices(AgentConfig, "network"),
-    *("V-trace", "Box actions", "adam", "rmsprop", "gRPC", "cpu", "several hosts"),
-}
+SCOPES = {"Box actions", "adam", "rmsprop", "gRPC", "cpu", "several hosts"}
 
 
 def split_scope(description: str) -> tuple[str, str]:
@@ -45,8 +40,6 @@ def split_scope(description: str) -> tuple[str, str]:
     scope, colon, meaning = description.partition(": ")
     if colon and set(scope.split(", ")) <= SCOPES:
         return scope, meaning
-    if description.startswith("V-trace "):
-        return "V-trace", description.removeprefix("V-trace ")
     return "", description
 
 
@@ -82,16 +75,37 @@ def default_of(field: dict[str, Any]) -> str:
     return "`{}`" if value == {} else f"`{json.dumps(value, ensure_ascii=False)}`"
 
 
-def table(name: str, section: type[Any]) -> list[str]:
-    """A row for each key of a section."""
+def table(name: str, section: type[BaseModel], without: type[BaseModel] | None = None) -> list[str]:
+    """A row for each key of a section, but those of the class `without`."""
     flags = {key: flag for flag, key in FLAG_KEYS.items()}
     rows = ["| key | type and values | default | applies to | meaning | flag |", "|---|---|---|---|---|---|"]
-    for key, field in section.model_json_schema()["properties"].items():
+    schema = section.model_json_schema()["properties"]
+    common = without.model_json_schema()["properties"] if without is not None else {}
+    for key, field in schema.items():
+        if "$ref" in field or (key in common and field.get("description") == common[key].get("description")):
+            continue
         scope, meaning = split_scope(field["description"])
         flag = flags.get(f"{name}.{key}")
         cells = (f"`{key}`", type_of(field), default_of(field), scope, meaning, f"`{flag}`" if flag else "")
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return rows
+    return rows if len(rows) > 2 else []
+
+
+def about(section: type[BaseModel]) -> str:
+    """The first paragraph of a section's docstring."""
+    return str(section.__doc__).strip().split("\n\n")[0].replace("\n    ", "\n")
+
+
+def of_choices(name: str, base: type[BaseModel], registry: Registry) -> list[str]:
+    """The keys that all choices share, then those of each."""
+    parts = [f"## [{name}]", "", about(base), "", *table(name, base), ""]
+    for choice in registry.names():
+        config = registry.config(choice)
+        rows = table(name, config, base)
+        if rows:
+            leaf = registry.key.removeprefix(f"{name}.")
+            parts += [f'### [{name}] with {leaf} = "{choice}"', "", about(config), "", *rows, ""]
+    return parts
 
 
 def page() -> str:
@@ -99,7 +113,13 @@ def page() -> str:
     parts = [HEAD]
     for name, field in Sections.model_fields.items():
         section: Any = field.annotation
-        parts += [f"## [{name}]", "", section.__doc__.strip(), "", *table(name, section), ""]
+        if name == "environment":
+            parts += of_choices(name, EnvironmentConfig, CHOICES[name])
+        elif name == "agent":
+            parts += of_choices(name, AgentConfig, CHOICES[name])
+            parts += of_choices("agent.network", NetworkConfig, CHOICES["agent.network"])
+        else:
+            parts += [f"## [{name}]", "", about(section), "", *table(name, section), ""]
     return "\n".join(parts)
 
 

@@ -65,7 +65,7 @@ class AlgorithmSpec:
     """What an algorithm requires of the learner.
 
     Attributes:
-        name: "vtrace", "r2d2".
+        name: as in `agent.algorithm`.
         burn_in: K, records evaluated for their state only.
         unroll_length: T, transitions of an unroll.
         source: where training batches come from: "queue" (each unroll once, in order) or "replay".

@@ -12,9 +12,10 @@ from seedcli.agents import q_targets, targets
 from seedcli.agents.base import ActInputs, ActOutputs, AlgorithmSpec, LossOutputs, Role, State, UnrollBatch
 from seedcli.agents.calls import traced
 from seedcli.agents.networks.models import DuelingQNetwork, evaluate, observe
+from seedcli.agents.r2d2_config import R2D2Config
 from seedcli.agents.replicas import assign
 from seedcli.agents.variables import named_variables
-from seedcli.config.sections import AgentConfig, TrainingConfig
+from seedcli.config.sections import TrainingConfig
 from seedcli.errors import UsageError
 from seedcli.specs import ArraySpec, EnvSpec
 
@@ -40,8 +41,10 @@ class R2D2Agent:
         target_network: a periodic copy of the trained network that targets bootstrap from.
     """
 
+    Config = R2D2Config
+
     def __init__(
-        self, config: AgentConfig, training: TrainingConfig, spec: EnvSpec, seed: int, precision: str = "float32"
+        self, config: R2D2Config, training: TrainingConfig, spec: EnvSpec, seed: int, precision: str = "float32"
     ) -> None:
         """Build the agent; raises UsageError if it does not support the environment's observations or actions."""
         if spec.action.size or spec.action.array.shape:
@@ -57,10 +60,10 @@ class R2D2Agent:
         self._precision = precision
         self._batch_size = training.batch_size
         self.algorithm = AlgorithmSpec(
-            name="r2d2",
+            name=config.algorithm,
             burn_in=training.burn_in,
             unroll_length=training.unroll_length,
-            source="replay",
+            source=config.source,
             recorded={"q_taken": ArraySpec((), "float32"), "q_max": ArraySpec((), "float32")},
             roles=("training", "evaluation"),
             samples_actions=False,

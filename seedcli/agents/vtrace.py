@@ -11,7 +11,8 @@ from seedcli.agents.base import ActInputs, ActOutputs, AlgorithmSpec, LossOutput
 from seedcli.agents.distributions import make_distribution
 from seedcli.agents.networks.models import PolicyValueNetwork, evaluate, observe
 from seedcli.agents.variables import named_variables
-from seedcli.config.sections import AgentConfig, TrainingConfig
+from seedcli.agents.vtrace_config import VTraceConfig
+from seedcli.config.sections import TrainingConfig
 from seedcli.specs import ArraySpec, EnvSpec
 
 # Means beyond this count as outside the bounds ±1: the means of a policy with extreme actions lie slightly beyond them.
@@ -19,12 +20,12 @@ _FAR = 1.5
 _RATE = "training.learning_rate"
 
 
-def symptoms(config: AgentConfig) -> tuple[Symptom, ...]:
+def symptoms(config: VTraceConfig) -> tuple[Symptom, ...]:
     """Symptoms of typical problems of V-trace; each suggests settings that are not yet enabled."""
     values = () if config.normalize_values else ("agent.normalize_values",)
     apart = () if config.separate_value else ("agent.separate_value",)
     scale = () if config.normalize_values else ("agent.reward_scale",)  # no effect with normalised values
-    observations = () if config.normalize_observations else ("agent.normalize_observations",)
+    observations = () if config.network.normalize_observations else ("agent.network.normalize_observations",)
     saturation = Symptom(
         metric="saturated_units",
         above=0.9,  # a ReLU network that starts to learn Pong has up to 0.87 inactive units in a batch
@@ -67,8 +68,10 @@ class VTraceAgent:
         network: the trained network; the loss is differentiated by `network.trainable_variables`.
     """
 
+    Config = VTraceConfig
+
     def __init__(
-        self, config: AgentConfig, training: TrainingConfig, spec: EnvSpec, seed: int, precision: str = "float32"
+        self, config: VTraceConfig, training: TrainingConfig, spec: EnvSpec, seed: int, precision: str = "float32"
     ) -> None:
         """Build the agent; raises UsageError if the network does not support the environment's observations."""
         self._config = config
@@ -82,10 +85,10 @@ class VTraceAgent:
         if len(spec.action.unbounded) < spec.action.size:
             self._bounded = tf.constant([i not in spec.action.unbounded for i in range(spec.action.size)], tf.float32)
         self.algorithm = AlgorithmSpec(
-            name="vtrace",
+            name=config.algorithm,
             burn_in=0,
             unroll_length=training.unroll_length,
-            source="queue",
+            source=config.source,
             recorded={
                 self._distribution.name: ArraySpec((self._distribution.size,), "float32"),
                 **({"value": ArraySpec((), "float32")} if config.normalize_values else {}),

@@ -9,6 +9,7 @@ from typing import Any
 
 from seedcli.bench.output import machine, say, show, table
 from seedcli.config.schema import Config
+from seedcli.envs.registry import family_of
 from seedcli.errors import UsageError
 from seedcli.net.base import Frame, Payload
 from seedcli.net.codecs import CODECS, RAW, RowEncoder
@@ -20,8 +21,7 @@ from seedcli.roles.actor.session import ActorSession, Environments
 from seedcli.specs import RowLayout, aligned_empty, split_envs
 from seedcli.telemetry.metrics import Profile
 
-# The attribute path to the library's vector environment in each family's adapter, and the calls that step it.
-_SIMULATORS = {"atari": ("_vector",), "football": ("_engine", "_pool")}
+# The calls that step a library's vector environment.
 _CALLS = frozenset(("step", "send", "recv"))
 _WARM_UP = 0.25  # warm-up, as a fraction of the measurement's length
 
@@ -144,11 +144,11 @@ def measure_actor(config: Config, shares_memory: bool, seconds: float) -> dict[s
         UsageError: the family has no simulator that can be timed.
         EnvironmentFailed: the environment cannot be built.
     """
-    family = config.environment.family
-    if family not in _SIMULATORS:
+    family = family_of(config.environment)
+    if not family.simulator:
         raise UsageError(
-            f"environment.family {family} has no vector environment of its own to time separately: "
-            f"choose a preset of {' or '.join(_SIMULATORS)}"
+            f"environment.family {config.environment.family} has no vector environment of its own to time separately: "
+            "choose a preset of atari or football"
         )
     environments, profile = Environments(threads=0), Profile()
     learner = InstantLearner(config, shares_memory)
@@ -161,7 +161,7 @@ def measure_actor(config: Config, shares_memory: bool, seconds: float) -> dict[s
         simulators = []
         for stream in range(streams):
             holder: Any = environments[stream]
-            *path, name = _SIMULATORS[family]
+            *path, name = family.simulator
             for part in path:
                 holder = getattr(holder, part)
             simulators.append(_Timed(getattr(holder, name)))

@@ -6,20 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 from seedcli.bench.output import machine, say, show, table
-from seedcli.config.sections import EnvironmentConfig
+from seedcli.config.schema import make_environment_config
 from seedcli.envs.registry import create_env
 from seedcli.errors import EnvironmentFailed
 from seedcli.net.codecs import RAW, fitting_codecs
 from seedcli.roles.actor.codec_choice import COST_SHARE, WORTH_BYTES, Cost, Sample, best, measure_codec, play
 
 _ENVS = 32  # of a message
-_FOOTBALL_STACK = 4  # frames of an observation as the published agent sees it
+_STACKED = {"football": 4}  # frames of an observation as the published agent sees it
 # Played, environments of it, steps before the first that counts: openings are alike in all environments.
 _PLAYED = (
-    ("CartPole", EnvironmentConfig(family="gymnasium", id="CartPole-v1"), _ENVS, 20),
-    ("Pong", EnvironmentConfig(family="atari", id="pong"), _ENVS, 100),
-    ("Breakout", EnvironmentConfig(family="atari", id="breakout"), _ENVS, 100),
-    ("football", EnvironmentConfig(family="football", id="11_vs_11_easy_stochastic"), 8, 20),
+    ("CartPole", {"family": "gymnasium", "id": "CartPole-v1"}, _ENVS, 20),
+    ("Pong", {"family": "atari", "id": "pong"}, _ENVS, 100),
+    ("Breakout", {"family": "atari", "id": "breakout"}, _ENVS, 100),
+    ("football", {"family": "football", "id": "11_vs_11_easy_stochastic"}, 8, 20),
 )
 _STEPS = 64
 
@@ -79,7 +79,7 @@ def measure_codecs(tell: Callable[[str], None] = say) -> dict[str, Any]:
     for name, config, envs, skip in _PLAYED:
         tell(f"{name}, {envs} environments a message")
         try:
-            env = create_env(config, envs)
+            env = create_env(make_environment_config(config), envs)
         except EnvironmentFailed as error:
             found[name] = {"missing": str(error)}
             continue
@@ -120,11 +120,11 @@ def run_bench_codecs(*, json_output: bool) -> int:
         notes.append(
             f"{name}: {figures['envs']} environments a message; a step takes {figures['step_us']:,.1f} µs of each"
         )
-        if name == "football":
+        if name in _STACKED:
             small = figures["codecs"][figures["auto"]]["bytes"]
-            stacked = _FOOTBALL_STACK * figures["raw_bytes"]
+            stacked = _STACKED[name] * figures["raw_bytes"]
             notes.append(
-                f"football: the learner stacks {_FOOTBALL_STACK} frames, {stacked:,} bytes: "
+                f"{name}: the learner stacks {_STACKED[name]} frames, {stacked:,} bytes: "
                 f"1/{stacked / small:,.0f} of that is sent"
             )
     return show(result, json_output, [shown], notes)

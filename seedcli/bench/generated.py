@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from seedcli.agents.base import Agent, UnrollBatch
 from seedcli.config.sections import EnvironmentConfig
-from seedcli.envs.registry import create_env
+from seedcli.envs.registry import create_env, family_of
 from seedcli.errors import SimulatorMissing
-from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, map_arrays
+from seedcli.specs import ArraySpec, EnvSpec, map_arrays
 
 
 def environment_spec(config: EnvironmentConfig) -> EnvSpec:
@@ -25,26 +25,13 @@ def environment_spec(config: EnvironmentConfig) -> EnvSpec:
     try:
         probe = create_env(config, 1)
     except SimulatorMissing:
-        if config.family == "gymnasium":
+        expected = family_of(config).expected_spec(config)
+        if expected is None:
             raise
-        return _known_spec(config)
+        return expected
     spec = probe.spec
     probe.close()
     return spec
-
-
-def _known_spec(config: EnvironmentConfig) -> EnvSpec:
-    """The specification of families that their configuration determines; for Atari with the full action set."""
-    frame, actions = ArraySpec((config.height, config.width, 1), "uint8"), 18
-    if config.family == "football":
-        from seedcli.envs.football.rewards import MARKED, PLANES
-
-        frame, actions = ArraySpec(PLANES, "uint8", binary=(0, MARKED)), 19
-    elif config.family == "dmlab":
-        from seedcli.envs.dmlab.env import ACTIONS
-
-        frame, actions = ArraySpec((config.height, config.width, 3), "uint8"), len(ACTIONS)
-    return EnvSpec(f"{config.family}/{config.id}", frame, ActionSpec((actions,)))
 
 
 def random_observation(spec: EnvSpec, shape: Sequence[int]) -> Any:

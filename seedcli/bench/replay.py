@@ -77,7 +77,7 @@ class _Game:
         self.window = burn_in + length + 1
         rounds = -(-unrolls // _ENVS)
         # Frames of an episode's past are in the stack of the first unroll too.
-        self.past = config.agent.frame_stack - 1
+        self.past = config.agent.network.frame_stack - 1
         self.records = self.past + self.window + (rounds - 1) * length
         self.spec, self._played = _play(environment, self.records)
         self.agent = create_agent(config.agent, config.training, self.spec, 1)

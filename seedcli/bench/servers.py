@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from seedcli.bench.echo import SILENCE_SECONDS, Admission, BenchServer, make_echo
 from seedcli.bench.load import Load, Target, measure
-from seedcli.config.schema import Config
+from seedcli.config.schema import make_config
 from seedcli.config.sections import NetConfig
 from seedcli.errors import SeedError
 from seedcli.net.base import Destination, Payload, Peer, ServerTransport
@@ -27,7 +27,7 @@ from seedcli.net.frames import Header, Kind, pack_header
 from seedcli.net.security.keys import Security
 from seedcli.net.security.token import Token, new_token
 from seedcli.specs import ArraySpec, EnvSpec, aligned_empty
-from seedcli.telemetry.logs import import_tensorflow
+from seedcli.tensorflow_import import import_tensorflow
 
 UNROLL_LENGTH = 20  # transitions
 _START_SECONDS = 120.0  # importing TensorFlow on a busy machine takes long
@@ -165,8 +165,8 @@ class InferenceServer:
         from seedcli.serving.service import InferenceService
         from seedcli.training.batches import UnrollQueue
 
-        inference = {"max_envs": max(max_envs, Config().inference.max_envs)}
-        self._config = Config.model_validate({"inference": inference}).model_copy(
+        inference = {"max_envs": max(max_envs, make_config().inference.max_envs)}
+        self._config = make_config({"inference": inference}).model_copy(
             update={"net": NetConfig(timeout_seconds=SILENCE_SECONDS)}
         )
         self._listener = Listener(transport)

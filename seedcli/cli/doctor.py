@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from seedcli.cli.options import Debug, Json, Preset, Sets, examples
+from seedcli.cli.starting import Family
 
 
 def register(app: typer.Typer) -> None:
@@ -27,6 +28,7 @@ def doctor(
         str | None, typer.Option("--env", metavar="ID", help="Check one environment instead, by playing it.")
     ] = None,
     preset: Preset = None,
+    family: Family = None,
     sets: Sets = None,
     json_output: Json = False,
     debug: Debug = False,
@@ -48,7 +50,7 @@ def doctor(
     from seedcli.doctor.environment import run_doctor_env
     from seedcli.envs.registry import check_environment
 
-    resolved = load_config(preset, sets=sets or (), flags={"--env": env})
+    resolved = load_config(preset, sets=sets or (), flags={"--env": env, "--family": family})
     environment = resolved.config.environment
-    check_environment(environment, resolved.sources["environment.kwargs"])
+    check_environment(environment, resolved.sources.get("environment.kwargs", ""))
     return run_doctor_env(environment, preset, sets or (), json_output)

@@ -23,10 +23,13 @@ from seedcli.cli.options import (
     loading_tensorflow,
 )
 from seedcli.cli.starting import (
+    AgentName,
     Continue,
     EnvId,
+    Family,
     Logdir,
     MetricsPort,
+    NetworkName,
     NoLive,
     Overwrite,
     Profile,
@@ -61,6 +64,9 @@ def learner(
     seed: Seed = None,
     logdir: Logdir = None,
     env: EnvId = None,
+    family: Family = None,
+    agent: AgentName = None,
+    network: NetworkName = None,
     host: Annotated[
         str | None,
         typer.Option("--host", metavar="IP", help="Address to listen on.  [default: all; with --insecure 127.0.0.1]"),
@@ -100,6 +106,7 @@ def learner(
 ) -> int:
     """Start a learner that waits for actors."""
     flags: dict[str, Any] = {"--steps": steps, "--seed": seed, "--env": env, "--metrics-port": metrics_port}
+    flags |= {"--family": family, "--agent": agent, "--network": network}
     flags |= {"--host": host, "--grpc-port": grpc_port, "--zmq-port": zmq_port, "--insecure": insecure or None}
     flags |= {"--token-file": str(token_file) if token_file else None}
     flags |= {"--tls-cert": tls_cert, "--tls-key": tls_key, "--tls-ca": tls_ca}

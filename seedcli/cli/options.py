@@ -86,7 +86,7 @@ def loading_tensorflow(undo: Callable[[], None] = lambda: None) -> Iterator[None
         undo: called before a signal ends the process.
     """
     from seedcli.roles.stopping import exiting_at_once
-    from seedcli.telemetry.logs import import_tensorflow
+    from seedcli.tensorflow_import import import_tensorflow
 
     if "tensorflow" not in sys.modules and sys.stderr.isatty():
         typer.echo("loading TensorFlow, which takes some seconds", err=True)

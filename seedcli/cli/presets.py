@@ -77,7 +77,7 @@ def presets_show(
                 "value": row.value,
                 "source": row.source,
                 "description": row.description,
-                "allowed": allowed_values(row.key),
+                "allowed": allowed_values(resolved.config, row.key),
             }
             for row in rows
         }
@@ -85,7 +85,7 @@ def presets_show(
         return EXIT_DONE
     table = []
     for row in rows:
-        allowed = allowed_values(row.key)
+        allowed = allowed_values(resolved.config, row.key)
         meaning = row.description + (f" ({', '.join(allowed)})" if allowed else "")
         table.append((row.key, format_value(row.value), row.source, meaning))
     _print_table(("key", "value", "source", "meaning"), table)

@@ -28,6 +28,16 @@ Logdir = Annotated[
 EnvId = Annotated[
     str | None, typer.Option("--env", metavar="ID", help="Game, scenario, level or Gymnasium id to play.")
 ]
+Family = Annotated[
+    str | None,
+    typer.Option("--family", metavar="NAME", help="Family of environments, or module:Class of your own."),
+]
+AgentName = Annotated[
+    str | None, typer.Option("--agent", metavar="NAME", help="Learning algorithm, or module:Class of your own.")
+]
+NetworkName = Annotated[
+    str | None, typer.Option("--network", metavar="NAME", help="Network torso, or module:Class of your own.")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in --logdir.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --logdir.")]
 Continue = Annotated[
@@ -86,7 +96,7 @@ def configure(
     if there is not None and wait is not None:
         return None
     resolved = load_config(preset, config_file=config, run_folder=there, sets=sets or (), flags=flags)
-    check_environment(resolved.config.environment, resolved.sources["environment.kwargs"])
+    check_environment(resolved.config.environment, resolved.sources.get("environment.kwargs", ""))
     return resolved
 
 

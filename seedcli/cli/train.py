@@ -9,10 +9,13 @@ import typer
 
 from seedcli.cli.options import ConfigFile, Debug, Preset, Sets, Transport, examples, loading_tensorflow
 from seedcli.cli.starting import (
+    AgentName,
     Continue,
     EnvId,
+    Family,
     Logdir,
     MetricsPort,
+    NetworkName,
     NoLive,
     Overwrite,
     Profile,
@@ -34,6 +37,7 @@ def register(app: typer.Typer) -> None:
             "seed train --preset cartpole_vtrace",
             "seed train --preset atari_vtrace --env breakout --actors 2 --envs 64",
             "seed train --preset pong_vtrace --set training.learning_rate=3e-4 --logdir runs/slow",
+            "seed train --preset pong_vtrace --agent my_agent:MyAgent --set agent.my_cost=0.1",
             "seed train --resume --logdir runs/slow --steps 20_000_000",
         )
     )(train)
@@ -48,6 +52,9 @@ def train(
     envs: Annotated[str | None, typer.Option("--envs", metavar="N", help="Environments of each actor.")] = None,
     actors: Annotated[str | None, typer.Option("--actors", metavar="N", help="Actor processes.")] = None,
     env: EnvId = None,
+    family: Family = None,
+    agent: AgentName = None,
+    network: NetworkName = None,
     transport: Annotated[Transport | None, typer.Option("--transport", help="How actors reach the learner.")] = None,
     sets: Sets = None,
     resume: Resume = False,
@@ -64,6 +71,7 @@ def train(
     """Train on this machine: one learner and its actors."""
     flags: dict[str, Any] = {"--steps": steps, "--seed": seed, "--env": env, "--envs": envs, "--actors": actors}
     flags |= {"--transport": transport, "--metrics-port": metrics_port, "--deterministic": deterministic or None}
+    flags |= {"--family": family, "--agent": agent, "--network": network}
     kept = what_becomes_of_a_run(resume=resume, continue_=continue_, overwrite=overwrite)
     found = configure(preset, config, logdir, sets, flags, kept)
     assert found is not None

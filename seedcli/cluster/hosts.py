@@ -70,7 +70,7 @@ def check_replay(config: Config, hosts: int) -> None:
     Raises:
         UsageError: it is on.
     """
-    if hosts > 1 and config.replay.save and config.agent.algorithm == "r2d2":
+    if hosts > 1 and config.replay.save and config.agent.source == "replay":
         raise UsageError(
             f"replay.save = true must be false with {hosts} learner hosts: each has a part of the replay, and only the "
             "chief writes checkpoints"

@@ -7,31 +7,15 @@ from collections.abc import Iterator
 
 from seedcli.config.sections import Sections
 
-_SNAKE_CASE = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
 _HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]+):[1-9]\d{0,4}")
-
-
-def _snake_case(game: str) -> str:
-    """The snake_case name of a game given as a Gymnasium id: "ALE/SpaceInvaders-v5" → "space_invaders"."""
-    name = re.sub(r"(NoFrameskip|Deterministic)?-v\d+$", "", game.rsplit("/", 1)[-1])
-    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
-    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or "pong"
 
 
 def conflicts(config: Sections) -> Iterator[str]:
     """Conflicts between values that are each in range; each is one sentence that names the full keys."""
-    environment, training, inference = config.environment, config.training, config.inference
-    actors, net = config.actors, config.net
-    if environment.family == "atari" and not _SNAKE_CASE.fullmatch(environment.id):
-        yield (
-            f'environment.id = "{environment.id}" must be a game in snake_case: write "{_snake_case(environment.id)}"'
-        )
-    keys = environment.observation_keys
-    if len({key.startswith("-") for key in keys}) > 1:
-        yield (
-            f"environment.observation_keys = {list(keys)} must not mix included and excluded keys: "
-            'prefix all of them with "-", or none'
-        )
+    training, inference, actors, net = config.training, config.inference, config.actors, config.net
+    yield from config.environment.conflicts(config)
+    yield from config.agent.conflicts(config)
+    yield from config.agent.network.conflicts(config)
     if training.learning_rate_schedule == "linear" and training.learning_rate_end > training.learning_rate:
         yield (
             f"training.learning_rate_end = {training.learning_rate_end} must be at most "
@@ -137,7 +121,7 @@ def _topology_conflicts(config: Sections) -> Iterator[str]:
 
 
 def _replay_conflicts(config: Sections) -> Iterator[str]:
-    """Conflicts of lengths, exploration and replay, one sentence each."""
+    """Conflicts of evaluation streams and replay, one sentence each."""
     agent, training, replay, actors = config.agent, config.training, config.replay, config.actors
     if actors.evaluation_envs > actors.count * (actors.envs - 1):
         yield (
@@ -145,32 +129,17 @@ def _replay_conflicts(config: Sections) -> Iterator[str]:
             f"{actors.count * (actors.envs - 1)} with actors.count = {actors.count} and actors.envs = {actors.envs}: "
             "each actor needs an environment to train with"
         )
-    if agent.algorithm != "r2d2":
-        if training.burn_in:
-            yield (
-                f"training.burn_in = {training.burn_in} must be 0 with agent.algorithm {agent.algorithm}: "
-                "only replayed unrolls have stale states"
-            )
-        if actors.evaluation_envs:
-            yield (
-                f"actors.evaluation_envs = {actors.evaluation_envs} must be 0 with agent.algorithm {agent.algorithm}, "
-                "which explores with its policy alone: use seed eval --watch"
-            )
+    if actors.evaluation_envs and not agent.evaluates:
+        yield (
+            f"actors.evaluation_envs = {actors.evaluation_envs} must be 0 with agent.algorithm {agent.algorithm}, "
+            "which explores with its policy alone: use seed eval --watch"
+        )
+    if agent.source != "replay":
         return
     if training.reuse > 1:
         yield (
-            f"training.reuse = {training.reuse} must be 1 with agent.algorithm r2d2: replay.ratio sets how often it "
-            "trains on an unroll"
-        )
-    if agent.n_step > training.unroll_length:
-        yield (
-            f"agent.n_step = {agent.n_step} must be at most training.unroll_length = {training.unroll_length}: "
-            "a target cannot reach beyond its unroll"
-        )
-    if training.burn_in and not agent.lstm and agent.frame_stack == 1:
-        yield (
-            f"training.burn_in = {training.burn_in} must be 0 with agent.lstm = 0 and agent.frame_stack = 1: "
-            "there is no recurrent state to warm up"
+            f"training.reuse = {training.reuse} must be 1 with agent.algorithm {agent.algorithm}: replay.ratio sets "
+            "how often it trains on an unroll"
         )
     if replay.capacity < replay.min_size:
         yield (

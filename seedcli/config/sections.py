@@ -1,8 +1,13 @@
-"""The schema of a configuration: every key with its type, range and meaning."""
+"""The schema of a configuration: the keys that all runs share, each with its type, range and meaning.
+
+Algorithms, torsos and families of environments add their own keys to `AgentConfig`, `NetworkConfig` and
+`EnvironmentConfig`, beside their code.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -33,14 +38,10 @@ class RunConfig(Section):
 
 
 class EnvironmentConfig(Section):
-    """The environment. Descriptions of keys that only some families use begin with their names."""
+    """The environment. Every family of environments adds keys of its own to these (`envs.base.Family`)."""
 
-    family: Literal["gymnasium", "atari", "football", "dmlab"] = Field(
-        "gymnasium", description="family of environments"
-    )
-    id: Name = Field(
-        "CartPole-v1", description="Gymnasium id, Atari game in snake_case, football scenario or DeepMind Lab level"
-    )
+    family: Name = Field("gymnasium", description="family of environments, or module:Class of your own")
+    id: str = Field("", description="name of the environment in its family")
     restarts: Annotated[int, Field(ge=0)] = Field(
         5,
         description="failed environments an actor rebuilds before it gives up; reset after an hour without failure",
@@ -48,92 +49,65 @@ class EnvironmentConfig(Section):
     step_timeout: NonNegative = Field(
         300.0, description="seconds after which a step that has not returned counts as hung; 0: never"
     )
-    max_episode_steps: Annotated[int, Field(ge=0)] = Field(
-        0, description="gymnasium: steps after which an episode is truncated; 0: as registered"
-    )
-    kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="gymnasium, dmlab: keyword arguments of make(), or additional Lab settings"
-    )
-    observation_keys: tuple[Name, ...] = Field(
-        (),
-        description='gymnasium: keys of a Dict observation to use; "-key" excludes one; empty: all except text',
-    )
-    frame_skip: PositiveInt = Field(4, description="atari, dmlab: frames for which each action is repeated")
-    repeat_action_probability: Fraction = Field(0.0, description="atari: probability of sticky actions")
-    noop_max: Annotated[int, Field(ge=0)] = Field(30, description="atari: maximum number of no-ops at reset")
-    full_action_set: bool = Field(True, description="atari: all 18 actions instead of the game's minimal set")
-    max_frames: PositiveInt = Field(108_000, description="atari: frames after which an episode is truncated")
-    episodic_life: bool = Field(False, description="atari: a lost life ends the episode")
-    fire_reset: bool = Field(False, description="atari: press FIRE at reset")
-    height: PositiveInt = Field(84, description="atari, dmlab: observation height, pixels")
-    width: PositiveInt = Field(84, description="atari, dmlab: observation width, pixels")
-    rewards: Literal["scoring", "scoring,checkpoints"] = Field(
-        "scoring", description="football: goals only, or also 0.1 for each of ten zones reached with the ball"
-    )
-    engine: Literal["envpool", "gfootball"] = Field("envpool", description="football: package that provides the engine")
-    instructions: Literal["off", "hashed"] = Field(
-        "off", description="dmlab: the level's instruction text, hashed to integers"
-    )
-    level_cache: str = Field("", description="dmlab: folder that caches compiled levels; empty: no cache")
-    renderer: Literal["software", "hardware"] = Field("software", description="dmlab: renderer of the frames")
+
+    def conflicts(self, config: Sections) -> Iterator[str]:
+        """Contradictions between values that are each in range, one sentence each that names the full keys."""
+        yield from ()
 
 
-class AgentConfig(Section):
-    """The algorithm and its network."""
+class NetworkConfig(Section):
+    """The network. A torso may add keys of its own to these, such as the channels of impala_deep."""
 
-    algorithm: Literal["vtrace", "r2d2"] = Field("vtrace", description="learning algorithm")
-    network: Literal["mlp", "impala_shallow", "nature", "impala_deep"] = Field("mlp", description="network torso")
+    torso: Name = Field("mlp", description="network torso, or module:Class of your own")
     hidden: tuple[PositiveInt, ...] = Field(
         (64, 64), description="widths of the hidden layers of mlp, also used for vectors beside images"
     )
-    channels: tuple[PositiveInt, ...] = Field((16, 32, 32), description="impala_deep: channels of each stage")
+    activation: Literal["tanh", "relu"] = Field("tanh", description="activation of these hidden layers")
     lstm: Annotated[int, Field(ge=0)] = Field(0, description="LSTM units after the torso; 0: no LSTM")
     frame_stack: Annotated[int, Field(ge=1, le=16)] = Field(
         1, description="most recent frames stacked as the network's input"
     )
     previous_action_reward: bool = Field(False, description="feed the previous action and reward to the network")
     reward_input_clip: NonNegative = Field(1.0, description="rewards fed to the network are clipped to ± this; 0: off")
-    discount: Fraction = Field(0.99, description="discount per step, γ")
-    reward_scale: Positive = Field(1.0, description="rewards are multiplied by this in the loss, before clipping")
-    reward_clip: NonNegative = Field(0.0, description="rewards are clipped to ± this in the loss; 0: off")
     normalize_observations: bool = Field(
         False,
         description="normalize observations by their running mean and variance (images: one variance), clipped to ±10",
     )
-    normalize_values: bool = Field(
-        False, description="V-trace: normalize value targets (PopArt), and advantages by their root mean square"
-    )
-    separate_value: bool = Field(False, description="V-trace: separate networks for policy and value")
-    activation: Literal["tanh", "relu"] = Field("tanh", description="activation of the hidden layers of mlp")
-    bound_cost: NonNegative = Field(
-        0.0, description="V-trace, Box actions: weight of the penalty on means outside the bounds"
-    )
-    initial_std: Positive = Field(1.0, description="V-trace, Box actions: initial standard deviation of the policy")
-    lambda_: Fraction = Field(1.0, alias="lambda", description="V-trace λ")
-    rho_clip: Positive = Field(1.0, description="V-trace ρ̄, clips importance weights of the TD errors")
-    c_clip: Positive = Field(1.0, description="V-trace c̄, clips importance weights of the traces")
-    policy_clip: NonNegative = Field(
-        0.0, description="V-trace: PPO clipping, no policy gradient that moves π/μ further outside 1 ± this; 0: off"
-    )
-    baseline_cost: NonNegative = Field(0.5, description="V-trace: weight of the value loss")
-    entropy_cost: NonNegative = Field(0.01, description="V-trace: weight of the entropy bonus")
-    dueling_hidden: Annotated[int, Field(ge=0)] = Field(
-        512, description="r2d2: units of the hidden layer of each dueling head; 0: no hidden layer"
-    )
-    n_step: PositiveInt = Field(5, description="r2d2: n of the n-step targets")
-    value_rescaling: bool = Field(True, description="r2d2: Q values are rescaled by h(x)")
-    value_rescaling_epsilon: Positive = Field(1e-3, description="r2d2: ε of h(x)")
-    target_period: PositiveInt = Field(2500, description="r2d2: updates between copies to the target network")
-    priority_max_weight: Fraction = Field(0.9, description="r2d2: η, weight of the largest |TD| in a priority")
-    epsilon_base: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.4, description="r2d2: environment i of N explores with base^(1 + exponent·i/(N-1))"
-    )
-    epsilon_exponent: NonNegative = Field(7.0, description="r2d2: the exponent in epsilon_base's formula")
-    evaluation_epsilon: Fraction = Field(1e-3, description="r2d2: ε of evaluation environments")
+
+    @property
+    def smallest_image(self) -> int | None:
+        """Smallest height and width of an image that the torso takes, pixels; None: it takes flat vectors only."""
+        return None
+
+    def conflicts(self, config: Sections) -> Iterator[str]:
+        """Contradictions between values that are each in range, one sentence each that names the full keys."""
+        yield from ()
+
+
+class AgentConfig(Section):
+    """The algorithm. Every algorithm adds keys of its own to these.
+
+    Attributes:
+        source: where training batches come from: "queue" (each unroll once, in order) or "replay".
+        evaluates: whether evaluation streams explore less than training streams.
+    """
+
+    source: ClassVar[Literal["queue", "replay"]] = "queue"
+    evaluates: ClassVar[bool] = False
+
+    algorithm: Name = Field("vtrace", description="learning algorithm, or module:Class of your own")
+    network: NetworkConfig = Field(default_factory=NetworkConfig, description="the network")
+    discount: Fraction = Field(0.99, description="discount per step, γ")
+    reward_scale: Positive = Field(1.0, description="rewards are multiplied by this in the loss, before clipping")
+    reward_clip: NonNegative = Field(0.0, description="rewards are clipped to ± this in the loss; 0: off")
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True, serialize_by_alias=True
     )
+
+    def conflicts(self, config: Sections) -> Iterator[str]:
+        """Contradictions between values that are each in range, one sentence each that names the full keys."""
+        yield from ()
 
 
 class TrainingConfig(Section):

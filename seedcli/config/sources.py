@@ -17,13 +17,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from seedcli.config.choices import CHOICES
 from seedcli.config.faults import broken_rule
 from seedcli.config.flags import FLAG_KEYS
 from seedcli.config.presets import base_of, preset_layers, read_toml
-from seedcli.config.schema import Config
+from seedcli.config.schema import Config, chosen, config_class, default_choice, keys_of
 from seedcli.config.sections import Devices, PositiveInt
 from seedcli.errors import UsageError
 
@@ -63,11 +64,12 @@ class Value(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """One value of one layer."""
+    """One value of one layer; `text` is what the user wrote where it was parsed from text."""
 
     key: str
     value: Any
     source: str
+    text: str | None = None
 
 
 def load_config(
@@ -130,14 +132,15 @@ def from_toml_file(path: Path) -> Config:
 def to_toml(resolved: Resolved) -> str:
     """Every value as TOML, followed by its source as a comment; `from_toml_file` reads the same values back."""
     lines: list[str] = []
-    section = ""
+    table = ""
     for key, value, source, _ in describe(resolved):
-        if key.split(".")[0] != section:
-            section = key.split(".")[0]
-            lines += ["", f"[{section}]"]
+        of, name = key.rsplit(".", 1)
+        if of != table:
+            table = of
+            lines += ["", f"[{table}]"]
         # A file name may contain control characters, a TOML comment may not.
         comment = re.sub(r"[\x00-\x1f\x7f]", "?", source)
-        lines.append(f"{key.split('.')[1]} = {format_value(value)}  # {comment}")
+        lines.append(f"{name} = {format_value(value)}  # {comment}")
     return "\n".join(lines[1:]) + "\n"
 
 
@@ -145,26 +148,30 @@ def describe(resolved: Resolved) -> list[Value]:
     """Every value with its source and meaning, in the schema's order."""
     dump = resolved.config.model_dump(mode="json", by_alias=True)
     rows = []
-    for key, field in known_keys().items():
-        section, name = key.split(".")
-        rows.append(Value(key, dump[section][name], resolved.sources[key], field.description or ""))
+    for key, field in keys_of(type(resolved.config)).items():
+        value: Any = dump
+        for part in key.split("."):
+            value = value[part]
+        rows.append(Value(key, value, resolved.sources[key], field.description or ""))
     return rows
 
 
 def without_effect(resolved: Resolved) -> list[Value]:
-    """Values that the user set and that the chosen algorithm or family of environments does not use."""
+    """Values that the user set and that the chosen algorithm does not use."""
     return [value for value in describe(resolved) if _just_set(value) and not has_effect(value, resolved.config)]
 
 
 def has_effect(value: Value, config: Config) -> bool:
-    """Whether the configuration's algorithm and family of environments use a value."""
-    fits = _algorithm_of(value) in (None, config.agent.algorithm)
-    return fits and config.environment.family in families_of(value.key)
+    """Whether the configuration's algorithm uses a value."""
+    return not value.key.startswith("replay.") or config.agent.source == "replay"
 
 
-def allowed_values(key: str) -> list[str]:
+def allowed_values(config: Config, key: str) -> list[str]:
     """The choices of a key with a fixed set of values; empty for other keys."""
-    annotation = known_keys()[key].annotation
+    for registry in CHOICES.values():
+        if key == registry.key:
+            return registry.names()
+    annotation = keys_of(type(config))[key].annotation
     return [str(value) for value in get_args(annotation)] if get_origin(annotation) is Literal else []
 
 
@@ -179,35 +186,34 @@ def set_for_listeners(resolved: Resolved) -> list[Value]:
 
 
 def _just_set(value: Value) -> bool:
-    return value.source != DEFAULT and not value.source.startswith(("preset ", "run ", "file "))
+    return value.source != DEFAULT and not value.source.startswith(_LOWER)
 
 
 @cache
-def families_of(key: str) -> frozenset[str]:
-    """The families of environments that use a key, read from its description ("atari, dmlab: …")."""
-    known = frozenset(get_args(known_keys()["environment.family"].annotation))
-    named, colon, _ = (known_keys()[key].description or "").partition(":")
-    families = frozenset(named.split(", "))
-    return families if key.startswith("environment.") and colon and families <= known else known
+def owners() -> Mapping[str, tuple[str, ...]]:
+    """Key that only some choices have → these choices, such as 'agent.algorithm = "r2d2"'.
 
-
-def _algorithm_of(value: Value) -> str | None:
-    """The algorithm that alone uses a value, read from its description; None if all use it."""
-    if value.key.startswith("replay.") or value.description.startswith("r2d2:"):
-        return "r2d2"
-    return "vtrace" if value.description.startswith("V-trace") else None
+    Those of built-in and installed choices that can be imported here.
+    """
+    found: dict[str, list[str]] = {}
+    default = {table: default_choice(table) for table in CHOICES}
+    for table, registry in CHOICES.items():
+        for name in registry.names():
+            choice = {**default, table: name}
+            try:
+                model = config_class(choice["agent"], choice["agent.network"], choice["environment"])
+            except UsageError:  # an installed package that does not work here
+                continue
+            for key in keys_of(model):
+                if key.rsplit(".", 1)[0] == table:
+                    found.setdefault(key, []).append(f'{registry.key} = "{name}"')
+    return {key: tuple(choices) for key, choices in found.items()}
 
 
 @cache
-def known_keys() -> Mapping[str, FieldInfo]:
-    """Key such as "training.batch_size" → its field in the schema, in the schema's order."""
-    keys: dict[str, FieldInfo] = {}
-    for section, section_field in Config.model_fields.items():
-        model = section_field.annotation
-        assert isinstance(model, type) and issubclass(model, BaseModel)
-        for name, field in model.model_fields.items():
-            keys[f"{section}.{field.alias or name}"] = field
-    return keys
+def all_keys() -> frozenset[str]:
+    """Every key that some built-in or installed choice has."""
+    return frozenset((*keys_of(chosen({})), *owners()))
 
 
 # Layers -------------------------------------------------------------------------------------------------------
@@ -230,15 +236,24 @@ def _flatten(data: Mapping[str, Any], source: str) -> Iterator[_Entry]:
         if section == "preset" and isinstance(values, dict):
             continue  # the description and base, not values
         if isinstance(values, dict) and (values or section in Config.model_fields):
-            yield from (_Entry(f"{section}.{name}", value, source) for name, value in values.items())
+            yield from _flatten_table(section, values, source)
         else:
             yield _Entry(section, values, source)
+
+
+def _flatten_table(table: str, values: Mapping[str, Any], source: str) -> Iterator[_Entry]:
+    for name, value in values.items():
+        key = f"{table}.{name}"
+        if key in CHOICES and isinstance(value, dict):
+            yield from _flatten_table(key, value, source)
+        else:
+            yield _Entry(key, value, source)
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[_Entry]:
     for variable in sorted(environ):
         if variable.startswith("SEED_") and "__" in variable:
-            key = variable.removeprefix("SEED_").lower().replace("__", ".", 1)
+            key = variable.removeprefix("SEED_").lower().replace("__", ".")
             yield _from_text(key, environ[variable], f"environment {variable}")
 
 
@@ -251,7 +266,7 @@ def _from_sets(sets: Iterable[str]) -> Iterator[_Entry]:
 
 
 def _from_text(key: str, text: str, source: str) -> _Entry:
-    """A value from text: parsed as TOML if possible and the key does not hold text, else the text itself."""
+    """A value from text: parsed as TOML if possible, else the text itself."""
     if key == "run.preset":
         raise UsageError(f"run.preset (from {source}) only records the preset: choose one with --preset {text}")
     value: Any = text
@@ -261,69 +276,147 @@ def _from_text(key: str, text: str, source: str) -> _Entry:
         parsed = {}
     if parsed.keys() == {"value"}:  # more keys: the text held further lines
         value = parsed["value"]
-    field = known_keys().get(key)
-    if field is not None and field.annotation is str and not isinstance(value, str):
-        value = text
-    return _Entry(key, value, source)
+    return _Entry(key, value, source, text)
 
 
 # Validation ---------------------------------------------------------------------------------------------------
 
 
-def _resolve(entries: Iterable[_Entry]) -> Resolved:
-    keys = known_keys()
+def _resolve(layers: Iterable[_Entry]) -> Resolved:
+    entries = list(layers)
+    for entry in entries:
+        if entry.key in CHOICES:
+            raise UsageError(
+                f"{entry.key} = {format_value(entry.value)} (from {entry.source}) must be a table: "
+                f"did you mean {CHOICES[entry.key].key}"
+            )
+    model = _model(entries)
+    keys = keys_of(model)
+    entries, notes = _without_values_of_other_choices(entries, keys)
     sources = dict.fromkeys(keys, DEFAULT)
-    data: dict[str, dict[str, Any]] = {}
-    notes: list[str] = []
-    for key, value, source in entries:
-        field = keys.get(key)
-        if field is None:
-            raise UsageError(f"unknown key {key} (from {source}): {_nearest(key)}")
+    data: dict[str, Any] = {}
+    for key, value, source, text in entries:
+        field = keys[key]
         if field.annotation is int and isinstance(value, float) and value.is_integer():
             value = int(value)  # 1e6 is how people write a million
-        section, name = key.split(".")
-        if key in ("environment.id", "environment.family"):
-            notes += _leave_out_kwargs(data.get("environment", {}), sources, _Entry(key, value, source))
-        data.setdefault(section, {})[name] = value
+        if text is not None and not isinstance(value, str) and _holds_text(field):
+            value = text
+        *path, name = key.split(".")
+        table = data
+        for part in path:
+            table = table.setdefault(part, {})
+        table[name] = value
         sources[key] = source
     try:
         # Through JSON, because strict validation of Python values rejects a list for a tuple; default=str: dates.
-        config = Config.model_validate_json(json.dumps(data, default=str), strict=True)
+        config = model.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
-        raise UsageError(_sentence(error, sources)) from error
+        raise UsageError(_sentence(error, sources, keys)) from error
     return Resolved(config, sources, tuple(notes))
 
 
-def _leave_out_kwargs(environment: dict[str, Any], sources: dict[str, str], chosen: _Entry) -> Iterator[str]:
-    """Drop a preset's environment.kwargs if a later layer chooses another environment; yields a note.
+def _holds_text(field: FieldInfo) -> bool:
+    return field.annotation is str
 
-    Values from files, variables and flags are kept: the user set them for this run.
+
+def _model(entries: Sequence[_Entry]) -> type[Config]:
+    """The configuration class of the last choice of each table."""
+    choice = {table: default_choice(table) for table in CHOICES}
+    source = dict.fromkeys(CHOICES, DEFAULT)
+    for entry in entries:
+        for table, registry in CHOICES.items():
+            if entry.key == registry.key:
+                choice[table], source[table] = str(entry.value), entry.source
+    try:
+        return config_class(choice["agent"], choice["agent.network"], choice["environment"])
+    except UsageError as error:
+        named = [table for table, registry in CHOICES.items() if str(error).startswith(f"{registry.key} =")]
+        origin = f" (from {source[named[0]]})" if named and source[named[0]] != DEFAULT else ""
+        raise UsageError(f"{error}{origin}") from error
+
+
+# Layers below the user's own values for this run.
+_LOWER = ("preset ", "run ", "file ")
+
+
+def _without_values_of_other_choices(
+    entries: Sequence[_Entry], keys: Mapping[str, FieldInfo]
+) -> tuple[list[_Entry], list[str]]:
+    """Drop values of presets, runs and files that a later layer has made void by choosing another thing.
+
+    Such values are keys that only the former algorithm, torso or family has, and values that a field declares to be
+    those "of" another key (`environment.kwargs` of `environment.id`), when a later layer changes that.
+
+    Returns:
+        The other entries, and a note for each layer that lost values.
+
+    Raises:
+        UsageError: a key that does not exist, or that the chosen algorithm, torso or family does not have.
     """
-    given_by = sources["environment.kwargs"]
-    name = chosen.key.split(".")[1]
-    before = environment.get(name, known_keys()[chosen.key].default)
-    if given_by.startswith("preset ") and given_by != chosen.source and chosen.value != before:
-        kwargs = environment.pop("kwargs")
-        sources["environment.kwargs"] = DEFAULT
-        yield (
-            f"environment.kwargs = {format_value(kwargs)} (from {given_by}) is ignored: it is for {chosen.key} = "
-            f"{format_value(before)}, and {chosen.source} selects {format_value(chosen.value)}"
-        )
+    kept: list[_Entry] = []
+    void: dict[tuple[str, str], list[_Entry]] = {}
+    for place, entry in enumerate(entries):
+        field = keys.get(entry.key)
+        table = entry.key.rsplit(".", 1)[0]
+        later = None
+        if field is None and table in CHOICES and entry.source.startswith(_LOWER) and entry.key in owners():
+            later = _later_change(entries, place, (CHOICES[table].key,))
+        elif field is not None and entry.source.startswith("preset "):
+            extra = field.json_schema_extra
+            of = extra.get("of") if isinstance(extra, dict) else None
+            later = _later_change(entries, place, (str(of), CHOICES[table].key)) if of else None
+        if later is not None and any(other.key == entry.key for other in entries[place + 1 :]):
+            continue  # the user has set another value
+        if later is not None:
+            void.setdefault((entry.source, later), []).append(entry)
+        elif field is None:
+            raise UsageError(f"unknown key {entry.key} (from {entry.source}): {_nearest(entry.key, keys)}")
+        else:
+            kept.append(entry)
+    notes = []
+    for (source, later), dropped in void.items():
+        values = ", ".join(f"{entry.key} = {format_value(entry.value)}" for entry in dropped)
+        verb = "are ignored: they are" if len(dropped) > 1 else "is ignored: it is"
+        notes.append(f"{values} (from {source}) {verb} for {later}")
+    return kept, notes
 
 
-def _nearest(key: str) -> str:
-    keys = list(known_keys())
+def _later_change(entries: Sequence[_Entry], place: int, keys: Sequence[str]) -> str | None:
+    """The change of one of these keys by a layer after that of an entry, in words; None if none is changed.
+
+    For example 'environment.id = "a", and --env selects "b"'.
+    """
+    source = entries[place].source
+    for key in keys:
+        before: Any = keys_of(chosen({}))[key].get_default()
+        after = None
+        for i, entry in enumerate(entries):
+            if entry.key == key:
+                if i < place or entry.source == source:
+                    before, after = entry.value, None
+                else:
+                    after = entry
+        if after is not None and after.value != before:
+            return f"{key} = {format_value(before)}, and {after.source} selects {format_value(after.value)}"
+    return None
+
+
+def _nearest(key: str, keys: Mapping[str, FieldInfo]) -> str:
+    if key in owners():
+        return f"it belongs to {' and '.join(owners()[key])}"
     leaf = key.rsplit(".", 1)[-1]
-    near = [known for known in keys if known.split(".")[1] == leaf] or difflib.get_close_matches(key, keys, n=1)
-    if not near:
-        leaves = {known.split(".")[1]: known for known in keys}
-        near = [leaves[name] for name in difflib.get_close_matches(leaf, leaves, n=1)]
-    if near:
-        return f"did you mean {' or '.join(near)}"
+    for known in (list(keys), sorted(all_keys())):
+        near = [each for each in known if each.rsplit(".", 1)[1] == leaf]
+        near = near or difflib.get_close_matches(key, known, n=1)
+        leaves = {each.rsplit(".", 1)[1]: each for each in known}
+        near = near or [leaves[name] for name in difflib.get_close_matches(leaf, leaves, n=1)]
+        if near:
+            of = "".join(f" (of {' and '.join(owners()[each])})" for each in near[:1] if each not in keys)
+            return f"did you mean {' or '.join(near)}{of}"
     return "seed presets show NAME lists every key"
 
 
-def _sentence(error: ValidationError, sources: Mapping[str, str]) -> str:
+def _sentence(error: ValidationError, sources: Mapping[str, str], keys: Mapping[str, FieldInfo]) -> str:
     """The first error as one sentence: value, source, rule."""
     fault = error.errors()[0]
     if fault["type"] == "value_error":
@@ -331,15 +424,16 @@ def _sentence(error: ValidationError, sources: Mapping[str, str]) -> str:
         named = [key for key in sources if re.search(rf"\b{re.escape(key)}\b =", message)]
         return f"{message} ({', '.join(f'{key} from {sources[key]}' for key in named)})"
     location = [str(part) for part in fault["loc"]]
-    key = ".".join(location[:2])
-    field = known_keys().get(key)
+    depth = next((n for n in range(len(location), 0, -1) if ".".join(location[:n]) in keys), 2)
+    key = ".".join(location[:depth])
+    field = keys.get(key)
     if field is not None and field.annotation == Devices:  # a union: pydantic names each member's rule in turn
         rule = 'must be "auto" or a whole number of at least 1'
         return f"{key} = {format_value(fault['input'])} (from {sources.get(key, DEFAULT)}) {rule}"
     if fault["type"] == "tuple_type" and field is not None and get_args(field.annotation)[:1] != (PositiveInt,):
         rule = f"must be a list, such as [{format_value(fault['input'])}]"
         return f"{key} = {format_value(fault['input'])} (from {sources.get(key, DEFAULT)}) {rule}"
-    element = "".join(f"[{part}]" for part in location[2:])
+    element = "".join(f"[{part}]" for part in location[depth:])
     value = format_value(fault["input"])
     return f"{key}{element} = {value} (from {sources.get(key, DEFAULT)}) {broken_rule(fault)}"
 

@@ -17,17 +17,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from seedcli.config.schema import make_environment_config
 from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.conformance import Finding, check_environment
+from seedcli.envs.registry import family_of
 from seedcli.errors import EXIT_DONE, EXIT_FAILED
 
 _CHECK_SECONDS = 120.0  # timeout of a check: a simulator may compile its level first
 _PROGRESS_SECONDS = 10.0
 _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failure": ("✗", "bold red"), "skipped": ("-", "dim")}
-
-
-# The suggested preset by family, if none was given.
-_PRESETS = {"atari": "atari_vtrace", "football": "football_vtrace", "dmlab": "dmlab_vtrace"}
 
 
 def run_doctor_env(config: EnvironmentConfig, preset: str | None, sets: Sequence[str], json_output: bool) -> int:
@@ -57,18 +55,17 @@ def run_doctor_env(config: EnvironmentConfig, preset: str | None, sets: Sequence
 
 def training_command(config: EnvironmentConfig, preset: str | None, sets: Sequence[str]) -> str:
     """The `seed train` command, quoted for a shell, that trains an environment which passed the checks."""
-    words = ["seed", "train", "--preset", preset or _fitting_preset(config), "--env", config.id]
+    words = [
+        "seed",
+        "train",
+        "--preset",
+        preset or family_of(config).preset_for(config) or "gymnasium_vtrace",
+        "--env",
+        config.id,
+    ]
     for value in sets:
         words += ["--set", value]
     return shlex.join(words)
-
-
-def _fitting_preset(config: EnvironmentConfig) -> str:
-    if config.family != "gymnasium":
-        return _PRESETS[config.family]
-    from seedcli.envs.gymnasium.env import is_mujoco
-
-    return "mujoco_vtrace" if is_mujoco(config.id) else "gymnasium_vtrace"
 
 
 def examine(
@@ -135,7 +132,7 @@ def _examine(connection: Connection, config: dict[str, Any], seconds: float) -> 
 
     # The output of simulators must not mix with results.
     os.dup2(2, 1)
-    environment = EnvironmentConfig(**config)
+    environment = make_environment_config(config)
     check_environment(
         lambda envs: create_env(environment, envs), seconds=seconds, begin=connection.send, found=connection.send
     )

@@ -1,12 +1,14 @@
-"""The interface of every family: a vector environment in next-step autoreset mode."""
+"""The interfaces of environments: families, and vector environments in next-step autoreset mode."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from seedcli.config.sections import EnvironmentConfig
 from seedcli.specs import EnvSpec, Rows
 
 
@@ -41,3 +43,105 @@ class VectorEnv(Protocol):
 
     def close(self) -> None:
         """Free what the environments hold; safe to call twice."""
+
+
+class BareGroup(NamedTuple):
+    """A library's own vector environment, for `seed bench training`.
+
+    Attributes:
+        env: has `reset` done, and `step` or, if `overlapped`, `send` and `recv`; `close`.
+        sample: draws actions for all of its environments.
+        overlapped: it steps in threads of its own while another group is served.
+    """
+
+    env: Any
+    sample: Callable[[], Any]
+    overlapped: bool = False
+
+
+class Family:
+    """A family of environments: how one is built from its configuration, and what else depends on the family.
+
+    Subclass it, set `Config` and implement `make`; everything else has a default. Constructing a family and the module
+    that holds it must not import a simulator.
+
+    Attributes:
+        Config: the keys of [environment], a subclass of `EnvironmentConfig`.
+        install: how its simulator is obtained, the end of a sentence.
+        preset: a preset that suits it, for suggestions; "": none.
+        isolation: when an environment needs a process without TensorFlow in it: "never", only for "rendering", or
+            "always".
+        keeps_finished_episodes: whether the library frees the memory of finished episodes only when its process ends.
+        library: name of the library that `make_bare` steps; "": there is none.
+        simulator: path of attributes from a vector environment to the library's, for `seed bench actor`; empty: it
+            cannot be timed apart.
+    """
+
+    Config: ClassVar[type[EnvironmentConfig]] = EnvironmentConfig
+    install: ClassVar[str] = "install its package"
+    preset: ClassVar[str] = ""
+    isolation: ClassVar[Literal["never", "rendering", "always"]] = "rendering"
+    keeps_finished_episodes: ClassVar[bool] = False
+    library: ClassVar[str] = ""
+    simulator: ClassVar[tuple[str, ...]] = ()
+
+    def make(self, config: Any, num_envs: int, *, render: bool = False, threads: int = 0) -> VectorEnv:
+        """Build a vector environment.
+
+        Args:
+            config: an instance of `Config`.
+            num_envs: E, at least 1.
+            render: build it so that `render()` gives pictures of the first environment.
+            threads: for libraries that step in threads of their own; 0: as many as this process has cores.
+
+        Raises:
+            ImportError: the simulator is not installed.
+            UsageError: the configuration asks for something that does not exist or is not supported.
+            EnvironmentFailed: the environment cannot be built.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement make")
+
+    def check(self, config: Any, kwargs_source: str) -> None:
+        """Refuse a name that is unknown without building anything; by default nothing is checked.
+
+        Args:
+            config: an instance of `Config`.
+            kwargs_source: where `environment.kwargs` come from, for errors; only of families that have them.
+
+        Raises:
+            ImportError: the simulator is not installed, so nothing is checked.
+            UsageError: names the nearest known names, or the value, its source and what to do.
+        """
+
+    def check_simulator(self, config: Any) -> None:
+        """Refuse an environment whose library is not installed here; by default by building one environment.
+
+        Raises:
+            ImportError, SimulatorMissing, UsageError, EnvironmentFailed: what is missing.
+        """
+        self.make(config, 1).close()
+
+    def expected_spec(self, config: Any) -> EnvSpec | None:
+        """The specification that follows from the configuration alone; None: only the simulator has it."""
+        return None
+
+    def preset_for(self, config: Any) -> str:
+        """The preset to suggest for one environment, by default `preset`."""
+        return self.preset
+
+    def frames_per_second(self, config: Any) -> float:
+        """Pictures a second of a video that plays in the environment's own time, one per step."""
+        return 30.0
+
+    def counts_wins(self, config: Any, sees_rewards: bool) -> tuple[Any, bool]:
+        """The configuration to evaluate with, and whether an episode is a match, won if its return is positive.
+
+        Args:
+            config: an instance of `Config`.
+            sees_rewards: whether the network's inputs contain rewards, which must then be those of training.
+        """
+        return config, False
+
+    def make_bare(self, config: Any, num_envs: int, threads: int, seed: int) -> BareGroup:
+        """The library's own vector environment with the same settings, reset; only if `library` is not empty."""
+        raise NotImplementedError

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seedcli.config.sections import EnvironmentConfig
-from seedcli.errors import EnvironmentFailed, UsageError
+from seedcli.errors import EnvironmentFailed
 from seedcli.specs import ActionSpec
 
 
@@ -65,18 +64,6 @@ def check_finite(values: npt.NDArray[Any], what: str, name: str) -> None:
     raise EnvironmentFailed(
         f"environment {index} of {name} gave the {what} {bad[index, column]}, which is no finite {values.dtype}"
     )
-
-
-def refuse_gymnasium_fields(config: EnvironmentConfig, instead: str) -> None:
-    """Refuse settings that only Gymnasium environments use; `instead` says what ends an episode here.
-
-    Raises:
-        UsageError: such a field is set.
-    """
-    if config.max_episode_steps or config.kwargs:
-        raise UsageError(f"environment.max_episode_steps and environment.kwargs are for Gymnasium; {instead}")
-    if config.observation_keys:
-        raise UsageError(f"environment.observation_keys is for Gymnasium: the family {config.family} observes no Dict")
 
 
 def place_of(error: BaseException) -> str:

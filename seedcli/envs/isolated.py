@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seedcli.config.schema import make_environment_config
 from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.registry import create_env
 from seedcli.errors import EnvironmentFailed, SeedError
@@ -105,7 +106,7 @@ def _serve(pipe: Connection, config: dict[str, Any], num_envs: int, render: bool
     # Output of simulators goes to stderr: stdout is for results.
     os.dup2(2, 1)
     try:
-        env = create_env(EnvironmentConfig.model_validate(config), num_envs, render=render)
+        env = create_env(make_environment_config(config), num_envs, render=render)
     except SeedError as error:
         pipe.send(error)
         return

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.util
+from dataclasses import replace
+from typing import Any
 
+from seedcli.config.choices import FAMILIES
 from seedcli.config.sections import EnvironmentConfig
-from seedcli.envs.base import VectorEnv
-from seedcli.errors import SimulatorMissing
+from seedcli.envs.base import Family, VectorEnv
+from seedcli.errors import SimulatorMissing, UsageError
 
-# How a family's simulator is had, as the end of a sentence.
-_INSTALL = {
-    "gymnasium": "install its package",
-    "atari": "pip install ale-py",
-    "football": "pip install 'seedcli[football]' (Linux, Python 3.11)",
-    "dmlab": "build DeepMind Lab's Python module, or the package dmlab-gym that builds it (docs/deepmind-lab.md)",
-}
+
+def family_of(config: EnvironmentConfig) -> Family:
+    """The family of a configuration.
+
+    Raises:
+        UsageError: it does not exist, cannot be imported, or is not a `Family`.
+    """
+    found: Any = FAMILIES.load(config.family)
+    if not issubclass(found, Family):
+        raise UsageError(f'environment.family = "{config.family}" must be a subclass of seedcli.envs.Family')
+    family: Family = found()
+    return family
 
 
 def create_env(config: EnvironmentConfig, num_envs: int, *, render: bool = False, threads: int = 0) -> VectorEnv:
@@ -33,45 +40,37 @@ def create_env(config: EnvironmentConfig, num_envs: int, *, render: bool = False
     """
     if num_envs < 1:
         raise ValueError(f"num_envs is {num_envs}; a vector environment holds at least one")
+    family = family_of(config)
     try:
-        if config.family == "atari":
-            from seedcli.envs.atari import AtariVectorEnv
-
-            return AtariVectorEnv(config, num_envs, render=render, threads=threads)
-        if config.family == "football":
-            from seedcli.envs.football.env import FootballVectorEnv
-
-            return FootballVectorEnv(config, num_envs, render=render, threads=threads)
-        if config.family == "dmlab":
-            from seedcli.envs.dmlab.env import LabVectorEnv
-
-            return LabVectorEnv(config, num_envs, render=render)
-        from seedcli.envs.gymnasium.env import GymnasiumVectorEnv
-
-        return GymnasiumVectorEnv(config, num_envs, render=render)
+        env = family.make(config, num_envs, render=render, threads=threads)
     except ImportError as error:
-        raise SimulatorMissing(
-            f"environment.family {config.family} cannot be used on this machine ({error}); {_INSTALL[config.family]}"
-        ) from error
+        raise _missing(config, family, error) from error
+    name = f"{config.family}/{config.id}"
+    if env.spec.name != name:  # of a family that builds its environments with another's adapter
+        env.spec = replace(env.spec, name=name)
+    return env
+
+
+def _missing(config: EnvironmentConfig, family: Family, error: ImportError) -> SimulatorMissing:
+    return SimulatorMissing(
+        f"environment.family {config.family} cannot be used on this machine ({error}); {family.install}"
+    )
 
 
 def check_simulator(config: EnvironmentConfig) -> None:
-    """Refuse an environment whose library is not installed here, without building it.
+    """Refuse an environment whose library is not installed here, without building it where that can be avoided.
 
     Raises:
-        SimulatorMissing, UsageError, EnvironmentFailed: what is missing, and how it is had.
+        SimulatorMissing, UsageError, EnvironmentFailed: what is missing, and how it is obtained.
     """
-    if config.family == "gymnasium":
-        from seedcli.envs.gymnasium import env
-
-        env.check_simulator(config)
-        return
-    package = {"atari": "ale_py", "football": config.engine, "dmlab": "deepmind_lab"}[config.family]
-    if importlib.util.find_spec(package) is None:
-        create_env(config, 1).close()  # raises the error with its message
+    family = family_of(config)
+    try:
+        family.check_simulator(config)
+    except ImportError as error:
+        raise _missing(config, family, error) from error
 
 
-def check_environment(config: EnvironmentConfig, kwargs_source: str) -> None:
+def check_environment(config: EnvironmentConfig, kwargs_source: str = "") -> None:
     """Refuse a name that is unknown, or keyword arguments that the environment does not take, without building it.
 
     Where the library is missing, nothing is checked.
@@ -83,38 +82,8 @@ def check_environment(config: EnvironmentConfig, kwargs_source: str) -> None:
     Raises:
         UsageError: names the nearest known names, or the value, its source and what to do.
     """
-    check_environment_name(config)
-    if config.family == "gymnasium" and config.kwargs:
-        try:
-            from seedcli.envs.gymnasium.env import check_kwargs
-
-            check_kwargs(config, kwargs_source)
-        except ImportError:
-            return
-
-
-def check_environment_name(config: EnvironmentConfig) -> None:
-    """Refuse an unknown game or id without building anything; where the library is missing, nothing is checked.
-
-    Raises:
-        UsageError: names the nearest known ones.
-    """
+    family = family_of(config)
     try:
-        if config.family == "atari":
-            from seedcli.envs.atari import check_game
-
-            check_game(config.id)
-        elif config.family == "football":
-            from seedcli.envs.football.env import check_scenario
-
-            check_scenario(config.id)
-        elif config.family == "dmlab":
-            from seedcli.envs.dmlab.env import check_level
-
-            check_level(config.id)
-        else:
-            from seedcli.envs.gymnasium.env import check_id
-
-            check_id(config.id)
+        family.check(config, kwargs_source)
     except ImportError:
         return

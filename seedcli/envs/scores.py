@@ -11,7 +11,7 @@ import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -71,8 +71,10 @@ class Suite:
 
     def test_environment(self, task: Task, trained_on: EnvironmentConfig) -> EnvironmentConfig:
         """The environment that a run of `task` is evaluated on, given the one it was trained on."""
-        kwargs = {**trained_on.kwargs, **self.test_kwargs}
-        return trained_on.model_copy(update={"id": task.test or task.name, "kwargs": kwargs})
+        changes: dict[str, Any] = {"id": task.test or task.name}
+        if self.test_kwargs:
+            changes["kwargs"] = {**getattr(trained_on, "kwargs", {}), **self.test_kwargs}
+        return trained_on.model_copy(update=changes)
 
 
 # Without their tasks, which stand in scores/<name>.csv.

@@ -20,6 +20,11 @@ class Job:
         str, Option("--preset", metavar="NAME", help="Preset to start from.", autocompletion=complete_preset)
     ]
     env: Annotated[str | None, Option(metavar="ID", help="Game, scenario, level or Gymnasium id to play.")] = None
+    family: Annotated[
+        str | None, Option(metavar="NAME", help="Family of environments, or module:Class of your own.")
+    ] = None
+    agent: Annotated[str | None, Option(metavar="NAME", help="Learning algorithm, or module:Class of your own.")] = None
+    network: Annotated[str | None, Option(metavar="NAME", help="Network torso, or module:Class of your own.")] = None
     actors: Annotated[int, Option(metavar="N", min=1, help="Actor processes.")] = 8
     envs: Annotated[int | None, Option(metavar="N", min=1, help="Environments per actor.  [default: the preset's]")] = (
         None

@@ -50,10 +50,11 @@ def check(job: Job) -> ActorsConfig:
         if isinstance(value, str) and re.search(r"[\x00-\x1f\x7f]", value):
             raise UsageError(f"--{flag} {value!r} must be one line of text: leave line breaks and control codes out")
     flags = {"--env": job.env, "--envs": job.envs, "--actors": job.actors, "--steps": job.steps, "--seed": job.seed}
+    flags |= {"--family": job.family, "--agent": job.agent, "--network": job.network}
     # Environment variables are no layer here: a script depends only on its command.
     resolved = load_config(job.preset, environ={}, sets=job.set, flags=flags)
     config = resolved.config
-    check_environment(config.environment, resolved.sources["environment.kwargs"])
+    check_environment(config.environment, resolved.sources.get("environment.kwargs", ""))
     if job.time is not None and seconds_of(job.time) < job.signal_seconds + _SIGNAL_SLACK:
         raise UsageError(
             f"--time {job.time} must be at least {_SIGNAL_SLACK} s longer than --signal-seconds {job.signal_seconds}, "

@@ -297,7 +297,8 @@ def _actor(job: Job, fleet: ActorsConfig) -> str:
 
 def _learner(job: Job, fleet: ActorsConfig, cpus: int) -> str:
     words = ["seed", "learner", "--preset", job.preset]
-    for flag, value in (("--env", job.env), ("--steps", job.steps), ("--seed", job.seed)):
+    chosen = (("--env", job.env), ("--family", job.family), ("--agent", job.agent), ("--network", job.network))
+    for flag, value in (*chosen, ("--steps", job.steps), ("--seed", job.seed)):
         words += [flag, value] if value is not None else []
     # How large the fleet is: the learner shares exploration and evaluation out among its environments.
     for value in (*job.set, f"actors.count={fleet.count}", f"actors.envs={fleet.envs}"):

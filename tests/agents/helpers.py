@@ -13,9 +13,10 @@ import tensorflow as tf
 from seedcli.agents.base import ActInputs, UnrollBatch
 from seedcli.agents.distributions import make_distribution
 from seedcli.agents.networks.models import RecurrentNetwork
-from seedcli.config.sections import AgentConfig, TrainingConfig
+from seedcli.config.sections import TrainingConfig
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, map_arrays
 from seedcli.training.optimizer import apply_where, clip_gradients
+from tests import configs
 
 IMAGE = EnvSpec("test/image", ArraySpec((36, 37, 1), "uint8"), ActionSpec((4,)))
 COLOUR = EnvSpec("test/colour", ArraySpec((36, 37, 3), "uint8"), ActionSpec((4,)))
@@ -45,9 +46,9 @@ MIXED = EnvSpec(
 Records = dict[str, Any]
 
 
-def agent_config(**values: Any) -> AgentConfig:
+def agent_config(**values: Any) -> Any:
     """A configuration with some values changed."""
-    return AgentConfig.model_validate({"hidden": (16,), **values})
+    return configs.agent_config(**{"hidden": (16,), **values})
 
 
 def training_config(**values: Any) -> TrainingConfig:

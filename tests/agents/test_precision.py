@@ -30,7 +30,8 @@ CASES = [(VECTOR, "mlp"), (IMAGE, "nature"), (IMAGE, "impala_deep"), (MIXED, "im
 
 def network(kind: type[Any], spec: EnvSpec, torso: str, precision: str) -> Any:
     config = agent_config(
-        network=torso,
+        algorithm="r2d2" if kind is DuelingQNetwork else "vtrace",
+        torso=torso,
         lstm=8,
         dueling_hidden=8,
         frame_stack=2,

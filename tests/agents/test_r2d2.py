@@ -232,7 +232,7 @@ def test_the_target_network_is_copied_and_never_trained() -> None:
 
 
 def test_same_seed_gives_the_same_agent() -> None:
-    one, same = make(IMAGE, network="impala_shallow"), make(IMAGE, network="impala_shallow")
+    one, same = make(IMAGE, torso="impala_shallow"), make(IMAGE, torso="impala_shallow")
     inference = one.make_network()
     assert isinstance(inference, DuelingQNetwork)
     for a, b in zip(one.variables().values(), same.variables().values(), strict=True):

@@ -92,7 +92,7 @@ def test_act_is_one_function_for_every_batch_size(spec: EnvSpec, memory: dict[st
 
 
 def test_actions_follow_the_policy_and_the_seed() -> None:
-    agent = make(network="mlp")
+    agent = make(torso="mlp")
     agent.network.policy.bias.assign(np.log([0.5, 0.3, 0.2]))
     agent.network.policy.kernel.assign(tf.zeros_like(agent.network.policy.kernel))
     rows = 20_000
@@ -187,7 +187,7 @@ def test_an_unroll_of_another_length_is_refused() -> None:
 
 
 def test_same_seed_gives_the_same_agent() -> None:
-    one, same = make(IMAGE, network="impala_shallow"), make(IMAGE, network="impala_shallow")
+    one, same = make(IMAGE, torso="impala_shallow"), make(IMAGE, torso="impala_shallow")
     inference = one.make_network()
     named = [one.variables(), same.variables(), named_variables(network=inference)]
     assert list(named[0]) == list(named[1]) == list(named[2])
@@ -264,7 +264,7 @@ def test_on_its_own_data_the_targets_are_n_step_returns(spec: EnvSpec) -> None:
 def test_gradients_reach_every_variable(spec: EnvSpec, normalize: bool) -> None:
     network = "impala_shallow" if spec is MIXED else "mlp"
     memory = {"lstm": 5, "frame_stack": 2, "previous_action_reward": True}
-    agent = make(spec, network=network, normalize_observations=normalize, **memory)
+    agent = make(spec, torso=network, normalize_observations=normalize, **memory)
     unrolls = played(agent, spec)
     agent.observe(unrolls)
     _, gradients = loss_and_gradients(agent, unrolls)

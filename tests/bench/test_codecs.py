@@ -8,7 +8,7 @@ import pytest
 
 from seedcli.bench.actor import measure_actor, run_bench_actor
 from seedcli.bench.codecs import run_bench_codecs
-from seedcli.config.schema import Config
+from seedcli.config.schema import make_config
 from seedcli.errors import UsageError
 from seedcli.net.codecs import CODECS
 
@@ -58,9 +58,7 @@ def test_bench_codecs_draws_a_table_of_a_hundred_columns(
 
 @pytest.mark.parametrize("shares_memory", [True, False])
 def test_an_actor_that_never_waits_spends_its_time_in_the_simulator(shares_memory) -> None:
-    config = Config.model_validate(
-        {"environment": {"family": "atari", "id": "pong"}, "actors": {"envs": 16, "streams": 2}}
-    )
+    config = make_config({"environment": {"family": "atari", "id": "pong"}, "actors": {"envs": 16, "streams": 2}})
     figures = measure_actor(config, shares_memory, 1.5)
     assert sum(figures[share] for share in SHARES) == pytest.approx(1, abs=0.02)
     assert all(figures[share] >= 0 for share in SHARES) and figures["steps_per_second"] > 0
@@ -74,8 +72,8 @@ def test_an_actor_that_never_waits_spends_its_time_in_the_simulator(shares_memor
 
 def test_bench_actor_prints_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match="family gymnasium has no vector environment"):
-        run_bench_actor(Config(), seconds=0.1, json_output=True)
-    config = Config.model_validate({"environment": {"family": "atari", "id": "pong"}, "actors": {"envs": 4}})
+        run_bench_actor(make_config(), seconds=0.1, json_output=True)
+    config = make_config({"environment": {"family": "atari", "id": "pong"}, "actors": {"envs": 4}})
     assert run_bench_actor(config, seconds=0.2, json_output=True) == 0
     result = json.loads(capsys.readouterr().out)
     assert set(result["ways"]) == {"shared memory", "over a network"}

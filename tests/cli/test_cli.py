@@ -15,7 +15,7 @@ import pytest
 
 import seedcli
 from seedcli.cli.main import main
-from seedcli.config.sources import from_toml_file, known_keys
+from seedcli.config.sources import all_keys, from_toml_file, load_config
 from seedcli.errors import RefusedError, UnreachableError
 
 
@@ -58,7 +58,7 @@ def role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Role:
     for name in ("seedcli.envs.registry.check_simulator", "seedcli.roles.evaluator.request.check_request"):
         monkeypatch.setattr(name, lambda *_, **__: None)
     monkeypatch.setattr("seedcli.serving.listeners.check_listeners", lambda config: None)
-    monkeypatch.setattr("seedcli.telemetry.logs.import_tensorflow", lambda: None)
+    monkeypatch.setattr("seedcli.tensorflow_import.import_tensorflow", lambda: None)
     return role
 
 
@@ -84,13 +84,13 @@ def run_seed(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedPr
 def test_train_passes_everything_on(role: Role, tmp_path: Path) -> None:
     status = main(
         "train --preset cartpole_vtrace --steps 1e3 --seed 7 --logdir D --envs 8 --actors 2 --transport grpc "
-        "--set training.batch_size=4 --set agent.hidden=[8] --deterministic".split()
+        "--set training.batch_size=4 --set agent.network.hidden=[8] --deterministic".split()
     )
     assert status == 0
     ((resolved, folder), options) = role.calls[0]
     config = resolved.config
     assert (config.run.steps, config.run.seed, config.actors.envs, config.actors.count) == (1000, 7, 8, 2)
-    assert (config.net.transport, config.training.batch_size, config.agent.hidden) == ("grpc", 4, (8,))
+    assert (config.net.transport, config.training.batch_size, config.agent.network.hidden) == ("grpc", 4, (8,))
     assert resolved.sources["actors.envs"] == "--envs"
     assert folder.path == Path("D") and not folder.resume
     assert config.run.deterministic and resolved.sources["run.deterministic"] == "--deterministic"
@@ -201,7 +201,7 @@ def test_a_token_is_no_value_of_the_configuration(role: Role, monkeypatch: pytes
     (resolved, folder), _ = role.calls[0]
     folder.write_config(resolved)
     assert "0123456789abcdef" not in folder.config_path.read_text()
-    assert not any("token" in key for key in known_keys() if key != "net.token_file")
+    assert not any("token" in key for key in all_keys() if key != "net.token_file")
 
 
 def test_eval_passes_everything_on(role: Role) -> None:
@@ -331,16 +331,16 @@ def test_presets_list(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_presets_show(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("presets show pong_vtrace --set agent.hidden=[8] --json --all".split()) == 0
+    assert main("presets show pong_vtrace --set agent.network.hidden=[8] --json --all".split()) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert list(shown["values"]) == list(known_keys())
-    assert shown["values"]["agent.hidden"] == {
+    assert list(shown["values"]) == list(load_config("pong_vtrace").sources)
+    assert shown["values"]["agent.network.hidden"] == {
         "value": [8],
         "source": "--set",
         "description": "widths of the hidden layers of mlp, also used for vectors beside images",
         "allowed": [],
     }
-    assert shown["values"]["agent.network"]["allowed"] == ["mlp", "impala_shallow", "nature", "impala_deep"]
+    assert shown["values"]["agent.network.torso"]["allowed"] == ["mlp", "impala_shallow", "nature", "impala_deep"]
     assert main(["presets", "show", "pong_vtrace"]) == 0
     output = capsys.readouterr().out
     assert "\x1b" not in output
@@ -371,7 +371,7 @@ def test_a_narrow_terminal_breaks_no_key(
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["presets", "show", "pong_vtrace", "--all"]) == 0
     words = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().out).split()
-    assert set(known_keys()) <= set(words)
+    assert set(load_config("pong_vtrace").sources) <= set(words)
 
 
 def test_help_and_version(role: Role, capsys: pytest.CaptureFixture[str]) -> None:

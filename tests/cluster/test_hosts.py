@@ -26,8 +26,8 @@ from seedcli.cluster.hosts import (
     named_in_logs,
     resolve_hosts,
 )
-from seedcli.config.schema import Config
-from seedcli.config.sections import EnvironmentConfig, TopologyConfig
+from seedcli.config.schema import Config, make_config
+from seedcli.config.sections import TopologyConfig
 from seedcli.config.sources import load_config
 from seedcli.envs.registry import create_env
 from seedcli.errors import ProtocolError, RefusedError, UsageError
@@ -37,11 +37,12 @@ from seedcli.net.handshake import ClientHandshake, Redirected
 from seedcli.net.messages import Hello
 from seedcli.serving.service import InferenceService
 from seedcli.serving.sessions import FleetSettings
+from tests.configs import env_config
 from tests.inference import helpers
 from tests.net.harness import LIMIT, TOKEN, Learner, make_server, security_of
 
 ROOT = Path(__file__).parents[2]
-COUNTER = EnvironmentConfig(family="gymnasium", id="seedcli.envs.testing:Counter-v0")
+COUNTER = env_config(family="gymnasium", id="seedcli.envs.testing:Counter-v0")
 
 
 def wait_until(happened: Callable[[], bool], seconds: float = LIMIT) -> None:
@@ -75,15 +76,15 @@ def tf_config(**cluster: Any) -> Callable[[Any, Any], dict[str, str]]:
 
 
 def test_a_single_learner_has_no_hosts() -> None:
-    assert resolve_hosts(Config(), {}) == ((), 0)
+    assert resolve_hosts(make_config(), {}) == ((), 0)
     assert resolve_hosts(config("a:1"), {}) == ((), 0)
     # A batch script of many tasks is no step, and a step of one is one learner; what else runs does not matter.
-    assert resolve_hosts(Config(), {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_NODELIST": "a[1-4]"}) == (
+    assert resolve_hosts(make_config(), {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_NODELIST": "a[1-4]"}) == (
         (),
         0,
     )
-    assert resolve_hosts(Config(), step(0, "a1", "1")) == ((), 0)
-    assert resolve_hosts(Config(), tf_config(worker=["a:1"])("worker", 0)) == ((), 0)
+    assert resolve_hosts(make_config(), step(0, "a1", "1")) == ((), 0)
+    assert resolve_hosts(make_config(), tf_config(worker=["a:1"])("worker", 0)) == ((), 0)
 
 
 def test_configured_hosts_take_precedence() -> None:

@@ -12,7 +12,7 @@ import pytest
 from seedcli.cluster.messages import Addresses, Run, State, Status
 from seedcli.cluster.rendezvous import Rendezvous, RendezvousCancelled
 from seedcli.cluster.team import COUNTERS, Team, local_share
-from seedcli.config.schema import Config
+from seedcli.config.schema import make_config
 from seedcli.errors import SeedError
 
 NAMES = ("a:1", "b:1", "c:1")
@@ -122,7 +122,7 @@ def test_a_failed_or_stopped_host_reports_the_reason() -> None:
 
 
 def test_shares_add_up_to_the_whole() -> None:
-    config = Config.model_validate(
+    config = make_config(
         {
             "run": {"steps": 10**9},
             "agent": {"algorithm": "r2d2"},
@@ -137,5 +137,5 @@ def test_shares_add_up_to_the_whole() -> None:
     assert all(share.replay.capacity == 501 and share.replay.min_size == 50 for share in shares)
     assert len({share.run.seed for share in shares}) == 2
     for share in shares:
-        Config.model_validate(share.model_dump(by_alias=True))  # a share is a configuration that could be given
+        make_config(share.model_dump(by_alias=True))  # a share is a configuration that could be given
     assert local_share(config, 0, 1) is config

@@ -41,7 +41,7 @@ def test_run_of_a_variant_resumes_without_its_base(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(to_toml(resolved), encoding="utf-8")
     again = load(None, run_folder=tmp_path)
     assert again.config == resolved.config == load("football_vtrace_8gpu", config_file=tmp_path / "config.toml").config
-    assert resolved.sources["agent.channels"] == "preset football_vtrace"
+    assert resolved.sources["agent.network.channels"] == "preset football_vtrace"
     assert resolved.sources["topology.inference_devices"] == "preset football_vtrace_8gpu"
     assert again.sources["topology.inference_devices"] == f"run {tmp_path}"
 

@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 
 from seedcli.config import sources as layering
 from seedcli.config.presets import preset_names, presets
-from seedcli.config.schema import Config
+from seedcli.config.schema import keys_of, make_config
 from seedcli.config.sources import (
     Resolved,
     describe,
-    families_of,
     from_toml_file,
-    known_keys,
     load_config,
     to_toml,
     without_effect,
@@ -50,36 +48,93 @@ def test_expected_presets_exist() -> None:
     assert {"cartpole_vtrace", "pong_vtrace", "atari_vtrace"} <= set(preset_names())
     assert {"cartpole_memory_r2d2", "recall_r2d2", "pong_r2d2", "atari_r2d2"} <= set(preset_names())
     atari = load("atari_vtrace", flags={"--env": "breakout"}).config
-    assert (atari.environment.id, atari.environment.full_action_set, atari.agent.network) == (
+    assert (atari.environment.id, atari.environment.full_action_set, atari.agent.network.torso) == (
         "breakout",
         True,
         "nature",
     )
 
 
-# Keys that define the task; the handling of failures does not.
-TASK_KEYS = [
-    key
-    for key in known_keys()
-    if key.startswith("environment.") and key not in ("environment.restarts", "environment.step_timeout")
-]
+def task_keys(resolved: Resolved) -> list[str]:
+    """Keys that define the task; the handling of failures does not."""
+    keys = [key for key in resolved.sources if key.startswith("environment.")]
+    return [key for key in keys if key not in ("environment.restarts", "environment.step_timeout")]
 
 
-def test_families_of_keys() -> None:
-    assert families_of("environment.rewards") == {"football"} and families_of("environment.height") == {
-        "atari",
-        "dmlab",
-    }
-    everyone = {"gymnasium", "atari", "football", "dmlab"}
-    assert families_of("environment.id") == families_of("environment.restarts") == families_of("run.seed") == everyone
+def test_each_choice_has_its_own_keys() -> None:
+    owners = layering.owners()
+    assert owners["environment.rewards"] == ('environment.family = "football"',)
+    assert owners["environment.height"] == ('environment.family = "atari"', 'environment.family = "dmlab"')
+    assert owners["agent.n_step"] == ('agent.algorithm = "r2d2"',)
+    assert owners["agent.network.channels"] == ('agent.network.torso = "impala_deep"',)
+    assert "environment.rewards" not in load("pong_vtrace").sources
+    assert "agent.network.channels" in load("football_vtrace").sources and "run.seed" not in owners
+
+
+def test_choosing_another_algorithm_leaves_out_the_presets_values_of_the_first() -> None:
+    resolved = load("pong_r2d2", sets=["agent.algorithm=vtrace", "training.burn_in=0", "actors.evaluation_envs=0"])
+    assert resolved.config.agent.algorithm == "vtrace" and "agent.n_step" not in resolved.sources
+    assert resolved.config.agent.discount == load("pong_r2d2").config.agent.discount
+    (note,) = resolved.notes
+    assert (
+        note.startswith("agent.dueling_hidden = ")
+        and "agent.n_step = 5" in note
+        and note.endswith(
+            '(from preset pong_r2d2) are ignored: they are for agent.algorithm = "r2d2", and --set selects "vtrace"'
+        )
+    )
+    resolved = load("football_vtrace", flags={"--network": "impala_shallow"})
+    assert resolved.config.agent.network.torso == "impala_shallow"
+    assert resolved.notes == (
+        "agent.network.channels = [16, 32, 32, 32] (from preset football_vtrace) is ignored: it is for "
+        'agent.network.torso = "impala_deep", and --network selects "impala_shallow"',
+    )
+
+
+def test_a_key_of_another_choice_is_refused_with_its_owner(tmp_path: Path) -> None:
+    assert refusal("pong_vtrace", sets=["agent.n_step=3"]) == (
+        'unknown key agent.n_step (from --set): it belongs to agent.algorithm = "r2d2"'
+    )
+    assert refusal("cartpole_vtrace", environ={"SEED_AGENT__NETWORK__CHANNELS": "[3]"}) == (
+        "unknown key agent.network.channels (from environment SEED_AGENT__NETWORK__CHANNELS): it belongs to "
+        'agent.network.torso = "impala_deep"'
+    )
+    file = tmp_path / "mine.toml"
+    file.write_text('[environment]\nfamily = "atari"\nid = "pong"\nrewards = "scoring"\n')
+    assert 'it belongs to environment.family = "football"' in refusal("cartpole_vtrace", config_file=file)
+    file.write_text('[agent]\nnetwork = "mlp"\n')
+    assert "must be a table: did you mean agent.network.torso" in refusal("cartpole_vtrace", config_file=file)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"--agent": "r2d3"}, 'agent.algorithm = "r2d3" is not a known algorithm: did you mean r2d2?'),
+        ({"--agent": "nowhere_at_all:X"}, "there is no module nowhere_at_all; start seed in the folder that holds it"),
+        ({"--agent": "tests.configs:Nothing"}, "module tests.configs has no class Nothing"),
+        ({"--network": "natur"}, 'agent.network.torso = "natur" is not a known torso: did you mean nature?'),
+        (
+            {"--family": "atary"},
+            'environment.family = "atary" is not a known family of environments: did you mean atari',
+        ),
+        ({"--family": "pathlib:Path"}, ""),
+    ],
+)
+def test_unknown_choices(flags: dict[str, str], sentence: str) -> None:
+    if sentence:
+        message = refusal(flags=flags)
+        assert sentence in message and message.endswith(f"(from {next(iter(flags))})")
+    else:  # a class without a Config has the keys that all share; its use is refused when it is built
+        assert load(flags=flags).config.environment.family == "pathlib:Path"
 
 
 def test_atari_presets_set_every_option_that_changes_the_task() -> None:
     for name in ("pong_vtrace", "atari_vtrace"):
-        sources = load(name).sources
-        left = {key for key in TASK_KEYS if sources[key] == "default" and "atari" in families_of(key)}
+        resolved = load(name)
+        sources = resolved.sources
+        left = {key for key in task_keys(resolved) if sources[key] == "default"}
         assert not left, name
-        assert sources["agent.reward_clip"] == sources["agent.frame_stack"] == f"preset {name}"
+        assert sources["agent.reward_clip"] == sources["agent.network.frame_stack"] == f"preset {name}"
 
 
 # The settings of R2D2 on Atari as published: Kapturowski et al., 2019, and Espeholt et al., 2020 with their repository.
@@ -96,12 +151,12 @@ PUBLISHED = {
     "environment.height": 84,
     "environment.width": 84,
     "agent.algorithm": "r2d2",
-    "agent.network": "nature",
-    "agent.lstm": 512,
+    "agent.network.torso": "nature",
+    "agent.network.lstm": 512,
     "agent.dueling_hidden": 512,
-    "agent.frame_stack": 4,
-    "agent.previous_action_reward": True,
-    "agent.reward_input_clip": 0.0,
+    "agent.network.frame_stack": 4,
+    "agent.network.previous_action_reward": True,
+    "agent.network.reward_input_clip": 0.0,
     "agent.reward_clip": 0.0,
     "agent.discount": 0.997,
     "agent.n_step": 5,
@@ -144,20 +199,21 @@ def test_atari_r2d2_holds_the_published_settings(key: str) -> None:
 def test_r2d2_presets_are_consistent(name: str) -> None:
     config = load(name).config
     agent, training, replay, actors = config.agent, config.training, config.replay, config.actors
-    assert agent.algorithm == "r2d2" and agent.lstm > 0 and training.burn_in > 0
+    assert agent.algorithm == "r2d2" and agent.network.lstm > 0 and training.burn_in > 0
     assert agent.n_step <= training.unroll_length and replay.min_size < replay.capacity
     assert 0 < actors.evaluation_envs < actors.count * actors.envs <= config.inference.max_envs
     # The initial fill of the replay takes less than a tenth of the run.
     assert replay.min_size * training.unroll_length < config.run.steps / 10
-    assert not agent.previous_action_reward or name != "recall_r2d2", "the previous action could carry the cue"
+    assert not agent.network.previous_action_reward or name != "recall_r2d2", "the previous action could carry the cue"
 
 
 def test_pong_r2d2_sets_every_option_that_changes_the_task() -> None:
     for name in ("pong_r2d2", "atari_r2d2"):
-        sources = load(name).sources
-        left = {key for key in TASK_KEYS if sources[key] == "default" and "atari" in families_of(key)}
+        resolved = load(name)
+        sources = resolved.sources
+        left = {key for key in task_keys(resolved) if sources[key] == "default"}
         assert not left, name
-        assert sources["agent.reward_clip"] == sources["agent.frame_stack"] == f"preset {name}"
+        assert sources["agent.reward_clip"] == sources["agent.network.frame_stack"] == f"preset {name}"
 
 
 def test_each_layer_overrides_the_one_below(tmp_path: Path) -> None:
@@ -182,18 +238,18 @@ def test_each_layer_overrides_the_one_below(tmp_path: Path) -> None:
 
 
 def test_sources_name_every_key() -> None:
-    assert list(load().sources) == list(known_keys())
+    assert list(load().sources) == list(keys_of(type(load().config)))
     assert all(row.description for row in describe(load()))
 
 
 def test_flags_set_known_keys() -> None:
-    assert set(layering.FLAG_KEYS.values()) <= set(known_keys())
+    assert set(layering.FLAG_KEYS.values()) <= layering.all_keys()
 
 
 def test_text_is_parsed_as_toml_if_possible() -> None:
     config = load(
         sets=[
-            "agent.hidden=[8, 16]",
+            "agent.network.hidden=[8, 16]",
             "environment.id=ALE/Thing-v5",
             "run.steps=1e6",
             "telemetry.tensorboard=false",
@@ -201,7 +257,7 @@ def test_text_is_parsed_as_toml_if_possible() -> None:
             'environment.kwargs={level = 3, name = "x"}',
         ]
     ).config
-    assert config.agent.hidden == (8, 16)
+    assert config.agent.network.hidden == (8, 16)
     assert config.environment.id == "ALE/Thing-v5"
     assert config.run.steps == 1_000_000
     assert config.telemetry.tensorboard is False
@@ -262,8 +318,11 @@ def test_unknown_key_names_its_layer(tmp_path: Path) -> None:
         ("training.adam_beta1=1.0", "training.adam_beta1 = 1.0 (from --set) must be less than 1"),
         ("agent.discount=1.5", "agent.discount = 1.5 (from --set) must be at most 1"),
         ("agent.lambda=-1", "agent.lambda = -1 (from --set) must be at least 0"),
-        ("agent.network=resnet", "agent.network = \"resnet\" (from --set) must be one of 'mlp', 'impala_shallow'"),
-        ("agent.hidden=64", "agent.hidden = 64 (from --set) must be a list, such as [64, 64]"),
+        (
+            "agent.network.activation=elu",
+            "agent.network.activation = \"elu\" (from --set) must be one of 'tanh' or 'relu'",
+        ),
+        ("agent.network.hidden=64", "agent.network.hidden = 64 (from --set) must be a list, such as [64, 64]"),
         (
             "environment.observation_keys=image",
             'environment.observation_keys = "image" (from --set) must be a list, such as ["image"]',
@@ -273,7 +332,7 @@ def test_unknown_key_names_its_layer(tmp_path: Path) -> None:
             "environment.observation_keys = ['image', '-mission'] must not mix included and excluded keys: "
             'prefix all of them with "-", or none (environment.observation_keys from --set)',
         ),
-        ("agent.hidden=[64, 0]", "agent.hidden[1] = 0 (from --set) must be at least 1"),
+        ("agent.network.hidden=[64, 0]", "agent.network.hidden[1] = 0 (from --set) must be at least 1"),
         ("telemetry.tensorboard=1", "telemetry.tensorboard = 1 (from --set) must be true or false"),
         ("environment.kwargs=3", "environment.kwargs = 3 (from --set) must be a table, such as { name = 1 }"),
         ("environment.id=", 'environment.id = "" (from --set) must not be empty'),
@@ -339,8 +398,8 @@ def test_conflicting_values_are_refused(preset: str, sets: list[str], parts: lis
         ),
         (
             "recall_r2d2",
-            ["agent.lstm=0"],
-            "training.burn_in = 10 must be 0 with agent.lstm = 0 and agent.frame_stack = 1: there is no recurrent",
+            ["agent.network.lstm=0"],
+            "training.burn_in = 10 must be 0 with agent.network.lstm = 0 and agent.network.frame_stack = 1",
         ),
         (
             "recall_r2d2",
@@ -385,8 +444,8 @@ def test_conflicts_of_lengths_replay_and_evaluation(preset: str, sets: list[str]
 
 def test_lengths_and_replay_sizes_at_their_limits() -> None:
     assert load("recall_r2d2", sets=["agent.n_step=20", "replay.capacity=100", "replay.window=32"])
-    assert load("recall_r2d2", sets=["agent.lstm=0", "training.burn_in=0"])
-    assert load("recall_r2d2", sets=["agent.lstm=0", "agent.frame_stack=2"])
+    assert load("recall_r2d2", sets=["agent.network.lstm=0", "training.burn_in=0"])
+    assert load("recall_r2d2", sets=["agent.network.lstm=0", "agent.network.frame_stack=2"])
     assert load("recall_r2d2", sets=["actors.evaluation_envs=19"])
 
 
@@ -427,9 +486,9 @@ def test_unreadable_file_is_reported_in_one_sentence(tmp_path: Path, content: by
 
 @pytest.mark.parametrize("name", preset_names())
 def test_toml_round_trip(name: str, tmp_path: Path) -> None:
-    resolved = load(
-        name, sets=['environment.kwargs={a = [1, 2.5], "b c" = {d = "x\\ny"}}'], flags={"--steps": 12_345_678}
-    )
+    nested = 'environment.kwargs={a = [1, 2.5], "b c" = {d = "x\\ny"}}'
+    sets = [nested] if "environment.kwargs" in load(name).sources else []
+    resolved = load(name, sets=sets, flags={"--steps": 12_345_678})
     text = to_toml(resolved)
     file = tmp_path / "config.toml"
     file.write_text(text, encoding="utf-8")
@@ -441,11 +500,11 @@ def test_toml_round_trip(name: str, tmp_path: Path) -> None:
 
 @given(st.text(), st.text())
 def test_toml_round_trip_of_any_text(value: str, source: str) -> None:
-    config = Config.model_validate({"environment": {"kwargs": {value: value}}})
-    sources = dict.fromkeys(known_keys(), f"file {source}")
+    config = make_config({"environment": {"kwargs": {value: value}}})
+    sources = dict.fromkeys(keys_of(type(config)), f"file {source}")
     read = tomllib.loads(to_toml(Resolved(config, sources)))
     assert read["environment"]["kwargs"] == {value: value}
-    assert Config.model_validate(read) == config
+    assert make_config(read) == config
 
 
 def test_resumed_run_is_the_lowest_layer(tmp_path: Path) -> None:
@@ -460,14 +519,6 @@ def test_resumed_run_is_the_lowest_layer(tmp_path: Path) -> None:
 
 
 def test_values_without_effect_are_found() -> None:
-    ignored = ["agent.lambda=0.9", "agent.entropy_cost=0.1", "agent.discount=0.9", "training.burn_in=5"]
-    found = without_effect(load("recall_r2d2", sets=ignored))
-    assert [(value.key, value.source) for value in found] == [
-        ("agent.lambda", "--set"),
-        ("agent.entropy_cost", "--set"),
-    ]
-    found = without_effect(load("pong_vtrace", sets=["replay.save=true", "agent.n_step=3", "agent.lambda=0.9"]))
-    assert sorted(value.key for value in found) == ["agent.n_step", "replay.save"]
-    found = without_effect(load("pong_vtrace", sets=["environment.rewards=scoring", "environment.width=42"]))
-    assert [value.key for value in found] == ["environment.rewards"]
+    found = without_effect(load("pong_vtrace", sets=["replay.save=true", "agent.lambda=0.9"]))
+    assert [(value.key, value.source) for value in found] == [("replay.save", "--set")]
     assert without_effect(load("atari_r2d2")) == without_effect(load("atari_vtrace")) == []

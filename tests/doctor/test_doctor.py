@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from seedcli.cli.main import main
-from seedcli.config.sections import EnvironmentConfig, NetConfig
+from seedcli.config.sections import NetConfig
 from seedcli.config.sources import load_config
 from seedcli.config.topology import Inventory
 from seedcli.doctor import environment as doctor_env
@@ -27,6 +27,7 @@ from seedcli.doctor.devices import check_devices, describe_devices, describe_top
 from seedcli.doctor.findings import Finding
 from seedcli.doctor.report import print_findings, run_doctor
 from seedcli.envs import conformance
+from tests.configs import env_config
 
 
 def _without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +291,7 @@ def test_an_unknown_environment_is_wrong_usage(capfd: pytest.CaptureFixture[str]
 def test_an_environment_that_takes_its_process_along(
     capfd: pytest.CaptureFixture[str], name: str, limit: float, words: str
 ) -> None:
-    (finding,) = doctor_env.examine(EnvironmentConfig(id=_sample(name)), seconds=0.1, limit=limit)
+    (finding,) = doctor_env.examine(env_config(id=_sample(name)), seconds=0.1, limit=limit)
     assert (finding.name, finding.status) == ("play", "failure") and words in finding.detail
     assert capfd.readouterr().out == "", "what an environment prints is no result"
 

@@ -10,6 +10,7 @@ import numpy as np
 from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.registry import create_env
 from seedcli.specs import RowLayout, Rows, aligned_empty, map_arrays
+from tests.configs import env_config
 
 COUNTER = "seedcli.envs.testing:Counter-v0"
 RECALL = "seedcli.envs.testing:Recall-v0"
@@ -19,11 +20,11 @@ POSITIONS = "seedcli.envs.memory:CartPolePositions-v0"
 
 
 def gymnasium_config(env_id: str, **fields: Any) -> EnvironmentConfig:
-    return EnvironmentConfig(family="gymnasium", id=env_id, **fields)
+    return env_config(family="gymnasium", id=env_id, **fields)
 
 
 def atari_config(game: str, **fields: Any) -> EnvironmentConfig:
-    return EnvironmentConfig(family="atari", id=game, **fields)
+    return env_config(family="atari", id=game, **fields)
 
 
 class Played:

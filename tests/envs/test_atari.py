@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from ale_py import roms, vector_env
 
-from seedcli.envs.atari import ATARI_57, AtariVectorEnv, games
+from seedcli.envs.atari.env import ATARI_57, AtariVectorEnv, games
 from seedcli.errors import UsageError
 from seedcli.specs import ActionSpec
 from tests.envs.helpers import FIELDS, Played, atari_config, play
@@ -230,8 +230,8 @@ def test_fields_of_the_other_family_are_refused() -> None:
 def test_custom_roms_do_not_write_to_stdout() -> None:
     code = (
         "from seedcli.envs.registry import create_env\n"
-        "from seedcli.config.sections import EnvironmentConfig\n"
-        "create_env(EnvironmentConfig(family='atari', id='pong'), 1)\n"
+        "from seedcli.config.schema import make_environment_config\n"
+        "create_env(make_environment_config({'family': 'atari', 'id': 'pong'}), 1)\n"
     )
     folder = str(Path(roms.__file__).parent)
     done = subprocess.run(

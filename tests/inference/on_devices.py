@@ -11,13 +11,14 @@ import tensorflow as tf
 from seedcli.agents.base import UnrollBatch
 from seedcli.agents.networks.models import evaluate
 from seedcli.agents.registry import create_agent
-from seedcli.config.sections import AgentConfig, TrainingConfig
+from seedcli.config.sections import TrainingConfig
 from seedcli.inference.arena import Arena, UnrollBuffer
 from seedcli.inference.engine import StepEngine
 from seedcli.inference.policy import AgentPolicy
 from seedcli.inference.streams import Stream
 from seedcli.inference.variable_placement import device_names
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
+from tests.configs import agent_config
 from tests.inference.helpers import Player
 
 SPEC = EnvSpec("test/env", ArraySpec((3,), "float32"), ActionSpec((3,)))
@@ -27,7 +28,7 @@ DEVICES = 4
 def make_agent(seed: int = 3) -> Any:
     """A small recurrent agent; the current scope places its variables."""
     training = TrainingConfig(unroll_length=4, batch_size=2)
-    return create_agent(AgentConfig(hidden=(8,), lstm=5), training, SPEC, seed)
+    return create_agent(agent_config(hidden=(8,), lstm=5), training, SPEC, seed)
 
 
 def _rows(slots: list[int], first: bool) -> tuple[Any, ...]:

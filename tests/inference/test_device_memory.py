@@ -11,12 +11,13 @@ import pytest
 import tensorflow as tf
 
 from seedcli.agents.registry import create_agent
-from seedcli.config.sections import AgentConfig, TrainingConfig
+from seedcli.config.sections import TrainingConfig
 from seedcli.errors import EXIT_FAILED, SeedError
 from seedcli.inference.device_memory import bytes_of, out_of_memory
 from seedcli.inference.device_policy import DevicePolicy
 from seedcli.inference.policy import AgentPolicy
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
+from tests.configs import agent_config
 
 SPEC = EnvSpec("test/env", ArraySpec((1000,), "float32"), ActionSpec((3,)))
 MAX_ENVS = 6
@@ -38,7 +39,7 @@ class Unread:
 
 
 def _policy(**kwargs: Any) -> DevicePolicy:
-    agent = create_agent(AgentConfig(hidden=(8,), lstm=5), TrainingConfig(), SPEC, 3)
+    agent = create_agent(agent_config(hidden=(8,), lstm=5), TrainingConfig(), SPEC, 3)
     return AgentPolicy(agent, SPEC, max_slots=MAX_ENVS, seed=9, **kwargs).devices[0]
 
 

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 
 from seedcli.agents.registry import create_agent
-from seedcli.config.sections import AgentConfig, TrainingConfig
+from seedcli.config.sections import TrainingConfig
 from seedcli.inference.policy import AgentPolicy, spread
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
+from tests.configs import agent_config
 
 SPEC = EnvSpec("test/env", ArraySpec((4,), "float32"), ActionSpec((3,)))
 
 
 def _policy(**kwargs) -> AgentPolicy:
-    agent = create_agent(AgentConfig(hidden=(8,), lstm=5), TrainingConfig(), SPEC, 3)
+    agent = create_agent(agent_config(hidden=(8,), lstm=5), TrainingConfig(), SPEC, 3)
     return AgentPolicy(agent, SPEC, max_slots=6, seed=9, **kwargs)
 
 
@@ -79,7 +80,7 @@ def test_actions_are_sampled_by_seed_and_batch(batches):
 
 
 def _q_policy(training_envs: int) -> AgentPolicy:
-    config = AgentConfig(algorithm="r2d2", hidden=(8,), lstm=5, evaluation_epsilon=0.125)
+    config = agent_config(algorithm="r2d2", hidden=(8,), lstm=5, evaluation_epsilon=0.125)
     agent = create_agent(config, TrainingConfig(), SPEC, 3)
     return AgentPolicy(agent, SPEC, max_slots=12, seed=9, training_envs=training_envs)
 
@@ -128,7 +129,7 @@ def test_actions_explore_with_the_epsilon_of_their_slot():
 
 def test_hosts_split_ranks_and_use_different_seeds():
     """Environment i of host h of H has rank i·H + h; a single host is unaffected."""
-    config = AgentConfig(algorithm="r2d2", hidden=(8,), lstm=5)
+    config = agent_config(algorithm="r2d2", hidden=(8,), lstm=5)
     agent = create_agent(config, TrainingConfig(), SPEC, 3)
     hosts = [AgentPolicy(agent, SPEC, max_slots=4, seed=9, training_envs=8, host=(h, 2)) for h in range(2)]
     alone = AgentPolicy(agent, SPEC, max_slots=8, seed=9, training_envs=8)
@@ -138,7 +139,7 @@ def test_hosts_split_ranks_and_use_different_seeds():
     np.testing.assert_array_equal(
         np.stack([policy.exploration[:4] for policy in hosts], axis=1).ravel(), alone.exploration[:8]
     )
-    plain = create_agent(AgentConfig(hidden=(8,)), TrainingConfig(), SPEC, 3)
+    plain = create_agent(agent_config(hidden=(8,)), TrainingConfig(), SPEC, 3)
     policies = [AgentPolicy(plain, SPEC, max_slots=6, seed=9, host=host) for host in ((0, 1), (0, 2), (1, 2))]
     actions = [[_act(policy, [0, 1, 2], True).action.tolist() for _ in range(20)] for policy in policies]
     assert actions[0] == actions[1] != actions[2]

@@ -12,7 +12,7 @@ from tests.system.harness import Fleet, fleet_in, sets
 
 SEED = 101  # none of those the presets were tuned on
 # Without a state there is nothing a burn-in could bring up to date.
-NO_MEMORY = ("agent.lstm=0", "training.burn_in=0")
+NO_MEMORY = ("agent.network.lstm=0", "training.burn_in=0")
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(1800)]
 

@@ -10,7 +10,7 @@ from tests.reliability.watch import Sample
 from tests.system.harness import TINY, Learner, Process, counting, sets
 
 # What distinguishes one record from another: there is a state to mix up.
-REMEMBERING = ("agent.previous_action_reward=true", "agent.frame_stack=2")
+REMEMBERING = ("agent.network.previous_action_reward=true", "agent.network.frame_stack=2")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seedcli.telemetry.logs import import_tensorflow
+from seedcli.tensorflow_import import import_tensorflow
 from tests.reliability.verdict import LEDGER
 
 if TYPE_CHECKING:

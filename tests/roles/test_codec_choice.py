@@ -12,7 +12,7 @@ import pytest
 
 from seedcli.bench.actor import InstantLearner
 from seedcli.bench.codecs import pays_below
-from seedcli.config.schema import Config
+from seedcli.config.schema import make_config
 from seedcli.net.addresses import machine_id
 from seedcli.net.codecs import CODECS, RowDecoder
 from seedcli.net.frames import Kind, unpack_header
@@ -135,7 +135,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pictures]]:
     yield envs
 
 
-CONFIG = Config.model_validate({"actors": {"envs": 5, "streams": 2}})
+CONFIG = make_config({"actors": {"envs": 5, "streams": 2}})
 
 
 def session(learner: InstantLearner, environments: Environments) -> ActorSession:

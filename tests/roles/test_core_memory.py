@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from seedcli.config.schema import Config
+from seedcli.config.schema import make_config
 from seedcli.errors import EXIT_FAILED, SeedError
 from seedcli.roles.learner import core as module
 from seedcli.roles.learner.core import LearnerCore
@@ -27,7 +27,7 @@ STATES = f"the agent states of inference.max_envs = 5000 environments ({5001 * 2
 
 
 def _core(folder: Path) -> LearnerCore:
-    config = Config.model_validate(
+    config = make_config(
         {
             "agent": {"hidden": (8,), "lstm": 5},
             "inference": {"max_envs": MAX_ENVS},
@@ -44,7 +44,7 @@ def _sentence(raised: pytest.ExceptionInfo[SeedError]) -> str:
     assert raised.value.exit_status == EXIT_FAILED
     assert isinstance(raised.value.__cause__, tf.errors.ResourceExhaustedError)
     assert sentence.startswith("the device ran out of memory while ") and "\n" not in sentence
-    assert "agent.hidden" in sentence and "topology.inference_devices" in sentence
+    assert "agent.network.hidden" in sentence and "topology.inference_devices" in sentence
     return sentence
 
 
@@ -118,7 +118,7 @@ sys.exit(main(sys.argv[1:]))
 )
 def test_a_run_ends_with_that_sentence(tmp_path: Path, patch: str, doing: str) -> None:
     options: list[Any] = ["train", "--preset", "cartpole_vtrace", "--deterministic", "--steps", "1000", "--envs", "4"]
-    values = sets(*TINY, "agent.lstm=5", "inference.max_envs=64")
+    values = sets(*TINY, "agent.network.lstm=5", "inference.max_envs=64")
     ended = subprocess.run(
         [sys.executable, "-c", _RUN.replace("PATCH", patch), *options, "--logdir", str(tmp_path / "run"), *values],
         capture_output=True, text=True, timeout=LIMIT,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from seedcli.config.schema import Config
+from seedcli.config.schema import Config, make_config
 from seedcli.config.sections import NetConfig
 from seedcli.errors import RefusedError, UnreachableError, UsageError
 from seedcli.net.addresses import machine_id
@@ -222,7 +222,7 @@ def test_what_needs_no_token(config: Path) -> None:
 def test_a_learner_makes_its_token_unless_it_is_insecure(config: Path) -> None:
     assert learner_security(Config(net=NetConfig(insecure=True))) is None
     assert not config.exists()
-    security = learner_security(Config())
+    security = learner_security(make_config())
     assert security is not None and security.tls is None
     assert security.token.source == str(config) and stat.S_IMODE(os.stat(config).st_mode) == 0o600
     again = learner_security(Config(net=NetConfig(tls_cert="c", tls_key="k")))

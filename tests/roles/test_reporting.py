@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from seedcli.config.schema import Config
+from seedcli.config.schema import make_config
 from seedcli.net.base import Peer
 from seedcli.roles.learner.reporting import TURN_SECONDS, Reporter
 from seedcli.roles.run_folder import RunFolder
@@ -52,7 +52,7 @@ def learner(clock: Clock) -> Any:
         environment_failures=0,
     )
     return SimpleNamespace(
-        config=Config(),
+        config=make_config(),
         service=service,
         core=None,
         team=None,

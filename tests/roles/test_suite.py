@@ -19,9 +19,8 @@ from PIL import Image
 
 from seedcli.agents.registry import create_agent
 from seedcli.cli.main import main
-from seedcli.config.sections import EnvironmentConfig
 from seedcli.config.sources import load_config, to_toml
-from seedcli.envs.atari import ATARI_57
+from seedcli.envs.atari.env import ATARI_57
 from seedcli.envs.dmlab.levels import DMLAB_30, DMLAB_30_TEST
 from seedcli.envs.scores import Suite, Task, aggregate, capped_mean, interquartile_mean, load_suite
 from seedcli.errors import CheckpointError, UsageError
@@ -30,14 +29,15 @@ from seedcli.roles.evaluator.suite_chart import write_chart
 from seedcli.roles.evaluator.suite_runs import check_chart
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from seedcli.training.checkpoint import Checkpointer, list_checkpoints
+from tests.configs import env_config
 from tests.envs.dmlab.lab_double import install as install_lab
 from tests.test_package import build
 
 # Episodes of 100 steps and a network of a few hundred weights.
 TINY = (
-    "agent.network=mlp",
-    "agent.hidden=[4]",
-    "agent.frame_stack=1",
+    "agent.network.torso=mlp",
+    "agent.network.hidden=[4]",
+    "agent.network.frame_stack=1",
     "environment.max_frames=400",
     "environment.height=16",
     "environment.width=16",
@@ -45,9 +45,9 @@ TINY = (
 
 
 TINY_LAB = (
-    "agent.network=mlp",
-    "agent.hidden=[4]",
-    "agent.lstm=0",
+    "agent.network.torso=mlp",
+    "agent.network.hidden=[4]",
+    "agent.network.lstm=0",
     "environment.height=16",
     "environment.width=16",
     "environment.kwargs={episodeLengthSeconds = 1}",
@@ -137,7 +137,7 @@ def test_dmlab30_is_the_30_levels_with_their_scores() -> None:
 
 def test_what_a_run_is_evaluated_on() -> None:
     suite = load_suite("dmlab30")
-    trained = EnvironmentConfig(family="dmlab", id="x", height=72, kwargs={"datasetPath": "/data"})
+    trained = env_config(family="dmlab", id="x", height=72, kwargs={"datasetPath": "/data"})
     held_out, same = (suite.test_environment(suite.tasks[i], trained) for i in (0, 3))
     assert (held_out.id, same.id) == ("rooms_collect_good_objects_test", "rooms_watermaze")
     for environment in (held_out, same):
@@ -145,8 +145,8 @@ def test_what_a_run_is_evaluated_on() -> None:
         assert (environment.family, environment.height) == ("dmlab", 72)
     assert trained.kwargs == {"datasetPath": "/data"}
     atari = load_suite("atari57")
-    trained = EnvironmentConfig(family="atari", id="pong")
-    assert atari.test_environment(atari.tasks[0], trained) == EnvironmentConfig(family="atari", id="alien")
+    trained = env_config(family="atari", id="pong")
+    assert atari.test_environment(atari.tasks[0], trained) == env_config(family="atari", id="alien")
 
 
 def test_an_unknown_suite_names_the_known_ones() -> None:

@@ -33,7 +33,7 @@ SCRIPTS = {
         envs=8,
         steps="1e6",
         seed="7",
-        set=("agent.hidden=[8, 8]", 'environment.kwargs={ sutton_barto_reward = "it\'s" }'),
+        set=("agent.network.hidden=[8, 8]", 'environment.kwargs={ sutton_barto_reward = "it\'s" }'),
         time="4:00:00",
         logdir="/scratch/it's $(here) }",
         learner_hosts=2,

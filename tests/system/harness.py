@@ -25,7 +25,7 @@ LIMIT = 150.0
 COUNTER = "seedcli.envs.testing:Counter-v0"
 # A run that takes seconds: tiny network, short unrolls, many lines of metrics, many checkpoints.
 TINY = (
-    "agent.hidden=[8]",
+    "agent.network.hidden=[8]",
     "training.unroll_length=8",
     "training.batch_size=8",
     "training.checkpoint_seconds=1",

@@ -175,7 +175,9 @@ def test_a_folder_that_holds_a_run(run: Run, fleet: Fleet) -> None:
 def test_a_run_is_not_resumed_with_another_agent(run: Run, fleet: Fleet, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(run.folder, tmp_path / "run"))
     config, lines = (folder / "config.toml").read_text(), metrics(folder)
-    resumed = fleet.start("train", "--resume", "--logdir", str(folder), "--steps", "1e9", *sets("agent.hidden=[16]"))
+    resumed = fleet.start(
+        "train", "--resume", "--logdir", str(folder), "--steps", "1e9", *sets("agent.network.hidden=[16]")
+    )
     resumed.ends_with(2)
     assert "another agent" in resumed.sentence
     assert ((folder / "config.toml").read_text(), metrics(folder)) == (config, lines), "the run was spoilt"
@@ -277,7 +279,7 @@ def test_a_video_of_cartpole(run: Run, tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_video_of_atari(fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    values = sets(*TINY, "agent.network=mlp", "agent.frame_stack=1", "environment.max_frames=200")
+    values = sets(*TINY, "agent.network.torso=mlp", "agent.network.frame_stack=1", "environment.max_frames=200")
     options = ["--logdir", "run", "--steps", "100", "--envs", "4", "--deterministic"]
     fleet.start("train", "--preset", "pong_vtrace", *options, *values).ends_with(0)
     video = tmp_path / "pong.mp4"

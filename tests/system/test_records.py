@@ -24,7 +24,10 @@ from seedcli.training.batches import Piece, TrainingBatch, UnrollQueue
 from tests.system.harness import COUNTER, LIMIT, TINY, Fleet, counting, wait_for
 from tests.system.records import STEP, Book, marked
 
-REMEMBERING = ("agent.previous_action_reward=true", "agent.frame_stack=2")  # so that there are states to mix up
+REMEMBERING = (
+    "agent.network.previous_action_reward=true",
+    "agent.network.frame_stack=2",
+)  # so that there are states to mix up
 
 
 class Training:

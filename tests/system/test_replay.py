@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from seedcli.agents.registry import create_agent
-from seedcli.config.schema import Config
+from seedcli.config.schema import make_config
 from seedcli.telemetry.metrics import COUNTERS
 from seedcli.training.checkpoint import Checkpoint, find_checkpoint
 from seedcli.training.replay.blocks import BlockCodec
@@ -24,7 +24,7 @@ from tests.system.harness import TINY, Fleet, Process, checkpoints, counting, la
 # Small enough that the oldest unrolls are dropped while a test watches.
 SMALL = (
     *TINY,
-    "agent.lstm=4",
+    "agent.network.lstm=4",
     "agent.dueling_hidden=8",
     "agent.n_step=3",
     "agent.target_period=10",
@@ -40,7 +40,7 @@ SMALL = (
 
 def _kept(checkpoint: Checkpoint, folder: Path) -> tuple[Snapshot, list[dict[str, np.ndarray]]]:
     """The replay of a checkpoint as a learner would read it: its snapshot, and every unroll unpacked."""
-    config = Config.model_validate(tomllib.loads(checkpoint.config_path.read_text()))
+    config = make_config(tomllib.loads(checkpoint.config_path.read_text()))
     agent = create_agent(config.agent, config.training, checkpoint.spec, config.run.seed)
     codec = BlockCodec(unroll_fields(agent, checkpoint.spec))
     replay = Replay(codec, config.replay, config.training.batch_size, seed=0)

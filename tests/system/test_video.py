@@ -8,10 +8,10 @@ import imageio
 import numpy as np
 import pytest
 
-from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.isolated import IsolatedEnv
 from seedcli.errors import EnvironmentFailed, UsageError
 from seedcli.specs import RowLayout, aligned_empty
+from tests.configs import env_config
 from tests.system.harness import Fleet, sets
 
 
@@ -36,7 +36,7 @@ def test_a_video_of_mujoco_follows_the_body(fleet: Fleet, tmp_path: Path) -> Non
 
 
 def test_an_environment_of_another_process_is_the_same() -> None:
-    config = EnvironmentConfig(id="CartPole-v1")
+    config = env_config(id="CartPole-v1")
     env = IsolatedEnv(config, 2, render=True)
     try:
         layout = RowLayout(env.spec, 2)
@@ -61,4 +61,4 @@ def test_an_environment_of_another_process_is_the_same() -> None:
 
 def test_what_cannot_be_built_there_says_why() -> None:
     with pytest.raises(UsageError, match="CartPole-v1"):
-        IsolatedEnv(EnvironmentConfig(id="CartPole-v9"), 1)
+        IsolatedEnv(env_config(id="CartPole-v9"), 1)

@@ -9,14 +9,14 @@ import pytest
 
 from seedcli.agents.base import Symptom
 from seedcli.agents.vtrace import symptoms
-from seedcli.config.schema import Config
-from seedcli.config.sections import AgentConfig
-from seedcli.config.sources import known_keys
+from seedcli.config.schema import make_config
+from seedcli.config.sources import all_keys
 from seedcli.telemetry.diagnosis import Diagnosis
+from tests.configs import agent_config
 
 STUCK = Symptom(metric="stuck", above=0.9, sentence="{:.0%} of it is stuck", settings=("agent.discount", "run.seed"))
 FLAT = Symptom(metric="flat", below=0.1, sentence="it is flat, {:.2f}", settings=("agent.lambda",), patience=0.2)
-VALUES = Config().model_dump(mode="json", by_alias=True)
+VALUES = make_config().model_dump(mode="json", by_alias=True)
 STUCK_WARNING = "98% of it is stuck (stuck is above 0.9): look at agent.discount (0.99), run.seed (1)"
 FLAT_WARNING = "it is flat, 0.05 (flat is below 0.1): look at agent.lambda (1.0)"
 
@@ -108,12 +108,12 @@ def test_a_symptom_has_one_bound_and_a_setting(bounds: dict[str, float]) -> None
 
 @pytest.mark.parametrize("good", [False, True])
 def test_vtrace_names_settings_that_exist_and_are_not_yet_right(good: bool) -> None:
-    config = AgentConfig(normalize_values=good, separate_value=good, normalize_observations=good)
+    config = agent_config(normalize_values=good, separate_value=good, normalize_observations=good)
     declared = symptoms(config)
     metrics = [symptom.metric for symptom in declared]
     assert metrics == ["saturated_units", "means_outside", "value_spread", "policy_spread"]
     named = {key for symptom in declared for key in symptom.settings}
-    assert named <= set(known_keys())
+    assert named <= all_keys()
     assert ("agent.normalize_values" in named) is not good
     for symptom in declared:
         assert "{" not in symptom.sentence.format(0.5)

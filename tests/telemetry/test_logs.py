@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from seedcli.telemetry.logs import log_once_per, log_to_file, quiet_stderr, setup_logging
+from seedcli.telemetry.logs import log_once_per, log_to_file, setup_logging
+from seedcli.tensorflow_import import quiet_stderr
 
 
 class Sink:
@@ -118,7 +119,7 @@ def test_quiet_stderr_drops_chatter_and_keeps_the_rest(capfd: pytest.CaptureFixt
 
 def test_tensorflow_is_imported_in_silence() -> None:
     code = (
-        "from seedcli.telemetry.logs import import_tensorflow; tf = import_tensorflow();"
+        "from seedcli.tensorflow_import import import_tensorflow; tf = import_tensorflow();"
         "print(int(tf.function(lambda x: x + 1)(tf.constant(1))))"
     )
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}

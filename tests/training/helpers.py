@@ -14,8 +14,8 @@ def resolved(*values: str) -> Resolved:
     """Its configuration, with these values set."""
     sets = (
         "agent.algorithm=r2d2",
-        "agent.hidden=[8]",
-        "agent.lstm=5",
+        "agent.network.hidden=[8]",
+        "agent.network.lstm=5",
         "agent.dueling_hidden=8",
         "agent.n_step=2",
         f"training.burn_in={K}",

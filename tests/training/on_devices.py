@@ -17,23 +17,20 @@ import tensorflow as tf
 
 from seedcli.agents.base import UnrollBatch
 from seedcli.agents.registry import create_agent
-from seedcli.config.sections import AgentConfig, TrainingConfig
+from seedcli.config.sections import TrainingConfig
 from seedcli.config.topology import Plan
 from seedcli.training.batches import TrainingBatch
 from seedcli.training.devices import Devices, find_inventory, prepare
 from seedcli.training.optimizer import clip_gradients
 from seedcli.training.trainer import Trainer, UpdateResult
 from tests.agents.helpers import VECTOR, random_records
+from tests.configs import agent_config
 
 B, UPDATES = 8, 10
 NETWORK = {"hidden": (8,), "lstm": 4, "previous_action_reward": True, "normalize_observations": True}
 AGENTS = {
-    "vtrace": AgentConfig.model_validate(
-        {**NETWORK, "algorithm": "vtrace", "normalize_values": True, "separate_value": True, "policy_clip": 0.2}
-    ),
-    "r2d2": AgentConfig.model_validate(
-        {**NETWORK, "algorithm": "r2d2", "dueling_hidden": 0, "frame_stack": 2, "n_step": 2, "target_period": 3}
-    ),
+    "vtrace": agent_config(**NETWORK, algorithm="vtrace", normalize_values=True, separate_value=True, policy_clip=0.2),
+    "r2d2": agent_config(**NETWORK, algorithm="r2d2", dueling_hidden=0, frame_stack=2, n_step=2, target_period=3),
 }
 TRAINING = {
     "vtrace": TrainingConfig(unroll_length=4, batch_size=B, learning_rate=0.01, epsilon=1e-3, clip_norm=0.05),

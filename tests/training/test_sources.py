@@ -315,7 +315,9 @@ def test_a_replay_too_large_for_the_machine_is_refused_before_anything_is_insert
 
 
 def test_images_are_reckoned_at_what_they_take_when_packed() -> None:
-    config = _config("agent.network=nature", "agent.lstm=0", "agent.frame_stack=4", "replay.capacity=100_000")
+    config = _config(
+        "agent.network.torso=nature", "agent.network.lstm=0", "agent.network.frame_stack=4", "replay.capacity=100_000"
+    )
     spec = EnvSpec("atari/pong", ArraySpec((84, 84, 1), "uint8"), ActionSpec((6,)), 4)
     fields = unroll_fields(create_agent(config.agent, config.training, spec, 1), spec)
     frames = R * 84 * 84

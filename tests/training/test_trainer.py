@@ -11,13 +11,14 @@ import tensorflow as tf
 
 from seedcli.agents.base import UnrollBatch
 from seedcli.agents.registry import create_agent
-from seedcli.config.sections import AgentConfig, TrainingConfig
+from seedcli.config.sections import TrainingConfig
 from seedcli.config.topology import Plan
 from seedcli.errors import SeedError
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from seedcli.training.batches import TrainingBatch
 from seedcli.training.devices import Devices
 from seedcli.training.trainer import Trainer
+from tests.configs import agent_config
 
 SPEC = EnvSpec("test/env", ArraySpec((3,), "float32"), ActionSpec((2,)))
 TRAINING = TrainingConfig(unroll_length=4, batch_size=2, learning_rate=0.01)
@@ -44,7 +45,7 @@ def _weights(trainer_agent) -> list[np.ndarray]:
 
 
 def test_an_update_changes_the_weights_and_is_counted():
-    agent = create_agent(AgentConfig(hidden=(8,)), TRAINING, SPEC, 1)
+    agent = create_agent(agent_config(hidden=(8,)), TRAINING, SPEC, 1)
     trainer = Trainer(agent, TRAINING, total_steps=100)
     before = _weights(agent)
     result = trainer.update(_batch(), env_steps=50)
@@ -56,7 +57,7 @@ def test_an_update_changes_the_weights_and_is_counted():
 
 
 def test_policy_lag_is_counted_in_updates():
-    agent = create_agent(AgentConfig(hidden=(8,)), TRAINING, SPEC, 1)
+    agent = create_agent(agent_config(hidden=(8,)), TRAINING, SPEC, 1)
     trainer = Trainer(agent, TRAINING, total_steps=100)
     trainer.updates = 7
     batch = _batch(version=5)
@@ -69,7 +70,7 @@ def test_policy_lag_is_counted_in_updates():
 
 @pytest.mark.parametrize("reward", [np.nan, np.inf])
 def test_a_non_finite_update_is_dropped_counted_and_named(reward):
-    agent = create_agent(AgentConfig(hidden=(8,)), TRAINING, SPEC, 1)
+    agent = create_agent(agent_config(hidden=(8,)), TRAINING, SPEC, 1)
     trainer = Trainer(agent, TRAINING, total_steps=100)
     trainer.update(_batch(), env_steps=0)
     before = _weights(agent), [v.numpy() for v in trainer.variables().values()]
@@ -89,7 +90,7 @@ def test_clipping_bounds_the_step_by_the_global_norm():
         update={"clip_norm": 1e-3, "optimizer": "rmsprop", "epsilon": 1.0, "learning_rate_schedule": "constant"}
     )
     # With ε so much larger than the gradients RMSProp is plain descent, so the step shows the gradient's norm.
-    agent = create_agent(AgentConfig(hidden=(8,)), training, SPEC, 1)
+    agent = create_agent(agent_config(hidden=(8,)), training, SPEC, 1)
     trainer = Trainer(agent, training, total_steps=100)
     before = _weights(agent)
     result = trainer.update(_batch(reward=10.0), env_steps=0)
@@ -103,7 +104,7 @@ def test_columns_of_weight_0_change_nothing(algorithm):
     """What an unroll that must not be trained on holds makes no difference to the update."""
     steps = []
     for reward in (1.0, 50.0):
-        agent = create_agent(AgentConfig(algorithm=algorithm, hidden=(8,), n_step=2), TRAINING, SPEC, 1)
+        agent = create_agent(agent_config(algorithm=algorithm, hidden=(8,), n_step=2), TRAINING, SPEC, 1)
         before = _weights(agent)
         batch = _batch()
         unrolls = batch.unrolls._replace(
@@ -119,7 +120,7 @@ def test_columns_of_weight_0_change_nothing(algorithm):
 
 
 def _q_trainer(**values):
-    config = AgentConfig(algorithm="r2d2", hidden=(8,), n_step=2, value_rescaling=False, **values)
+    config = agent_config(algorithm="r2d2", hidden=(8,), n_step=2, value_rescaling=False, **values)
     agent = create_agent(config, TRAINING, SPEC, 1)
     return agent, Trainer(agent, TRAINING, total_steps=100)
 
@@ -137,7 +138,7 @@ def test_an_update_returns_the_priorities_of_its_unrolls():
     result = trainer.update(batch, env_steps=0)
     assert result.priorities is not None and result.priorities.shape == (2,)
     np.testing.assert_allclose(result.priorities, expected, rtol=1e-5)  # of the weights before the update
-    plain = create_agent(AgentConfig(hidden=(8,)), TRAINING, SPEC, 1)
+    plain = create_agent(agent_config(hidden=(8,)), TRAINING, SPEC, 1)
     assert Trainer(plain, TRAINING, total_steps=100).update(_batch(), env_steps=0).priorities is None
 
 
@@ -171,13 +172,13 @@ def test_the_target_network_follows_after_as_many_applied_updates():
 
 def _half_precision_trainer() -> Trainer:
     plan = Plan("cpu", 1, (0,), (0,), columns=2, precision="mixed_float16")
-    agent = create_agent(AgentConfig(hidden=(8,)), TRAINING, SPEC, 1)
+    agent = create_agent(agent_config(hidden=(8,)), TRAINING, SPEC, 1)
     return Trainer(agent, TRAINING, 100, Devices(plan))
 
 
 def test_a_scaled_loss_gives_the_same_update():
     trainer = _half_precision_trainer()
-    plain = Trainer(create_agent(AgentConfig(hidden=(8,)), TRAINING, SPEC, 1), TRAINING, 100)
+    plain = Trainer(create_agent(agent_config(hidden=(8,)), TRAINING, SPEC, 1), TRAINING, 100)
     for _ in range(3):
         scaled, exact = trainer.update(_batch(), env_steps=0), plain.update(_batch(), env_steps=0)
         assert scaled.loss == pytest.approx(exact.loss, rel=1e-6), "what is told is not scaled"
@@ -230,7 +231,7 @@ def test_the_scale_grows_after_many_good_updates_in_a_row():
 
 
 def test_update_out_of_memory_names_contents_and_settings(monkeypatch):
-    agent = create_agent(AgentConfig(hidden=(8,)), TRAINING, SPEC, 1)
+    agent = create_agent(agent_config(hidden=(8,)), TRAINING, SPEC, 1)
     trainer = Trainer(agent, TRAINING, total_steps=100)
 
     def exhausted(*_):
@@ -273,7 +274,7 @@ def test_a_gpu_learns_in_any_precision(precision):
     """The action of the larger reward becomes the likelier one."""
     devices = Devices(Plan("gpu", 1, (0,), (0,), columns=2, precision=precision))
     with devices.scope():
-        agent = create_agent(AgentConfig(hidden=(64,), lstm=16), TRAINING, SPEC, 1, precision=precision)
+        agent = create_agent(agent_config(hidden=(64,), lstm=16), TRAINING, SPEC, 1, precision=precision)
     trainer = Trainer(agent, TRAINING, 10**6, devices)
     batch = _batch()
     action = np.tile([[0, 1]], (5, 1)).astype(np.int32)

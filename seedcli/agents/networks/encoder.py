@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from seedcli.agents.base import State
 from seedcli.agents.networks.frame_stack import ObservationStack, one_hot
-from seedcli.agents.networks.torsos import make_torso, orthogonal, saturation
-from seedcli.config.sections import AgentConfig
+from seedcli.agents.networks.torsos import apply, make_torso, orthogonal, saturated, saturation
+from seedcli.config.sections import NetworkConfig
 from seedcli.specs import ActionSpec, EnvSpec
 
 
@@ -117,7 +117,7 @@ class Encoder(keras.layers.Layer):
 
     def __init__(
         self,
-        config: AgentConfig,
+        config: NetworkConfig,
         spec: EnvSpec,
         rng: np.random.Generator,
         precision: str = "float32",
@@ -165,7 +165,9 @@ class Encoder(keras.layers.Layer):
             Features [N, F] float32, and the next state without the action, which `remember` adds.
         """
         stacked, after = self._stack.step(observation, state)
-        features = [self._with_previous(torso(stacked), state.get("previous_action"), reward) for torso in self.torsos]
+        features = [
+            self._with_previous(apply(torso, stacked), state.get("previous_action"), reward) for torso in self.torsos
+        ]
         for i, (hidden, cell, lstm) in enumerate(self._memories()):
             features[i], after[cell] = lstm.step(lstm(features[i]), state[hidden], state[cell])
             after[hidden] = features[i]
@@ -199,7 +201,7 @@ class Encoder(keras.layers.Layer):
         if self._previous is not None:
             previous, after["previous_action"] = self._previous.unroll(action, first, state["previous_action"])
         flat = tf.reshape(reward, [-1])
-        features = [self._with_previous(torso(stacked), previous, flat) for torso in self.torsos]
+        features = [self._with_previous(apply(torso, stacked), previous, flat) for torso in self.torsos]
         for i, (hidden, cell, lstm) in enumerate(self._memories()):
             start = state[hidden], state[cell]
             features[i], after[hidden], after[cell] = _unroll_lstm(lstm, reward.shape[0], features[i], first, *start)
@@ -219,7 +221,7 @@ class Encoder(keras.layers.Layer):
         if self.lstms:
             return tf.add_n([saturation(part, "tanh") for part in parts]) / self.towers
         each = zip(self.torsos, parts, strict=True)
-        return tf.add_n([torso.saturation(part[:, : torso.units]) for torso, part in each]) / self.towers
+        return tf.add_n([saturated(torso, part[:, : torso.units]) for torso, part in each]) / self.towers
 
     def observe(self, observation: Any, keep: tf.Tensor) -> None:
         """Update the statistics of `normalizers` with records [T, B, ...] of the columns `keep` [B] bool."""
@@ -228,7 +230,7 @@ class Encoder(keras.layers.Layer):
     def _with_previous(self, x: tf.Tensor, previous_action: tf.Tensor | None, reward: tf.Tensor) -> tf.Tensor:
         """Features [M, F] as float32, with the previous action and reward if configured.
 
-        The reward is clipped to ± `agent.reward_input_clip`; 0: not clipped.
+        The reward is clipped to ± `agent.network.reward_input_clip`; 0: not clipped.
         """
         x = tf.cast(x, tf.float32)
         if self._previous is None:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from seedcli.agents.networks.normalizer import Normalizer
 from seedcli.agents.networks.torsos import input_shapes, takes_images
-from seedcli.config.sections import AgentConfig
+from seedcli.config.sections import NetworkConfig
 from seedcli.specs import ArraySpec, EnvSpec, map_arrays
 
 
@@ -153,8 +153,8 @@ class FrameStack:
         return x if self._scale == 1.0 else x * self._scale
 
 
-def normalized_arrays(config: AgentConfig, spec: EnvSpec) -> list[str]:
-    """Names of the numeric arrays that `agent.normalize_observations` scales; empty if it is off."""
+def normalized_arrays(config: NetworkConfig, spec: EnvSpec) -> list[str]:
+    """Names of the numeric arrays that `agent.network.normalize_observations` scales; empty if it is off."""
     return [name for name, array in spec.arrays.items() if config.normalize_observations and _holds_numbers(array)]
 
 
@@ -163,7 +163,7 @@ def _holds_numbers(array: ArraySpec) -> bool:
     return np.dtype(array.dtype).kind in "fiu" and not array.categories and not array.binary
 
 
-def _make_normalizer(config: AgentConfig, array: ArraySpec, shape: tuple[int, ...]) -> Normalizer:
+def _make_normalizer(config: NetworkConfig, array: ArraySpec, shape: tuple[int, ...]) -> Normalizer:
     unit = 1.0 / 255.0 if array.dtype == "uint8" else 1.0
     return Normalizer(shape, image=takes_images(config, array), unit=unit)
 
@@ -179,7 +179,7 @@ class ObservationStack:
         normalizers: normalizers of `normalized_arrays`, by name.
     """
 
-    def __init__(self, config: AgentConfig, spec: EnvSpec, compute: str = "float32") -> None:
+    def __init__(self, config: NetworkConfig, spec: EnvSpec, compute: str = "float32") -> None:
         """Make the stacks; raises UsageError if the network does not support the environment's observations.
 
         Args:

@@ -6,7 +6,10 @@ P parameters of a policy's distribution. `step`, for acting, and `unroll`, for l
 
 from __future__ import annotations
 
+import contextlib
 import math
+import random
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -17,8 +20,18 @@ from seedcli.agents.base import State, UnrollBatch
 from seedcli.agents.networks.encoder import Encoder
 from seedcli.agents.networks.torsos import orthogonal
 from seedcli.agents.value_scale import ValueScale
-from seedcli.config.sections import AgentConfig
 from seedcli.specs import EnvSpec, map_arrays
+
+
+@contextlib.contextmanager
+def _default_seeds_from(seed: int) -> Iterator[None]:
+    """Let Keras draw the seeds of initialisers that have none, such as those of a user's own torso, from `seed`."""
+    before = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before)
 
 
 class RecurrentNetwork(keras.layers.Layer):
@@ -27,27 +40,29 @@ class RecurrentNetwork(keras.layers.Layer):
     The same seed gives the same variables. A subclass makes its layers in `make_heads` and applies them in `heads`.
     """
 
-    def __init__(self, config: AgentConfig, spec: EnvSpec, seed: int, precision: str = "float32") -> None:
+    def __init__(self, config: Any, spec: EnvSpec, seed: int, precision: str = "float32") -> None:
         """Build the network; raises UsageError if its torso does not support the observations.
 
         Args:
-            config, spec: see `Encoder`.
+            config: `config.network` describes the encoder; heads read other keys.
+            spec: the environment.
             seed: seed of the initial variables.
             precision: precision of the encoder; the heads compute in float32.
         """
         super().__init__(name="network")
         rng = np.random.default_rng(seed)
-        self.encoder = Encoder(config, spec, rng, precision, towers=self.towers(config))
-        self.make_heads(config, spec, rng)
-        observation = map_arrays(lambda array: tf.zeros([1, *array.shape], array.dtype), spec.observation)
-        self.step(observation, tf.zeros([1]), self.initial_state(1))
+        with _default_seeds_from(seed):
+            self.encoder = Encoder(config.network, spec, rng, precision, towers=self.towers(config))
+            self.make_heads(config, spec, rng)
+            observation = map_arrays(lambda array: tf.zeros([1, *array.shape], array.dtype), spec.observation)
+            self.step(observation, tf.zeros([1]), self.initial_state(1))
         self.built = True
 
-    def towers(self, config: AgentConfig) -> int:
+    def towers(self, config: Any) -> int:
         """Number of `Encoder.towers` that the heads need."""
         return 1
 
-    def make_heads(self, config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> None:
+    def make_heads(self, config: Any, spec: EnvSpec, rng: np.random.Generator) -> None:
         """Make the layers of the heads; their initialisers draw seeds from `rng`."""
         raise NotImplementedError
 
@@ -117,10 +132,10 @@ class PolicyValueNetwork(RecurrentNetwork):
     With `agent.separate_value` each head has its own tower.
     """
 
-    def towers(self, config: AgentConfig) -> int:
+    def towers(self, config: Any) -> int:
         return 2 if config.separate_value else 1
 
-    def make_heads(self, config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> None:
+    def make_heads(self, config: Any, spec: EnvSpec, rng: np.random.Generator) -> None:
         # An initial policy that is nearly uniform, or centred on 0, explores whatever the features are.
         initializer = orthogonal(rng, 0.01)
         if spec.action.size:
@@ -147,7 +162,7 @@ class DuelingQNetwork(RecurrentNetwork):
     hidden layer of `agent.dueling_hidden` units with ReLU and a linear layer, or only the latter if that is 0.
     """
 
-    def make_heads(self, config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> None:
+    def make_heads(self, config: Any, spec: EnvSpec, rng: np.random.Generator) -> None:
         def head(name: str, units: int, gain: float) -> list[keras.layers.Layer]:
             layers = []
             if config.dueling_hidden:

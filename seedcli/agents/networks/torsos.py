@@ -1,5 +1,9 @@
 """Torsos: networks from an observation, or a stack of frames, to a feature vector.
 
+A torso is a Keras layer whose constructor takes (config, rng): an instance of its class `Config`, which extends
+`NetworkConfig`, and a `numpy.random.Generator` that its initialisers draw seeds from. It maps inputs [N, D] or, if
+`Config.smallest_image` is a number, images [N, H, W, C] to features [N, F].
+
 Initialisation is orthogonal with gain √2, as is common in policy-gradient implementations (Andrychowicz et al., "What
 Matters in On-Policy Reinforcement Learning?", 2020).
 """
@@ -14,7 +18,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from seedcli.config.sections import AgentConfig
+from seedcli.agents.networks.torso_configs import DeepConfig
+from seedcli.config.choices import TORSOS
+from seedcli.config.sections import NetworkConfig
 from seedcli.errors import UsageError
 from seedcli.specs import ArraySpec, EnvSpec
 
@@ -62,16 +68,15 @@ def saturation(x: tf.Tensor, activation: str) -> tf.Tensor:
 class MlpTorso(keras.layers.Layer):
     """Fully connected layers with tanh or ReLU: [N, D] → [N, hidden[-1]]."""
 
-    def __init__(self, hidden: Sequence[int], activation: str, rng: np.random.Generator) -> None:
+    def __init__(self, config: NetworkConfig, rng: np.random.Generator) -> None:
         super().__init__(name="mlp")
-        self._activation = activation
-        self.stages = [_dense(units, activation, rng) for units in hidden]
+        self._activation = config.activation
+        self.stages = [_dense(units, config.activation, rng) for units in config.hidden]
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
         """Features of x [N, D] float32."""
         for layer in self.stages:
             x = layer(x)
-        self.units = int(x.shape[-1])
         return x
 
     def saturation(self, features: tf.Tensor) -> tf.Tensor:
@@ -92,7 +97,6 @@ class ConvTorso(keras.layers.Layer):
 
     def __init__(self, name: str, convolutions: Sequence[Conv], units: int, rng: np.random.Generator) -> None:
         super().__init__(name=name)
-        self.units = units
         self.stages = [_conv(*conv, "valid", "relu", rng) for conv in convolutions]
         self.dense = _dense(units, "relu", rng)
 
@@ -106,6 +110,20 @@ class ConvTorso(keras.layers.Layer):
         return saturation(features, "relu")
 
 
+class ShallowTorso(ConvTorso):
+    """The shallow network of IMPALA (Espeholt et al., 2018), without its LSTM: [N, H, W, C] → [N, 256]."""
+
+    def __init__(self, config: NetworkConfig, rng: np.random.Generator) -> None:
+        super().__init__("impala_shallow", (Conv(16, 8, 4), Conv(32, 4, 2)), 256, rng)
+
+
+class NatureTorso(ConvTorso):
+    """The network of Mnih et al., "Human-level control" (Nature 2015): [N, H, W, C] → [N, 512]."""
+
+    def __init__(self, config: NetworkConfig, rng: np.random.Generator) -> None:
+        super().__init__("nature", (Conv(32, 8, 4), Conv(64, 4, 2), Conv(64, 3, 1)), 512, rng)
+
+
 class DeepTorso(keras.layers.Layer):
     """The deep residual network of IMPALA (Espeholt et al., 2018, figure 3): [N, H, W, C] → [N, 256].
 
@@ -115,9 +133,9 @@ class DeepTorso(keras.layers.Layer):
 
     BLOCKS = 2
 
-    def __init__(self, channels: Sequence[int], rng: np.random.Generator) -> None:
+    def __init__(self, config: DeepConfig, rng: np.random.Generator) -> None:
         super().__init__(name="impala_deep")
-        self.units = 256
+        channels = config.channels
         # Scaled so that all residual blocks together add as much variance as one of gain √2.
         residual_gain = _RELU_GAIN / math.sqrt(len(channels) * self.BLOCKS)
         self.entries = [_conv(filters, 3, 1, "same", None, rng) for filters in channels]
@@ -129,7 +147,7 @@ class DeepTorso(keras.layers.Layer):
             ]
             for filters in channels
         ]
-        self.dense = _dense(self.units, "relu", rng)
+        self.dense = _dense(256, "relu", rng)
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
         """Features of x [N, H, W, C] float32."""
@@ -147,79 +165,87 @@ def _flatten(x: tf.Tensor) -> tf.Tensor:
     return tf.reshape(x, [-1, math.prod(x.shape[1:])])
 
 
+def apply(torso: Any, x: Any) -> tf.Tensor:
+    """Features [N, F] of a torso; notes F in its attribute `units`.
+
+    Raises:
+        UsageError: a torso of the user's own gives something else.
+    """
+    features = torso(x)
+    if (
+        not tf.is_tensor(features)
+        or features.shape.rank != 2
+        or features.shape[1] is None
+        or not features.dtype.is_floating
+    ):
+        found = f"{features.dtype.name} {features.shape}" if tf.is_tensor(features) else type(features).__name__
+        raise UsageError(
+            f"the torso {type(torso).__name__} must return features [N, F] in a floating-point dtype with F known, "
+            f"and returned {found}"
+        )
+    torso.units = int(features.shape[1])
+    return features
+
+
+def saturated(torso: Any, features: tf.Tensor) -> tf.Tensor:
+    """Fraction of saturated units in a torso's features [M, F]; 0 for a torso that has no method `saturation`."""
+    return torso.saturation(features) if hasattr(torso, "saturation") else tf.constant(0.0)
+
+
 class MixedTorso(keras.layers.Layer):
-    """Concatenated features of several arrays: one torso per image, and one MLP for all concatenated vectors.
+    """Concatenated features of several arrays: one torso per image, and one for all concatenated vectors.
 
     Args:
         images: torsos of the images, by name.
         vectors: names of the vectors.
-        mlp: torso of the vectors; None without vectors.
+        flat: torso of the vectors; None without vectors.
     """
 
-    def __init__(self, images: Mapping[str, keras.layers.Layer], vectors: Sequence[str], mlp: MlpTorso | None) -> None:
+    def __init__(self, images: Mapping[str, keras.layers.Layer], vectors: Sequence[str], flat: Any) -> None:
         super().__init__(name="mixed")
         self._image_names = tuple(images)
         self._vector_names = tuple(vectors)
         self.images = list(images.values())
-        self.mlp = mlp
-        self._torsos = self.images + ([] if mlp is None else [mlp])
+        self.mlp = flat
+        self._torsos = self.images + ([] if flat is None else [flat])
 
     def call(self, arrays: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Features [N, F], images first, of arrays by name: [N, H, W, C] or [N, D] float32."""
-        parts = [torso(arrays[name]) for name, torso in zip(self._image_names, self.images, strict=True)]
+        parts = [apply(torso, arrays[name]) for name, torso in zip(self._image_names, self.images, strict=True)]
         if self.mlp is not None:
-            parts.append(self.mlp(tf.concat([arrays[name] for name in self._vector_names], axis=-1)))
-        self.units = sum(torso.units for torso in self._torsos)
+            parts.append(apply(self.mlp, tf.concat([arrays[name] for name in self._vector_names], axis=-1)))
         return tf.concat(parts, axis=-1)
 
     def saturation(self, features: tf.Tensor) -> tf.Tensor:
         """The mean over the parts, weighted by their widths."""
-        parts = zip(self._torsos, tf.split(features, [torso.units for torso in self._torsos], axis=-1), strict=True)
-        return tf.add_n([torso.saturation(part) * (torso.units / self.units) for torso, part in parts])
+        widths = [torso.units for torso in self._torsos]
+        parts = zip(self._torsos, tf.split(features, widths, axis=-1), strict=True)
+        return tf.add_n([saturated(torso, part) * (torso.units / sum(widths)) for torso, part in parts])
 
 
-_SHALLOW = (Conv(16, 8, 4), Conv(32, 4, 2))
-_NATURE = (Conv(32, 8, 4), Conv(64, 4, 2), Conv(64, 3, 1))
-
-
-def _smallest_image(config: AgentConfig) -> int:
-    """Smallest height and width of a convolutional torso, pixels."""
-    if config.network == "impala_deep":
-        return 2 ** len(config.channels)  # each stage halves them
-    return {"impala_shallow": 20, "nature": 36}[config.network]  # one output of the last convolution
-
-
-def takes_images(config: AgentConfig, array: ArraySpec) -> bool:
+def takes_images(config: NetworkConfig, array: ArraySpec) -> bool:
     """Whether the configured torso treats an array as an image: [H, W] or [H, W, C], and large enough."""
-    if config.network == "mlp" or array.categories or len(array.shape) not in (2, 3):
+    if config.smallest_image is None or array.categories or len(array.shape) not in (2, 3):
         return False
-    return min(array.shape[:2]) >= _smallest_image(config)
+    return min(array.shape[:2]) >= config.smallest_image
 
 
-def _torso_of_one(config: AgentConfig, rng: np.random.Generator) -> Any:
-    if config.network == "mlp":
-        return MlpTorso(config.hidden, config.activation, rng)
-    if config.network == "impala_shallow":
-        return ConvTorso("impala_shallow", _SHALLOW, 256, rng)
-    if config.network == "nature":
-        return ConvTorso("nature", _NATURE, 512, rng)
-    return DeepTorso(config.channels, rng)
+def make_torso(config: NetworkConfig, spec: EnvSpec, rng: np.random.Generator) -> Any:
+    """The configured torso, not yet built.
 
-
-def make_torso(config: AgentConfig, spec: EnvSpec, rng: np.random.Generator) -> Any:
-    """The configured torso, not yet built: one of IMPALA's two (Espeholt et al., 2018), the network of Mnih et al.,
-    "Human-level control" (Nature 2015), or an MLP.
-
-    For a Dict observation each image has its own torso, and all other arrays are concatenated into the input of an MLP.
+    For a Dict observation each image has its own torso. All other arrays are concatenated into the input of one more:
+    an MLP, or the configured torso if that takes no images.
     """
+    torso: Any = TORSOS.load(config.torso)
     if not isinstance(spec.observation, Mapping):
-        return _torso_of_one(config, rng)
-    images = {name: _torso_of_one(config, rng) for name, array in spec.arrays.items() if takes_images(config, array)}
+        return torso(config, rng)
+    images = {name: torso(config, rng) for name, array in spec.arrays.items() if takes_images(config, array)}
     vectors = [name for name in spec.arrays if name not in images]
-    return MixedTorso(images, vectors, MlpTorso(config.hidden, config.activation, rng) if vectors else None)
+    flat = torso if config.smallest_image is None else MlpTorso
+    return MixedTorso(images, vectors, flat(config, rng) if vectors else None)
 
 
-def input_shapes(config: AgentConfig, spec: EnvSpec) -> dict[str, tuple[int, ...]]:
+def input_shapes(config: NetworkConfig, spec: EnvSpec) -> dict[str, tuple[int, ...]]:
     """Shapes of the torso's inputs for the arrays of one observation: (height, width, channels) or (size,).
 
     Raises:
@@ -231,13 +257,13 @@ def input_shapes(config: AgentConfig, spec: EnvSpec) -> dict[str, tuple[int, ...
             return (sum(array.categories) or math.prod(array.shape),)
         return array.shape if len(array.shape) == 3 else (*array.shape, 1)
 
-    if config.network == "mlp" or any(takes_images(config, array) for array in spec.arrays.values()):
+    smallest = config.smallest_image
+    if smallest is None or any(takes_images(config, array) for array in spec.arrays.values()):
         return {name: shape(array) for name, array in spec.arrays.items()}
-    smallest = _smallest_image(config)
     found = ", ".join(_description(array) for array in spec.arrays.values())
     raise UsageError(
-        f"agent.network {config.network!r} needs images [height, width] or [height, width, channels] of at least "
-        f"{smallest}×{smallest} pixels, but observations of {spec.name} are {found}: choose agent.network mlp"
+        f"agent.network.torso {config.torso!r} needs images [height, width] or [height, width, channels] of at least "
+        f"{smallest}×{smallest} pixels, but observations of {spec.name} are {found}: choose agent.network.torso mlp"
     )
 
 

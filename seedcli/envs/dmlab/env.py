@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.checks import check_actions, first_line
+from seedcli.envs.dmlab.config import LabConfig
 from seedcli.envs.dmlab.levels import check_level, lab_settings, level_path
 from seedcli.errors import EnvironmentFailed, UsageError
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, Rows
@@ -197,7 +197,7 @@ class LabVectorEnv:
         num_envs: E.
     """
 
-    def __init__(self, config: EnvironmentConfig, num_envs: int, *, render: bool = False) -> None:
+    def __init__(self, config: LabConfig, num_envs: int, *, render: bool = False) -> None:
         """Start the simulators.
 
         Args:
@@ -212,11 +212,6 @@ class LabVectorEnv:
             EnvironmentFailed: the simulator cannot load the level.
         """
         check_level(config.id)
-        if config.max_episode_steps:
-            raise UsageError(
-                "environment.max_episode_steps is for Gymnasium; a level of DeepMind Lab has its own clock, "
-                "which environment.kwargs={episodeLengthSeconds = 60} sets"
-            )
         settings = lab_settings(config)
         cache = LevelCache(config.level_cache) if config.level_cache else None
         frame = ArraySpec((config.height, config.width, 3), "uint8")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.checks import nearest
+from seedcli.envs.dmlab.config import LabConfig
 from seedcli.errors import UsageError
 
 # The 30 levels of DMLab-30 to train on, in the order of its README (github.com/google-deepmind/lab,
@@ -68,7 +68,7 @@ def level_path(level: str) -> str:
     return _DMLAB_30_FOLDER + level if level in DMLAB_30 or level in DMLAB_30_TEST else level
 
 
-def lab_settings(config: EnvironmentConfig) -> dict[str, str]:
+def lab_settings(config: LabConfig) -> dict[str, str]:
     """All settings of the simulator and the level, as strings, as Lab requires.
 
     `environment.kwargs` comes last: "datasetPath", which two psychlab levels need, or a level's own options.

@@ -7,8 +7,8 @@ import os
 import numpy as np
 import numpy.typing as npt
 
-from seedcli.config.sections import EnvironmentConfig
-from seedcli.envs.checks import check_actions, first_line, nearest, refuse_gymnasium_fields
+from seedcli.envs.checks import check_actions, first_line, nearest
+from seedcli.envs.football.config import FootballConfig
 from seedcli.envs.football.engines import Engine, EnvpoolEngine, GfootballEngine, Snapshot
 from seedcli.envs.football.pitch import draw_pitch
 from seedcli.envs.football.rewards import MARKED, PLANES, FootballRewards
@@ -56,7 +56,7 @@ class FootballVectorEnv:
         num_envs: E.
     """
 
-    def __init__(self, config: EnvironmentConfig, num_envs: int, render: bool = False, threads: int = 0) -> None:
+    def __init__(self, config: FootballConfig, num_envs: int, render: bool = False, threads: int = 0) -> None:
         """Load the engine's package; matches are built by `reset`, with their seeds.
 
         Args:
@@ -72,7 +72,6 @@ class FootballVectorEnv:
             EnvironmentFailed: it cannot build the scenario.
         """
         check_scenario(config.id)
-        refuse_gymnasium_fields(config, "a football scenario ends by its own clock")
         self.num_envs = num_envs
         self.spec = EnvSpec(
             f"football/{config.id}", ArraySpec(PLANES, "uint8", binary=(0, MARKED)), action=_ACTIONS, frames_per_step=1

@@ -14,9 +14,9 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from seedcli.config.sections import EnvironmentConfig
 from seedcli.config.sources import format_value
 from seedcli.envs.checks import first_line, nearest, place_of
+from seedcli.envs.gymnasium.config import GymnasiumConfig
 from seedcli.envs.gymnasium.spaces import Actions, Observations
 from seedcli.errors import EnvironmentFailed, SimulatorMissing, UsageError
 from seedcli.specs import EnvSpec, Rows
@@ -69,7 +69,7 @@ def _require_id(env_id: str) -> None:
         ) from error
 
 
-def check_simulator(config: EnvironmentConfig) -> None:
+def check_simulator(config: GymnasiumConfig) -> None:
     """Refuse an environment whose module, or a library of it, is not installed here.
 
     Raises:
@@ -93,7 +93,7 @@ def _creator(env_id: str) -> Any:
     return gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
 
 
-def check_kwargs(config: EnvironmentConfig, source: str) -> None:
+def check_kwargs(config: GymnasiumConfig, source: str) -> None:
     """Refuse `environment.kwargs` that an environment, whose id has passed `check_id`, does not take.
 
     Where its signature takes any keyword, or its module cannot be loaded here, nothing is checked.
@@ -121,7 +121,7 @@ def check_kwargs(config: EnvironmentConfig, source: str) -> None:
         )
 
 
-def frames_per_second(config: EnvironmentConfig) -> float:
+def frames_per_second(config: GymnasiumConfig) -> float:
     """Steps in a second of the environment's own time: "render_fps" of its metadata, 30 where it says nothing.
 
     Raises:
@@ -186,7 +186,7 @@ class GymnasiumVectorEnv:
         notice: one sentence for the user on how its observations are used; "" for none.
     """
 
-    def __init__(self, config: EnvironmentConfig, num_envs: int, render: bool = False) -> None:
+    def __init__(self, config: GymnasiumConfig, num_envs: int, render: bool = False) -> None:
         """Build the environments.
 
         Args:
@@ -238,7 +238,7 @@ class GymnasiumVectorEnv:
         self._terminated = np.zeros(num_envs, np.bool_)
         self._truncated = np.zeros(num_envs, np.bool_)
 
-    def _make(self, config: EnvironmentConfig, *, render: bool) -> gymnasium.Env[Any, Any]:
+    def _make(self, config: GymnasiumConfig, *, render: bool) -> gymnasium.Env[Any, Any]:
         # Given only where it is wanted: an environment that draws nothing need not know the argument.
         drawing: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
         if render and is_mujoco(config.id) and not {"camera_id", "camera_name"} & config.kwargs.keys():

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seedcli.config.schema import make_environment_config
 from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.base import VectorEnv
-from seedcli.envs.registry import create_env
+from seedcli.envs.registry import create_env, family_of
 from seedcli.errors import ConnectionLost, ProtocolError, RefusedError
 from seedcli.net.addresses import machine_id
 from seedcli.net.base import ClientTransport, Payload
@@ -38,9 +39,7 @@ _HANDSHAKE_SECONDS = 60.0
 _FIRST_ANSWER_SECONDS = 5.0
 
 
-# Families whose environments leak memory when reset or rebuilt: envpool keeps about 46 MB of every football match.
-_LEAKING = frozenset(("football",))
-_PROBES = 2  # environments of such a family that the choice of codecs plays
+_PROBES = 2  # environments that the choice of codecs plays if finished episodes stay in memory
 
 
 class Environments:
@@ -78,7 +77,7 @@ class Environments:
 
     def build(self, config: EnvironmentConfig, split: list[int]) -> EnvSpec:
         """Build the environments of `config` in groups of the sizes `split`, unless they exist already."""
-        if self._played and config.family in _LEAKING and self._renew is not None:
+        if self._played and self._renew is not None and family_of(config).keeps_finished_episodes:
             self._renew()
         if self._broken or config != self._config or [env.num_envs for env in self._envs] != split:
             self.close()
@@ -148,7 +147,7 @@ class Environments:
 
     def _choose(self, seed: int, known: tuple[str, ...]) -> dict[str, str]:
         assert self._config is not None
-        if self._config.family not in _LEAKING:
+        if not family_of(self._config).keeps_finished_episodes:
             return choose_codecs(self._envs[0], seed, known)
         probe = create_env(self._config, min(_PROBES, self._envs[0].num_envs), threads=self._threads)
         try:
@@ -244,7 +243,7 @@ class ActorSession:
         )
         message = handshake.configure()
         self._reported()
-        config = EnvironmentConfig.model_validate(message["environment"])
+        config = make_environment_config(message["environment"])
         seed = int(message["seed"])
         split = split_envs(self._envs, self._streams, int(message["evaluation_envs"]))
         spec = self._environments.build(config, split)

@@ -24,7 +24,7 @@ from seedcli.config.sources import from_toml_file
 from seedcli.envs.base import VectorEnv
 from seedcli.envs.checks import check_finite
 from seedcli.envs.isolated import IsolatedEnv
-from seedcli.envs.registry import create_env
+from seedcli.envs.registry import create_env, family_of
 from seedcli.errors import EXIT_DONE, CheckpointError
 from seedcli.inference.device_memory import building
 from seedcli.inference.policy import AgentPolicy
@@ -106,13 +106,8 @@ class Player:
         self._noticed = False
         self._sample = sample
         environment = environment or config.environment
-        self._matches = environment.family == "football"
-        if self._matches and config.agent.previous_action_reward:
-            # The network sees rewards: they must be those of training.
-            self._matches = environment.rewards == "scoring"
-        elif self._matches:
-            # Evaluation scores goals only; checkpoint rewards exist for training.
-            environment = environment.model_copy(update={"rewards": "scoring"})
+        sees_rewards = config.agent.network.previous_action_reward
+        environment, self._matches = family_of(environment).counts_wins(environment, sees_rewards)
         # Returns compare with training only in the same environment.
         self._as_trained = environment == config.environment
         self.config: Config = config.model_copy(update={"environment": environment})
@@ -142,8 +137,9 @@ class Player:
             CheckpointError: their specification differs from the agent's.
         """
         environment = self.config.environment
-        # A renderer may conflict with TensorFlow in one process: Gymnasium environments use arbitrary renderers.
-        apart = (render and environment.family == "gymnasium") or (again and environment.family == "football")
+        family = family_of(environment)
+        apart = family.isolation == "always" or (render and family.isolation == "rendering")
+        apart = apart or (again and family.keeps_finished_episodes)
         make = IsolatedEnv if apart else create_env
         env: VectorEnv = make(environment, envs, render=render)
         notice = getattr(env, "notice", "")

@@ -11,20 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seedcli.config.sections import EnvironmentConfig
+from seedcli.envs.registry import family_of
 
 _MIN_HEIGHT = 240  # pixels; smaller pictures are enlarged by an integer factor
-_SIMULATOR_FRAMES_PER_SECOND = 60  # of Atari and DeepMind Lab, of which a step shows every `frame_skip`-th
-_FOOTBALL_FRAMES_PER_SECOND = 10  # the engine's step is ten physics frames of 10 ms
-
-
-def _frames_per_second(config: EnvironmentConfig) -> float:
-    if config.family == "football":
-        return _FOOTBALL_FRAMES_PER_SECOND
-    if config.family == "gymnasium":
-        from seedcli.envs.gymnasium.env import frames_per_second
-
-        return frames_per_second(config)
-    return _SIMULATOR_FRAMES_PER_SECOND / config.frame_skip
 
 
 class VideoWriter:
@@ -37,7 +26,7 @@ class VideoWriter:
 
     def __init__(self, path: Path, config: EnvironmentConfig) -> None:
         self._path = path
-        self._rate = _frames_per_second(config)
+        self._rate = family_of(config).frames_per_second(config)
         self._writer: Any = None
 
     def __enter__(self) -> Self:

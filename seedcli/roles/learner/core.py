@@ -171,7 +171,7 @@ class LearnerCore:
             }
             lower = f"lower inference.max_envs = {max_envs}, "
         remedy = (
-            f"{lower}make the network smaller (agent.hidden, agent.channels, agent.lstm), let other devices infer "
+            f"{lower}make the network smaller (agent.network.hidden, agent.network.lstm), let other devices infer "
             "(topology.inference_devices), or stop other programs that use this one"
         )
         return out_of_memory(error, self.devices.training[0], doing, held, remedy)

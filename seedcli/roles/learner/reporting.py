@@ -95,7 +95,7 @@ class Reporter:
                 "preset": config.run.preset or "custom",
                 "folder": str(folder.path),
                 "environment": f"{config.environment.family}/{config.environment.id}",
-                "algorithm": f"{config.agent.algorithm}, {config.agent.network}",
+                "algorithm": f"{config.agent.algorithm}, {config.agent.network.torso}",
                 "seed": str(config.run.seed),
             },
             total_steps=config.run.steps,

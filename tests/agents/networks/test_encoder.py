@@ -14,7 +14,7 @@ from seedcli.agents.networks.frame_stack import ObservationStack, one_hot
 from seedcli.agents.networks.models import PolicyValueNetwork
 from seedcli.agents.registry import create_agent
 from seedcli.agents.variables import named_variables
-from seedcli.config.sections import AgentConfig
+from seedcli.config.schema import make_agent_config
 from seedcli.errors import UsageError
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, ObservationSpec
 from tests.agents.helpers import (
@@ -61,14 +61,14 @@ def test_categories_are_one_hot_part_by_part() -> None:
 )
 @pytest.mark.parametrize("size", [1, 2])
 def test_inputs_of_the_torso(array: ArraySpec, given: list[Any], seen: list[float], size: int) -> None:
-    stack = ObservationStack(agent_config(frame_stack=size), environment(array))
+    stack = ObservationStack(agent_config(frame_stack=size).network, environment(array))
     x, _ = stack.step(np.array([given], array.dtype), stack.initial_state(1))
     assert x.dtype == tf.float32
     np.testing.assert_allclose(x, [[0.0] * len(seen) * (size - 1) + seen], rtol=1e-6)
 
 
 def test_arrays_of_a_dict_have_stacks_and_torsos_of_their_own() -> None:
-    config = agent_config(network="impala_shallow", hidden=(8, 7), frame_stack=3, previous_action_reward=True)
+    config = agent_config(torso="impala_shallow", hidden=(8, 7), frame_stack=3, previous_action_reward=True)
     net = PolicyValueNetwork(config, MIXED, 0)
     shapes = {name: (tuple(x.shape), x.dtype.name) for name, x in net.initial_state(2)["frames"].items()}
     assert shapes == {
@@ -96,7 +96,7 @@ def test_arrays_of_a_dict_have_stacks_and_torsos_of_their_own() -> None:
 
 @pytest.mark.parametrize("network", ["mlp", "impala_shallow"])
 def test_every_array_of_a_dict_reaches_the_heads(network: str) -> None:
-    net = PolicyValueNetwork(agent_config(network=network, frame_stack=2), MIXED, 0)
+    net = PolicyValueNetwork(agent_config(torso=network, frame_stack=2), MIXED, 0)
     records = random_records(MIXED, 2, 1)
     one, other = ({name: x[t] for name, x in records["observation"].items()} for t in (0, 1))
     reward, state = tf.zeros([1]), net.initial_state(1)
@@ -116,14 +116,14 @@ def test_every_array_of_a_dict_reaches_the_heads(network: str) -> None:
     ],
 )
 def test_a_convolutional_network_needs_an_image(observation: ObservationSpec, words: str) -> None:
-    with pytest.raises(UsageError, match="choose agent.network mlp") as caught:
-        PolicyValueNetwork(agent_config(network="impala_shallow"), environment(observation), 0)
+    with pytest.raises(UsageError, match="choose agent.network.torso mlp") as caught:
+        PolicyValueNetwork(agent_config(torso="impala_shallow"), environment(observation), 0)
     assert words in str(caught.value)
 
 
 def test_stages_of_the_deep_network() -> None:
     image = EnvSpec("test/minimap", ArraySpec((72, 96, 4), "uint8", binary=(0, 255)), ActionSpec((19,)))
-    config = {"network": "impala_deep", "hidden": ()}
+    config = {"torso": "impala_deep", "hidden": ()}
     default = PolicyValueNetwork(agent_config(**config), image, 0)
     larger = PolicyValueNetwork(agent_config(**config, channels=(16, 32, 32, 32)), image, 0)
     filters = [[v.shape[-1] for v in net.encoder.torsos[0].variables if len(v.shape) == 4] for net in (default, larger)]
@@ -204,8 +204,8 @@ LAYOUTS = {
 @pytest.mark.parametrize("preset", LAYOUTS)
 def test_variables_of_presets_keep_their_names(preset: str) -> None:
     path = Path(__file__).parents[3] / "presets" / f"{preset}.toml"
-    config = AgentConfig.model_validate(tomllib.loads(path.read_text())["agent"])
-    observation = VECTOR.observation if config.network == "mlp" else ArraySpec((84, 84, 1), "uint8")
+    config = make_agent_config(tomllib.loads(path.read_text())["agent"])
+    observation = VECTOR.observation if config.network.torso == "mlp" else ArraySpec((84, 84, 1), "uint8")
     spec = EnvSpec("test/preset", observation, IMAGE.action)
     network = create_agent(config, training_config(), spec, 0).network
     found = {name: tuple(variable.shape) for name, variable in named_variables(network=network).items()}
@@ -213,9 +213,9 @@ def test_variables_of_presets_keep_their_names(preset: str) -> None:
 
 
 def test_binary_planes_reach_a_network_as_zeros_and_ones() -> None:
-    net = PolicyValueNetwork(agent_config(network="impala_deep"), BINARY, 0)
+    net = PolicyValueNetwork(agent_config(torso="impala_deep"), BINARY, 0)
     twin = EnvSpec("test/twin", ArraySpec((36, 37, 4), "float32"), BINARY.action)
-    other = PolicyValueNetwork(agent_config(network="impala_deep"), twin, 0)
+    other = PolicyValueNetwork(agent_config(torso="impala_deep"), twin, 0)
     planes = random_records(BINARY, 1, 2)["observation"][0]
     given = net.step(planes, tf.zeros([2]), {})[0].value
     np.testing.assert_allclose(given, other.step((planes / 255).astype(np.float32), tf.zeros([2]), {})[0].value, 1e-5)

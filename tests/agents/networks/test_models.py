@@ -54,7 +54,7 @@ def whole(records: dict[str, Any]) -> dict[str, Any]:
 def test_an_unroll_reproduces_acting(network: str, spec: EnvSpec, memory: tuple[int, int, bool]) -> None:
     lstm, frame_stack, previous = memory
     check_an_unroll_reproduces_acting(
-        spec, network=network, lstm=lstm, frame_stack=frame_stack, previous_action_reward=previous
+        spec, torso=network, lstm=lstm, frame_stack=frame_stack, previous_action_reward=previous
     )
 
 
@@ -103,7 +103,7 @@ def test_burn_in_gives_the_state_and_takes_no_gradient(memory: tuple[int, int, b
 
 def test_frames_stack_oldest_first_and_start_from_zeros() -> None:
     spec = EnvSpec("test/tiny", ArraySpec((8, 8, 1), "uint8"), ActionSpec((2,)))
-    stack = ObservationStack(agent_config(network="impala_deep", frame_stack=3), spec)
+    stack = ObservationStack(agent_config(torso="impala_deep", frame_stack=3).network, spec)
     values = np.array([10, 20, 30, 40, 50, 60], np.uint8)
     observation = tf.constant(np.broadcast_to(values[:, None, None, None, None], (6, 1, 8, 8, 1)))
     first = tf.constant([[False], [False], [True], [False], [False], [False]])
@@ -121,7 +121,7 @@ def test_frames_stack_oldest_first_and_start_from_zeros() -> None:
 
 def test_channels_of_one_frame_stay_together() -> None:
     spec = EnvSpec("test/colour", ArraySpec((8, 9, 2), "uint8"), ActionSpec((2,)))
-    stack = ObservationStack(agent_config(network="impala_deep", frame_stack=2), spec)
+    stack = ObservationStack(agent_config(torso="impala_deep", frame_stack=2).network, spec)
     rng = np.random.default_rng(0)
     before, now = rng.integers(0, 256, (2, 3, 8, 9, 2)).astype(np.uint8)
     stacked, after = stack.step(tf.constant(now), {"frames": tf.constant(before[:, None])})
@@ -132,7 +132,7 @@ def test_channels_of_one_frame_stay_together() -> None:
 
 def test_initial_state_is_zero_and_has_the_configured_parts() -> None:
     assert PolicyValueNetwork(agent_config(), VECTOR, 0).initial_state(3) == {}
-    config = agent_config(network="nature", lstm=7, frame_stack=4, previous_action_reward=True)
+    config = agent_config(torso="nature", lstm=7, frame_stack=4, previous_action_reward=True)
     state = PolicyValueNetwork(config, IMAGE, 0).initial_state(3)
     shapes = {name: (tuple(x.shape), x.dtype.name) for name, x in state.items()}
     assert shapes == {
@@ -192,7 +192,7 @@ def test_the_lstm_agrees_with_keras() -> None:
 
 @pytest.mark.parametrize("network", ["mlp", "impala_shallow", "nature", "impala_deep"])
 def test_initial_variables_depend_on_the_seed(network: str) -> None:
-    config = agent_config(network=network, lstm=4)
+    config = agent_config(torso=network, lstm=4)
     one, same, other = (PolicyValueNetwork(config, IMAGE, seed) for seed in (1, 1, 2))
     assert len(one.variables) == len(one.trainable_variables)
     for a, b, c in zip(one.variables, same.variables, other.variables, strict=True):
@@ -215,7 +215,7 @@ def test_initial_variables_depend_on_the_seed(network: str) -> None:
 )
 def test_torso_refuses_unsupported_observations(network: str, observation: ArraySpec, words: str) -> None:
     with pytest.raises(UsageError) as caught:
-        PolicyValueNetwork(agent_config(network=network), EnvSpec("test/odd", observation, ActionSpec((2,))), 0)
+        PolicyValueNetwork(agent_config(torso=network), EnvSpec("test/odd", observation, ActionSpec((2,))), 0)
     message = str(caught.value)
     assert words in message and network in message and "test/odd" in message and "mlp" in message
 
@@ -223,7 +223,7 @@ def test_torso_refuses_unsupported_observations(network: str, observation: Array
 @pytest.mark.parametrize(("network", "size"), [("impala_shallow", 20), ("nature", 36), ("impala_deep", 8)])
 def test_smallest_supported_images(network: str, size: int) -> None:
     spec = EnvSpec("test/small", ArraySpec((size, size), "uint8"), ActionSpec((2,)))
-    assert PolicyValueNetwork(agent_config(network=network), spec, 0).variables
+    assert PolicyValueNetwork(agent_config(torso=network), spec, 0).variables
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_smallest_supported_images(network: str, size: int) -> None:
 )
 def test_published_sizes(network: str, shape: tuple[int, ...], units: int) -> None:
     net = PolicyValueNetwork(
-        agent_config(network=network), EnvSpec("test/full", ArraySpec(shape, "uint8"), ActionSpec((18,))), 0
+        agent_config(torso=network), EnvSpec("test/full", ArraySpec(shape, "uint8"), ActionSpec((18,))), 0
     )
     assert net.encoder.torsos[0].dense.kernel.shape[-1] == units
     inputs = {"impala_shallow": 9 * 9 * 32, "nature": 7 * 7 * 64, "impala_deep": 9 * 12 * 32}[network]

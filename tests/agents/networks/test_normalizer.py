@@ -140,7 +140,7 @@ def test_each_record_counts_once_and_only_where_it_is_trained_on() -> None:
 )
 def test_an_unroll_reproduces_acting(spec: EnvSpec, network: str, lstm: int, frame_stack: int, previous: bool) -> None:
     memory = {"lstm": lstm, "frame_stack": frame_stack, "previous_action_reward": previous}
-    net = PolicyValueNetwork(agent_config(network=network, normalize_observations=True, **memory), spec, seed=3)
+    net = PolicyValueNetwork(agent_config(torso=network, normalize_observations=True, **memory), spec, seed=3)
     records = random_records(spec, 11, 2, seed=4)
     for name, array in spec.arrays.items():
         if array.dtype == "float32":
@@ -260,7 +260,7 @@ def test_the_general_preset_takes_any_observation(spec: EnvSpec, normalized: int
 
 
 def test_pixels_without_a_torso_of_images_are_scaled_as_numbers() -> None:
-    agent = make(IMAGE, network="mlp")
+    agent = make(IMAGE, torso="mlp")
     records = random_records(IMAGE, T + 1, B)
     agent.observe(batch(agent, records))
     (normalizer,) = agent.network.encoder.normalizers
@@ -270,7 +270,7 @@ def test_pixels_without_a_torso_of_images_are_scaled_as_numbers() -> None:
 
 
 def test_categories_are_left_alone_and_images_are_sampled() -> None:
-    agent = make(MIXED, network="impala_shallow", frame_stack=2)
+    agent = make(MIXED, torso="impala_shallow", frame_stack=2)
     # The angles of the arm, a thumbnail too small for the torso of images, and the camera.
     shapes = [(tuple(n.mean.shape), n.image) for n in agent.network.encoder.normalizers]
     assert sorted(shapes) == [((6,), False), ((16,), False), ((36, 38, 1), True)]

@@ -18,6 +18,7 @@ import pytest
 
 from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.dmlab.levels import DMLAB_30, DMLAB_30_TEST, FIRST_LEVELS
+from tests.configs import env_config
 
 HAS_LAB = importlib.util.find_spec("deepmind_lab") is not None
 
@@ -198,7 +199,7 @@ class Lab:
 def lab_config(level: str = LEVEL, **fields: Any) -> EnvironmentConfig:
     """A level whose episodes take a second, seen small."""
     fields = {"kwargs": SECOND, "height": 24, "width": 32, **fields}
-    return EnvironmentConfig(family="dmlab", id=level, **fields)
+    return env_config(family="dmlab", id=level, **fields)
 
 
 def install(monkeypatch: pytest.MonkeyPatch, folder: Path) -> type[Lab]:

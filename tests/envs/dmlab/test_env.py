@@ -11,7 +11,7 @@ import pytest
 
 from seedcli.envs.dmlab.env import ACTIONS, INSTRUCTION_SIZE
 from seedcli.envs.dmlab.levels import DMLAB_30_TEST, lab_settings
-from seedcli.envs.registry import check_environment_name, create_env
+from seedcli.envs.registry import check_environment, create_env
 from seedcli.errors import EnvironmentFailed, UsageError
 from seedcli.specs import ActionSpec, ArraySpec, map_arrays
 from tests.envs.dmlab.lab_double import LEVEL, MAZE, Lab, lab_config
@@ -260,4 +260,4 @@ def test_without_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
     message = str(caught.value)
     assert message.startswith("environment.family dmlab cannot be used on this machine (") and "\n" not in message
     assert "deepmind_lab" in message and "dmlab-gym" in message
-    check_environment_name(lab_config())  # names are known without it
+    check_environment(lab_config())  # names are known without it

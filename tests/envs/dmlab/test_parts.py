@@ -16,7 +16,7 @@ import pytest
 from seedcli.config.sources import load_config
 from seedcli.envs.dmlab.env import INSTRUCTION_SIZE, LevelCache, hash_instruction
 from seedcli.envs.dmlab.levels import DMLAB_30, DMLAB_30_TEST, FIRST_LEVELS, check_level, level_path
-from seedcli.envs.registry import check_environment_name, create_env
+from seedcli.envs.registry import check_environment, create_env
 from seedcli.errors import UsageError
 from seedcli.specs import ArraySpec
 from tests.envs.dmlab.lab_double import MAZE, Lab, lab_config
@@ -45,7 +45,7 @@ def test_the_levels() -> None:
 )
 def test_unknown_levels(level: str, part: str) -> None:
     with pytest.raises(UsageError, match=f"environment.id '{level}' is not a level of DeepMind Lab; .*{part}"):
-        check_environment_name(lab_config(level))
+        check_environment(lab_config(level))
 
 
 # Instructions
@@ -150,11 +150,11 @@ PUBLISHED = {
     "environment.height": 72,
     "environment.width": 96,
     "agent.network": "impala_deep",
-    "agent.channels": (16, 32, 32),
-    "agent.lstm": 256,
-    "agent.frame_stack": 1,
-    "agent.previous_action_reward": True,
-    "agent.reward_input_clip": 1.0,
+    "agent.network.channels": (16, 32, 32),
+    "agent.network.lstm": 256,
+    "agent.network.frame_stack": 1,
+    "agent.network.previous_action_reward": True,
+    "agent.network.reward_input_clip": 1.0,
     "agent.discount": 0.99,
     "agent.reward_clip": 1.0,
     "agent.baseline_cost": 0.5,

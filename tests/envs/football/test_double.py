@@ -12,9 +12,10 @@ from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.football.engines import Snapshot
 from seedcli.envs.football.env import SCENARIOS, FootballVectorEnv, check_scenario
 from seedcli.envs.football.pitch import draw_pitch
-from seedcli.envs.registry import check_environment_name, create_env
+from seedcli.envs.registry import check_environment, create_env
 from seedcli.errors import EnvironmentFailed, UsageError
 from seedcli.specs import RowLayout, Rows, aligned_empty
+from tests.configs import env_config
 from tests.envs.football.double import STEPS, DoubleEnv, install
 from tests.envs.helpers import Played, assert_same
 
@@ -23,7 +24,7 @@ RIGHT = 5
 
 
 def football_config(scenario: str = EMPTY_GOAL, **fields: Any) -> EnvironmentConfig:
-    return EnvironmentConfig(family="football", id=scenario, **fields)
+    return env_config(family="football", id=scenario, **fields)
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_unknown_scenarios_are_refused_without_any_package() -> None:
     with pytest.raises(UsageError, match="there are 11_vs_11_competition, .*lazy$"):
         check_scenario("zzz")
     with pytest.raises(UsageError, match="11_vs_11_stochastic"):
-        check_environment_name(football_config("11_VS_11_stochastic"))
+        check_environment(football_config("11_VS_11_stochastic"))
     assert len(set(SCENARIOS)) == 18
 
 

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.gymnasium.env import _prepare_mujoco, frames_per_second
-from seedcli.envs.registry import check_environment, check_environment_name, create_env
+from seedcli.envs.registry import check_environment, create_env
 from seedcli.errors import EnvironmentFailed, UsageError
 from seedcli.specs import ActionSpec, ArraySpec, Rows
 from tests.envs.helpers import COUNTER, FIELDS, Played, atari_config, gymnasium_config, play
@@ -278,7 +278,7 @@ def test_registered_limit_holds_by_default() -> None:
     ],
 )
 def test_unknown_names(config: EnvironmentConfig, message: str) -> None:
-    for refuse in (check_environment_name, lambda c: create_env(c, 1)):
+    for refuse in (check_environment, lambda c: create_env(c, 1)):
         with pytest.raises(UsageError, match=message) as caught:
             refuse(config)
         assert repr(config.id) in str(caught.value)
@@ -286,7 +286,7 @@ def test_unknown_names(config: EnvironmentConfig, message: str) -> None:
 
 def test_missing_module() -> None:
     config = gymnasium_config("no_such_simulator.envs:Thing-v0")
-    check_environment_name(config)
+    check_environment(config)
     with pytest.raises(UsageError, match="cannot be imported.*no_such_simulator"):
         create_env(config, 1)
 
@@ -295,7 +295,7 @@ def test_missing_module() -> None:
 def test_a_missing_library(config: EnvironmentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     module = "atari" if config.family == "atari" else "gymnasium.env"
     monkeypatch.setitem(sys.modules, f"seedcli.envs.{module}", None)
-    check_environment_name(config)
+    check_environment(config)
     with pytest.raises(EnvironmentFailed, match=f"family {config.family} cannot be used on this machine"):
         create_env(config, 1)
 
@@ -303,9 +303,9 @@ def test_a_missing_library(config: EnvironmentConfig, monkeypatch: pytest.Monkey
 def test_a_family_imports_only_its_own_simulator() -> None:
     code = (
         "import sys, seedcli.envs.registry as e\n"
-        "from seedcli.config.sections import EnvironmentConfig\n"
+        "from seedcli.config.schema import make_environment_config\n"
         "assert not {'gymnasium', 'ale_py', 'tensorflow'} & set(sys.modules)\n"
-        "e.create_env(EnvironmentConfig(), 1).close()\n"
+        "e.create_env(make_environment_config({}), 1).close()\n"
         "assert not {'ale_py', 'tensorflow', 'pygame'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -352,7 +352,7 @@ def test_a_module_that_exits_has_failed(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "seed_exiting_module.py").write_text("import sys\nsys.exit()\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(EnvironmentFailed, match=r"^module seed_exiting_module of .* failed: SystemExit$"):
-        check_environment_name(gymnasium_config("seed_exiting_module:Thing-v0"))
+        check_environment(gymnasium_config("seed_exiting_module:Thing-v0"))
 
 
 def test_a_failing_environment_is_named_by_its_number() -> None:
@@ -413,8 +413,8 @@ class TestMujoco:
     def test_mujoco_warnings_go_to_the_log(self, tmp_path: Path) -> None:
         code = (
             "from seedcli.envs.registry import create_env\n"
-            "from seedcli.config.sections import EnvironmentConfig\n"
-            "create_env(EnvironmentConfig(id='HalfCheetah-v5'), 2).close()\n"
+            "from seedcli.config.schema import make_environment_config\n"
+            "create_env(make_environment_config({'id': 'HalfCheetah-v5'}), 2).close()\n"
         )
         done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

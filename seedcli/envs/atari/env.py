@@ -21,8 +21,8 @@ import numpy.typing as npt
 from ale_py import roms, vector_env
 from gymnasium.vector import AutoresetMode
 
-from seedcli.config.sections import EnvironmentConfig
-from seedcli.envs.checks import check_actions, first_line, nearest, refuse_gymnasium_fields
+from seedcli.envs.atari.config import AtariConfig
+from seedcli.envs.checks import check_actions, first_line, nearest
 from seedcli.errors import EnvironmentFailed, UsageError
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, Rows
 
@@ -78,7 +78,7 @@ class AtariVectorEnv:
         num_envs: E.
     """
 
-    def __init__(self, config: EnvironmentConfig, num_envs: int, render: bool = False, threads: int = 0) -> None:
+    def __init__(self, config: AtariConfig, num_envs: int, render: bool = False, threads: int = 0) -> None:
         """Build the emulators.
 
         Args:
@@ -92,7 +92,6 @@ class AtariVectorEnv:
             EnvironmentFailed: ale-py cannot build it.
         """
         check_game(config.id)
-        refuse_gymnasium_fields(config, "the atari family's limit is environment.max_frames")
         self.num_envs = num_envs
         self._config = config
         threads = threads or len(os.sched_getaffinity(0))

@@ -1,0 +1,30 @@
+"""Configuration keys that algorithms with a policy and a value share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import Field
+
+from seedcli.config.sections import AgentConfig, Fraction, NonNegative, Positive, Sections
+
+
+class ActorCriticConfig(AgentConfig):
+    """An algorithm that trains a policy and a value on each unroll once, in order."""
+
+    lambda_: Fraction = Field(1.0, alias="lambda", description="λ of the advantages and value targets")
+    baseline_cost: NonNegative = Field(0.5, description="weight of the value loss")
+    entropy_cost: NonNegative = Field(0.01, description="weight of the entropy bonus")
+    normalize_values: bool = Field(
+        False, description="normalize value targets (PopArt), and advantages by their root mean square"
+    )
+    separate_value: bool = Field(False, description="separate networks for policy and value")
+    bound_cost: NonNegative = Field(0.0, description="Box actions: weight of the penalty on means outside the bounds")
+    initial_std: Positive = Field(1.0, description="Box actions: initial standard deviation of the policy")
+
+    def conflicts(self, config: Sections) -> Iterator[str]:
+        if config.training.burn_in:
+            yield (
+                f"training.burn_in = {config.training.burn_in} must be 0 with agent.algorithm {self.algorithm}: "
+                "only replayed unrolls have stale states"
+            )

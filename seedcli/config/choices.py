@@ -1,0 +1,57 @@
+"""The choices that bring their own configuration keys: algorithms, torsos and families of environments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from seedcli.config.registry import BuiltIn, Registry
+from seedcli.config.sections import AgentConfig, EnvironmentConfig, NetworkConfig
+
+ALGORITHMS = Registry(
+    "agent.algorithm",
+    "algorithm",
+    "seedcli.agents",
+    AgentConfig,
+    {
+        "vtrace": BuiltIn("seedcli.agents.vtrace:VTraceAgent", "seedcli.agents.vtrace_config:VTraceConfig"),
+        "r2d2": BuiltIn("seedcli.agents.r2d2:R2D2Agent", "seedcli.agents.r2d2_config:R2D2Config"),
+    },
+)
+
+_TORSOS, _TORSO_CONFIGS = "seedcli.agents.networks.torsos", "seedcli.agents.networks.torso_configs"
+TORSOS = Registry(
+    "agent.network.torso",
+    "torso",
+    "seedcli.networks",
+    NetworkConfig,
+    {
+        "mlp": BuiltIn(f"{_TORSOS}:MlpTorso", "seedcli.config.sections:NetworkConfig"),
+        "impala_shallow": BuiltIn(f"{_TORSOS}:ShallowTorso", f"{_TORSO_CONFIGS}:ShallowConfig"),
+        "nature": BuiltIn(f"{_TORSOS}:NatureTorso", f"{_TORSO_CONFIGS}:NatureConfig"),
+        "impala_deep": BuiltIn(f"{_TORSOS}:DeepTorso", f"{_TORSO_CONFIGS}:DeepConfig"),
+    },
+)
+
+FAMILIES = Registry(
+    "environment.family",
+    "family of environments",
+    "seedcli.environments",
+    EnvironmentConfig,
+    {
+        "gymnasium": BuiltIn(
+            "seedcli.envs.gymnasium.family:GymnasiumFamily", "seedcli.envs.gymnasium.config:GymnasiumConfig"
+        ),
+        "atari": BuiltIn("seedcli.envs.atari.family:AtariFamily", "seedcli.envs.atari.config:AtariConfig"),
+        "football": BuiltIn(
+            "seedcli.envs.football.family:FootballFamily", "seedcli.envs.football.config:FootballConfig"
+        ),
+        "dmlab": BuiltIn("seedcli.envs.dmlab.family:LabFamily", "seedcli.envs.dmlab.config:LabConfig"),
+    },
+    needs_tensorflow=False,
+)
+
+# By the table whose keys the choice determines.
+CHOICES: Mapping[str, Registry] = MappingProxyType(
+    {"environment": FAMILIES, "agent": ALGORITHMS, "agent.network": TORSOS}
+)

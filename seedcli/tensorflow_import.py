@@ -1,0 +1,73 @@
+"""Importing TensorFlow without its start-up messages."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+# What TensorFlow's C++ code writes to descriptor 2 before its log levels apply: abseil's warning about just
+# that, lines in glog's format, and the one continuation line of its note on CPU instructions.
+_CHATTER = re.compile(
+    rb"WARNING: All log messages before absl::InitializeLog\(\)"
+    rb"|[IWE]\d{4} \d\d:\d\d:\d+\.\d+ "
+    rb"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] "
+    rb"|To enable the following instructions: "
+)
+
+
+@contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """Buffer descriptor 2 of the process, then write out all lines except TensorFlow's start-up messages.
+
+    Log levels do not apply to lines that TensorFlow writes while its libraries load, so the descriptor is redirected
+    to a temporary file. If the block raises, all buffered lines are written.
+    """
+    sys.stderr.flush()
+    saved = os.dup(2)
+    try:
+        with tempfile.TemporaryFile() as held:
+            os.dup2(held.fileno(), 2)
+            failed = False
+            try:
+                yield
+            except Exception:  # not KeyboardInterrupt or SystemExit from a signal
+                failed = True
+                raise
+            finally:
+                sys.stderr.flush()
+                os.dup2(saved, 2)
+                held.seek(0)
+                for line in held:
+                    if failed or not _CHATTER.match(line):
+                        os.write(2, line)
+    finally:
+        os.close(saved)
+
+
+def quiet_tensorflow() -> None:
+    """Limit TensorFlow's C++ log to errors, unless the user has set a level; call before its first import."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def import_tensorflow() -> Any:
+    """Import TensorFlow and find its devices without its start-up messages; returns the module.
+
+    Its Python warnings go to our log instead of stderr. Nothing is silenced where the user has set
+    TF_CPP_MIN_LOG_LEVEL to 0.
+    """
+    quiet_tensorflow()
+    if os.environ["TF_CPP_MIN_LOG_LEVEL"] == "0":
+        return importlib.import_module("tensorflow")
+    with quiet_stderr():
+        tensorflow = importlib.import_module("tensorflow")
+        # Listing devices logs too (a CUDA build without a driver); it does not fix any setting.
+        tensorflow.config.list_physical_devices()
+    logging.getLogger("tensorflow").handlers.clear()
+    return tensorflow
