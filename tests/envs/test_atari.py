@@ -14,7 +14,6 @@ import pytest
 from ale_py import roms, vector_env
 
 from seedcli.envs.atari.env import ATARI_57, AtariVectorEnv, games
-from seedcli.errors import UsageError
 from seedcli.specs import ActionSpec
 from tests.envs.helpers import FIELDS, Played, atari_config, play
 
@@ -219,12 +218,6 @@ def test_the_picture_is_of_the_game_the_agent_plays(fields: dict[str, Any]) -> N
         assert told["vector"] == told["mirror"]
         picture = played.env.render()
     assert picture.shape == (210, 160, 3) and (picture[..., 0] != picture[..., 2]).any(), "in colour"
-
-
-def test_fields_of_the_other_family_are_refused() -> None:
-    for fields in ({"max_episode_steps": 5}, {"kwargs": {"mode": 1}}):
-        with pytest.raises(UsageError, match="environment.max_frames"):
-            AtariVectorEnv(atari_config("pong", **fields), 1)
 
 
 def test_custom_roms_do_not_write_to_stdout() -> None:

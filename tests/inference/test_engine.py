@@ -62,6 +62,7 @@ def test_unrolls_cover_all_records_without_gaps(burn_in, length, sizes, order, l
             engine.answer()
         collect()
         engine.unblock()
+    collect()  # what unblocking completed
 
     records = burn_in + length + 1
     for player in players:

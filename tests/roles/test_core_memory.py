@@ -29,7 +29,7 @@ STATES = f"the agent states of inference.max_envs = 5000 environments ({5001 * 2
 def _core(folder: Path) -> LearnerCore:
     config = make_config(
         {
-            "agent": {"hidden": (8,), "lstm": 5},
+            "agent": {"network": {"hidden": (8,), "lstm": 5}},
             "inference": {"max_envs": MAX_ENVS},
             "training": {"batch_size": 4, "unroll_length": 3, "optimizer": "adam"},
         }

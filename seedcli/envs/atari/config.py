@@ -21,7 +21,7 @@ def _snake_case(game: str) -> str:
 
 
 class AtariConfig(EnvironmentConfig):
-    """Atari games (`seedcli/envs/atari.py`)."""
+    """Atari games (`seedcli/envs/atari/`)."""
 
     id: Name = Field("pong", description="game in snake_case")
     frame_skip: PositiveInt = Field(4, description="frames for which each action is repeated")

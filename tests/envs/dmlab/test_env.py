@@ -143,7 +143,6 @@ def test_further_settings_are_passed_on_as_strings() -> None:
         ({"kwargs": {"levelName": "x"}}, "set environment.id"),
         ({"kwargs": {"bots": [1]}}, "bots = \\[1\\]"),
         ({"kwargs": {"a b": 1}}, "a setting of DeepMind Lab is text"),
-        ({"max_episode_steps": 5}, "episodeLengthSeconds"),
     ],
 )
 def test_unsupported_fields_are_refused(lab_double: type[Lab], fields: dict[str, Any], part: str) -> None:

@@ -134,12 +134,6 @@ def test_a_missing_gfootball_is_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
         create_env(football_config(engine="gfootball"), 1)
 
 
-def test_fields_of_the_other_family_are_refused(built: list[DoubleEnv]) -> None:
-    for fields in ({"max_episode_steps": 5}, {"kwargs": {"mode": 1}}):
-        with pytest.raises(UsageError, match="a football scenario ends by its own clock"):
-            create_env(football_config(engine="gfootball", **fields), 1)
-
-
 def test_a_step_before_the_first_reset_is_refused(built: list[DoubleEnv]) -> None:
     with Played(football_config(engine="gfootball"), 1) as played, pytest.raises(EnvironmentFailed, match="reset it"):
         played.step(0)

@@ -293,7 +293,7 @@ def test_missing_module() -> None:
 
 @pytest.mark.parametrize("config", [gymnasium_config("CartPole-v1"), atari_config("pong")], ids=["gymnasium", "atari"])
 def test_a_missing_library(config: EnvironmentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "atari" if config.family == "atari" else "gymnasium.env"
+    module = f"{config.family}.env"
     monkeypatch.setitem(sys.modules, f"seedcli.envs.{module}", None)
     check_environment(config)
     with pytest.raises(EnvironmentFailed, match=f"family {config.family} cannot be used on this machine"):
