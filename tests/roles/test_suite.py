@@ -150,7 +150,7 @@ def test_what_a_run_is_evaluated_on() -> None:
 
 
 def test_an_unknown_suite_names_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="'atari75' is no suite.*atari57, dmlab30"):
+    with pytest.raises(UsageError, match="'atari75' is not a suite.*atari57, dmlab30"):
         load_suite("atari75")
 
 
