@@ -41,7 +41,7 @@ def parse(arguments: list[str]) -> dict[str, Any]:
 
 
 def check_learner(arguments: list[str], environ: dict[str, str]) -> Config:
-    """A learner's command line holds values that the schema takes, and goes on with its run; its configuration."""
+    """Check that a learner's command line is valid and resumes its run; returns its configuration."""
     given = parse(arguments)
     assert given["command"] == "learner" and given["continue_"] and given["logdir"].is_absolute()
     flags = {"--metrics-port": given["metrics_port"]}

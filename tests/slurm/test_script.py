@@ -141,7 +141,7 @@ def test_learner_hosts_are_tasks_of_one_step_on_separate_nodes() -> None:
         "--gpus-per-node=1", "--output=$logs/learner-%j-%t.log",
     ]  # fmt: skip
     assert "--trust-network" in words_of(script, "seed learner")
-    assert "TensorFlow's connections between the nodes\n# are neither encrypted nor authenticated" in script
+    assert "TensorFlow's connections between the nodes are neither\n# encrypted nor authenticated" in script
     (actors,) = [line for line in script.splitlines() if "--job-name=actors" in line]
     assert "--ntasks=5" in actors and "--gpus-per-node=0" in actors
 
