@@ -1,10 +1,10 @@
-"""Steps a second over a slow link, plain and encoded: two network namespaces, a rate limit between them.
+"""Steps per second over a slow link, plain and encoded: two network namespaces with a rate limit between them.
 
     sudo python docs/link_benchmark.py [--mbit 100] [--seconds 5] [--game pong] [--frame-skip 4]
 
-Needs root, and Linux's `ip` and `tc`. A learner's inference path with constant actions runs in one namespace; in the
-other, over TCP: a sender of recorded frames of real play, which encodes each message anew, so that the link (or the
-codec) is the limit and not the emulator; and a real actor. Both have two streams of 32 environments. Prints JSON.
+Needs root, and Linux's `ip` and `tc`. A learner's inference path with constant actions runs in one namespace. The other
+runs two clients over TCP, each with two streams of 32 environments: a sender of recorded frames, which encodes every
+message, so that the link or the codec is the limit and not the emulator; and a real actor. Prints JSON.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _RECORDED = 64
 
 
 def serve(kind: str, played: EnvironmentConfig, compression: str) -> None:
-    """A learner's path from the socket to the answer, with constants in the network's place; prints its address."""
+    """Serve a learner's path from the socket to the answer, with constant actions; prints its address."""
     from seedcli.agents.base import AlgorithmSpec
     from seedcli.bench.servers import ConstantPolicy
     from seedcli.inference.arena import Arena
@@ -71,11 +71,11 @@ def serve(kind: str, played: EnvironmentConfig, compression: str) -> None:
                 )
             )  # fmt: skip
 
-            def give_back() -> None:
+            def release() -> None:
                 while True:
                     arena.release(unrolls.get())
 
-            threading.Thread(target=give_back, daemon=True).start()
+            threading.Thread(target=release, daemon=True).start()
         return engines[0]
 
     service = InferenceService([server], settings, engine_for)
@@ -128,7 +128,7 @@ def replay(address: str, played: EnvironmentConfig, compression: str, seconds: f
 
 
 def act(address: str, seconds: float) -> dict[str, Any]:
-    """A real actor's own loop."""
+    """Run the loop of a real actor."""
     environments, profile = Environments(threads=0), Profile()
     session = ActorSession(
         connect(address), environments, actor_id="real", envs=_ENVS, streams=_STREAMS, profile=profile
@@ -149,7 +149,7 @@ def _run(*command: str, check: bool = True) -> None:
 
 
 def build(mbit: float) -> None:
-    """Two namespaces, a pair of interfaces, a token bucket at both ends."""
+    """Create two namespaces, a pair of interfaces, and a token bucket at both ends."""
     tear_down()
     _run("ip", "netns", "add", _LEARNER)
     _run("ip", "netns", "add", _ACTOR)
@@ -164,13 +164,13 @@ def build(mbit: float) -> None:
 
 
 def tear_down() -> None:
-    """Remove the namespaces, and the interfaces with them."""
+    """Remove the namespaces and their interfaces."""
     for space in (_LEARNER, _ACTOR):
         _run("ip", "netns", "delete", space, check=False)
 
 
 def measure(transport: str, played: EnvironmentConfig, seconds: float, role: str, compression: str) -> dict[str, Any]:
-    """One role against a learner of its own."""
+    """Run one role against a new learner; returns its result."""
     mine = (sys.executable, __file__, "--game", played.id, "--frame-skip", str(played.frame_skip))
     mine += ("--seconds", str(seconds), "--transport", transport)
     options = (*mine, "--compression", compression)
@@ -190,7 +190,7 @@ def measure(transport: str, played: EnvironmentConfig, seconds: float, role: str
 
 
 def main() -> None:
-    """Build the link, measure, print, tear it down."""
+    """Build the link, measure, tear it down, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mbit", type=float, default=100.0, help="rate of the link")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each measurement")

@@ -1,4 +1,4 @@
-"""File systems of their own for tests: small ones that get full, and ones that cannot be written."""
+"""File systems for tests: small ones that fill up, and read-only ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @contextlib.contextmanager
 def tmpfs(path: Path, options: str) -> Iterator[Path]:
-    """A file system in memory, mounted at a new folder, e.g. with `size=1m`; skips the test where that is forbidden."""
+    """Mount a file system in memory at a new folder, e.g. with `size=1m`; skip the test if that is not permitted."""
     path.mkdir(parents=True)
     mount = shutil.which("mount")
     if (
@@ -28,12 +28,12 @@ def tmpfs(path: Path, options: str) -> Iterator[Path]:
 
 
 def read_only(path: Path) -> None:
-    """Make a mounted file system one that cannot be written."""
+    """Make a mounted file system read-only."""
     subprocess.run(["mount", "-o", "remount,ro", path], check=True)
 
 
 def fill(path: Path, spare: int = 0) -> Path:
-    """Fill a file system but for `spare` bytes; returns the file that does it."""
+    """Fill a file system up to `spare` bytes; returns the file that fills it."""
     ballast = path / "ballast"
     with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:

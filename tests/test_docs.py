@@ -1,4 +1,4 @@
-"""What README and docs/ name exists: links, their anchors, files and modules of seedcli."""
+"""Links, anchors, files and modules that README and docs/ name exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
 def without_code(text: str) -> str:
-    """A page without its blocks of code."""
+    """A page without its code blocks."""
     return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""What examples/ and the Dockerfile hold: manifests fit the published schemas, units load, every command is one."""
+"""examples/ and the Dockerfile: manifests match the published schemas, units load, every command is valid."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 KUBERNETES = EXAMPLES / "kubernetes"
 UNITS = sorted((EXAMPLES / "systemd").glob("*.service"))
-STOP_SECONDS = 15  # what a learner promises to stop within
+STOP_SECONDS = 15  # time in which a learner promises to stop
 
 
 def parse(arguments: list[str]) -> dict[str, Any]:
-    """Parse a command line of `seed` without running it, and raise for what is wrong; its parameters."""
+    """Parse a command line of `seed` without running it; returns its parameters, raises if it is wrong."""
     group: Any = typer.main.get_command(app)
     name, *rest = arguments
     with group.make_context("seed", []) as context, group.commands[name].make_context(name, rest, context) as inner:
@@ -41,7 +41,7 @@ def parse(arguments: list[str]) -> dict[str, Any]:
 
 
 def check_learner(arguments: list[str], environ: dict[str, str]) -> Config:
-    """A learner's command line holds values that the schema takes, and goes on with its run; its configuration."""
+    """Check that a learner's command line is valid and resumes its run; returns its configuration."""
     given = parse(arguments)
     assert given["command"] == "learner" and given["continue_"] and given["logdir"].is_absolute()
     flags = {"--metrics-port": given["metrics_port"]}
@@ -73,14 +73,14 @@ WORKLOADS = [manifest("StatefulSet", "seed-learner"), manifest("Deployment", "se
 
 
 @pytest.mark.parametrize("document", manifests())
-def test_manifests_fit_the_published_schemas(document: dict[str, Any]) -> None:
+def test_manifests_match_the_published_schemas(document: dict[str, Any]) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate comes with the test extra")
     for version in ("1.31", validate.latest_version()):
         validate.validate(document, version, strict=True)
-    assert "namespace" not in document["metadata"], "they go into any namespace"
+    assert "namespace" not in document["metadata"], "manifests must not fix the namespace"
 
 
-def test_the_schemas_are_strict() -> None:
+def test_the_schemas_reject_unknown_fields() -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate comes with the test extra")
     wrong = manifest("StatefulSet", "seed-learner")
     wrong["spec"]["replica"] = 1
@@ -88,7 +88,7 @@ def test_the_schemas_are_strict() -> None:
         validate.validate(wrong, validate.latest_version(), strict=True)
 
 
-def test_the_kustomization_names_what_is_there() -> None:
+def test_the_kustomization_lists_the_manifests() -> None:
     kustomization = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())
     resources = set(kustomization["resources"])
     there = {path.name for path in KUBERNETES.glob("*.yaml")} - {"kustomization.yaml"}
@@ -100,13 +100,13 @@ def test_the_kustomization_names_what_is_there() -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_no_command_shows_a_token_to_who_lists_processes() -> None:
+def test_no_command_line_contains_the_token() -> None:
     pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", *(p for p in EXAMPLES.rglob("*") if p.is_file())]
     lines = [line.strip("# ") for page in pages for line in page.read_text().splitlines() if "seed token new" in line]
     piped = "seed token new --print | kubectl create secret generic seed-token --from-file=token=/dev/stdin"
     assert [line for line in lines if "kubectl" in line] == [piped] * 2
     for line in lines:
-        # The shell's own words and assignments start no process that could be listed with it.
+        # Keywords and assignments of the shell start no process whose command line others could list.
         allowed = re.match(r'(\(umask 077; echo "|export |)SEED_TOKEN=\$\(', line)
         assert allowed or "$(" not in line and "`seed token new --print`" not in line, line
 
@@ -121,7 +121,7 @@ def test_the_learner_of_the_manifests() -> None:
     config = check_learner(container["args"], {})
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports == {"grpc": config.net.grpc_port, "zmq": config.net.zmq_port, "metrics": config.net.metrics_port}
-    assert config.net.metrics_host == "0.0.0.0", "probes come from outside the pod"
+    assert config.net.metrics_host == "0.0.0.0", "probes come from outside the container"
     paths = {name: container[name]["httpGet"]["path"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
     assert paths == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
     annotations = document["spec"]["template"]["metadata"]["annotations"]
@@ -153,7 +153,7 @@ def test_the_actors_of_the_manifests_find_the_learner() -> None:
 
 
 @pytest.mark.parametrize("document", WORKLOADS, ids=lambda document: document["metadata"]["name"])
-def test_workloads_have_no_more_rights_than_they_need(document: dict[str, Any]) -> None:
+def test_workloads_have_only_the_rights_they_need(document: dict[str, Any]) -> None:
     pod = document["spec"]["template"]["spec"]
     assert document["spec"]["selector"]["matchLabels"].items() <= (
         document["spec"]["template"]["metadata"]["labels"].items()
@@ -169,10 +169,10 @@ def test_workloads_have_no_more_rights_than_they_need(document: dict[str, Any]) 
         reference = environ["SEED_TOKEN"]["valueFrom"]["secretKeyRef"]
         secret = manifest("Secret", reference["name"])
         assert "value" not in environ["SEED_TOKEN"]
-        with pytest.raises(RefusedError):  # the placeholder lets nobody in
+        with pytest.raises(RefusedError):  # the placeholder must be replaced
             Token(secret["stringData"][reference["key"]], "the placeholder")
         mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
-        assert environ["HOME"]["value"] in mounted, "the root file system cannot be written"
+        assert environ["HOME"]["value"] in mounted, "the root file system is read-only"
 
 
 # -- systemd --------------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def unit(path: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
-def test_units_run_commands_that_exist_and_stop_in_order(path: Path) -> None:
+def test_units_run_valid_commands_and_stop_cleanly(path: Path) -> None:
     values = unit(path)
     (command,) = values["ExecStart"]
     program, *arguments = shlex.split(command.replace("%l", "machine").replace("%i", "1"))
@@ -207,14 +207,14 @@ def test_units_run_commands_that_exist_and_stop_in_order(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
-def test_systemd_takes_the_units(path: Path, tmp_path: Path) -> None:
+def test_systemd_accepts_the_units(path: Path, tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("systemd-analyze is not installed")
     copy = tmp_path / path.name.replace("@", "@1")
     copy.write_text(path.read_text().replace("/opt/seed/bin/seed", sys.executable))
     done = subprocess.run([analyze, "verify", "--man=no", str(copy)], capture_output=True, text=True, timeout=60)
-    # It names what it does not know and goes on.
+    # It warns of unknown keys and continues.
     assert done.returncode == 0 and path.stem.partition("@")[0] not in done.stderr, done.stderr
 
 
@@ -235,7 +235,7 @@ def image_environ() -> dict[str, str]:
     return dict(part.split("=", 1) for part in shlex.split(environ))
 
 
-def test_the_image_runs_seed_as_somebody_who_is_not_root() -> None:
+def test_the_image_runs_seed_as_an_unprivileged_user() -> None:
     assert {value.partition(" ")[0] for value in values("FROM")} == {"python:3.11-slim"}
     assert [json.loads(value) for value in values("ENTRYPOINT")] == [["seed"]]
     (user,) = values("USER")
@@ -251,7 +251,7 @@ def test_the_image_runs_seed_as_somebody_who_is_not_root() -> None:
     assert set(comment.split(",")) <= set(extras)
 
 
-def test_what_the_image_copies_makes_the_package(tmp_path: Path) -> None:
+def test_the_package_builds_from_the_files_that_the_image_copies(tmp_path: Path) -> None:
     pytest.importorskip("hatchling", reason="hatchling comes with the test extra")
     ignored = (ROOT / ".dockerignore").read_text().split()
     source = tmp_path / "source"
@@ -261,7 +261,7 @@ def test_what_the_image_copies_makes_the_package(tmp_path: Path) -> None:
         if names[0].startswith("--from"):
             continue
         for name in names:
-            assert f"!{name}" in ignored, f"{name} is not sent to the builder"
+            assert f"!{name}" in ignored, f"{name} is excluded from the build context"
             if (ROOT / name).is_dir():
                 shutil.copytree(ROOT / name, source / target, ignore=shutil.ignore_patterns("__pycache__"))
             else:
@@ -278,7 +278,7 @@ def test_what_the_image_copies_makes_the_package(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("role", "status", "healthy"), [("learner", 200, True), ("learner", 503, False), ("actor", 503, True)]
 )
-def test_the_image_asks_a_learner_for_its_health(tmp_path: Path, role: str, status: int, healthy: bool) -> None:
+def test_the_image_checks_the_health_of_a_learner(tmp_path: Path, role: str, status: int, healthy: bool) -> None:
     (check,) = values("HEALTHCHECK")
     program, flag, code = json.loads(check[check.index("CMD ") + 4 :])
     assert (program, flag) == ("python", "-c")
@@ -306,7 +306,7 @@ def test_the_image_asks_a_learner_for_its_health(tmp_path: Path, role: str, stat
     assert asked == (["/healthz"] if role == "learner" else [])
 
 
-def test_the_compose_file_holds_commands_that_exist() -> None:
+def test_the_compose_file_has_valid_commands() -> None:
     services = yaml.safe_load((EXAMPLES / "docker" / "compose.yaml").read_text())["services"]
     config = check_learner(services["learner"]["command"], image_environ())
     assert services["learner"]["ports"] == [f"127.0.0.1:{config.net.metrics_port}:{config.net.metrics_port}"]
@@ -314,11 +314,11 @@ def test_the_compose_file_holds_commands_that_exist() -> None:
     assert (actor["command"], actor["connect"]) == ("actor", f"learner:{config.net.grpc_port}")
     for service in services.values():
         assert int(service["stop_grace_period"].removesuffix("s")) > STOP_SECONDS
-        assert service["environment"]["SEED_TOKEN"].startswith("${SEED_TOKEN:?"), "no token stands in the file"
+        assert service["environment"]["SEED_TOKEN"].startswith("${SEED_TOKEN:?"), "the file contains no token"
     assert (EXAMPLES / "docker" / services["learner"]["build"] / "Dockerfile").resolve() == ROOT / "Dockerfile"
 
 
-def test_docker_takes_the_dockerfile() -> None:
+def test_docker_accepts_the_dockerfile() -> None:
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "info"], capture_output=True, timeout=30).returncode:
         pytest.skip("no docker daemon answers here")
@@ -330,6 +330,6 @@ def test_docker_takes_the_dockerfile() -> None:
 
 
 @pytest.mark.parametrize("wrong", [["learner", "--no-such-flag"], ["no-such-command"], ["actor", "--envs", "many"]])
-def test_a_command_that_does_not_exist_is_noticed(wrong: list[str]) -> None:
+def test_an_invalid_command_is_detected(wrong: list[str]) -> None:
     with pytest.raises(Exception, match=r"(?i)no.such|valid"):
         parse(wrong)

@@ -1,4 +1,4 @@
-"""No import cycles between files of seedcli, neither at run time nor among imports for type checking."""
+"""No import cycles between files of seedcli, neither at run time nor in imports for type checking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is installed: presets in the wheel and in an editable install, version, licence, extras."""
+"""The built package: presets in the wheel and in an editable install, version, licence, extras."""
 
 import os
 import subprocess
@@ -60,7 +60,7 @@ def test_an_editable_install_finds_the_presets(tmp_path: Path) -> None:
     assert names == preset_names()
 
 
-def test_every_dependency_has_its_reason() -> None:
+def test_every_dependency_has_a_documented_reason() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     reasons = (ROOT / "docs" / "dependencies.md").read_text()
     extras = [name for extra in project["optional-dependencies"].values() for name in extra]

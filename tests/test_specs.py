@@ -1,4 +1,4 @@
-"""Specifications: what they hold, how they travel, and where a row's arrays lie."""
+"""Specifications: validation, JSON, and the layout of a row's arrays."""
 
 import json
 
@@ -25,14 +25,14 @@ SPECS = st.builds(EnvSpec, st.just("test/any"), OBSERVATIONS, ACTIONS, st.intege
 
 @given(SPECS)
 @settings(deadline=None)
-def test_a_specification_survives_its_way_through_json(spec):
+def test_a_specification_round_trips_through_json(spec):
     again = EnvSpec.from_dict(json.loads(json.dumps(spec.to_dict())))
     assert again == spec and spec.difference(again) is None
 
 
 @given(SPECS, st.integers(1, 5), st.integers(1, 3))
 @settings(deadline=None)
-def test_every_array_of_a_row_has_bytes_of_its_own(spec, envs, records):
+def test_arrays_of_a_row_do_not_overlap(spec, envs, records):
     layout = RowLayout(spec, envs)
     rows = aligned_empty(records * layout.nbytes).reshape(records, layout.nbytes)
     rows[...] = 0
@@ -47,7 +47,7 @@ def test_every_array_of_a_row_has_bytes_of_its_own(spec, envs, records):
     assert all(offset % ALIGNMENT == 0 for offset in layout.offsets) and layout.offsets[-1] == layout.nbytes
 
 
-def test_names_are_sorted_whatever_the_order_they_come_in():
+def test_names_are_sorted():
     one, two = ArraySpec((2,), "float32"), ArraySpec((3,), "uint8")
     spec = EnvSpec("test/dict", {"b": two, "a": one}, ActionSpec((2,)))
     assert list(spec.arrays) == ["a", "b"] and spec == EnvSpec("test/dict", {"a": one, "b": two}, ActionSpec((2,)))
@@ -69,13 +69,13 @@ def test_names_are_sorted_whatever_the_order_they_come_in():
         lambda: EnvSpec("test/none", {}, ActionSpec((2,))),
     ],
 )
-def test_specifications_that_contradict_themselves_are_refused(wrong):
+def test_contradictory_specifications_are_refused(wrong):
     with pytest.raises(ValueError):
         wrong()
 
 
 @given(ACTIONS, st.integers(0, 2**31))
-def test_random_actions_are_what_the_specification_allows(action, seed):
+def test_random_actions_satisfy_the_specification(action, seed):
     drawn = action.sample(np.random.default_rng(seed), 50, 3)
     assert drawn.shape == (50, 3, *action.array.shape) and drawn.dtype == action.array.dtype
     if action.size:

@@ -1,4 +1,4 @@
-"""Conformance checks of vector environments: for the families in the tests, for users' environments in
+"""Conformance checks of vector environments: of every family in the tests, of users' environments in
 `seed doctor --env`.
 """
 
@@ -19,12 +19,12 @@ from seedcli.specs import ActionSpec, EnvSpec, RowLayout, aligned_empty
 
 Status = Literal["ok", "warning", "failure", "skipped"]
 
-_ENVS = 3  # of the vectors that are played
+_ENVS = 3  # environments of a vector that is played
 _STEPS = 2_000  # longest play
-_REPLAY = 200  # longest play that is played again
-_SHORT = 10  # steps; where no episode is as long, ends after the same number of them need no time limit
-_DIFFERENT_ENDS = 3  # that new episodes begin with are no coincidence
-_LISTED = 4  # of many things, so many are named
+_REPLAY = 200  # longest play that is repeated
+_SHORT = 10  # steps; if all episodes are shorter, equal lengths do not suggest a time limit
+_DIFFERENT_ENDS = 3  # new episodes that begin with so many different final observations are no coincidence
+_LISTED = 4  # names in a sentence; the rest is counted
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Finding:
 
     Attributes:
         name: the check.
-        status: "ok"; "warning": it trains, but look at it; "failure": a rule is broken; "skipped": could not be judged.
+        status: "ok"; "warning": it trains, but check it; "failure": a rule is broken; "skipped": cannot be checked.
         detail: one sentence.
-        value: figures for programs, or None.
+        value: figures for JSON output, or None.
     """
 
     name: str
@@ -64,7 +64,7 @@ def check_environment(
         found: called with each finding.
 
     Returns:
-        A finding for each check; "play" alone where that fails.
+        A finding for each check; only "play" if that fails.
     """
     findings: list[Finding] = []
 
@@ -104,13 +104,13 @@ def check_environment(
     return findings
 
 
-_UNREPEATABLE: tuple[Status, str] = ("skipped", "needs records that a seed repeats")
+_UNREPEATABLE: tuple[Status, str] = ("skipped", "needs a seed that repeats its records")
 
 
 def _sentence(error: Exception) -> str:
     if isinstance(error, SeedError):
         return str(error)
-    return f"{first_line(error)}, which the vector environment should have raised as EnvironmentFailed, named"
+    return f"{first_line(error)}, which the vector environment should have raised as EnvironmentFailed"
 
 
 def _named(names: list[str]) -> str:
@@ -119,20 +119,20 @@ def _named(names: list[str]) -> str:
 
 
 def _elements(name: str, mask: npt.NDArray[np.bool_]) -> list[str]:
-    """Names of the elements of an array where `mask` is true; the array's own where it is true throughout."""
+    """Names of the elements of an array where `mask` is true; the array's own name if it is true everywhere."""
     if mask.all():
         return [name]
     return [f"{name}[{', '.join(map(str, index))}]" for index in np.argwhere(mask).tolist()]
 
 
 def _spaces(spec: EnvSpec, bounds: dict[str, tuple[Any, Any]], notice: str, run: Run) -> tuple[Status, str]:
-    """Every element is written, and is what the specification and the space's bounds say."""
+    """Every element is written, and is within the specification and the bounds of the space."""
     fill = np.array(FILL, np.uint8)[np.arange(len(run.reward)) % 2][:, None]
     parts = {**run.observation, "reward": run.reward, "terminated": run.terminated, "truncated": run.truncated}
     for name, part in parts.items():
         written = np.ascontiguousarray(part).view(np.uint8).reshape(len(part), -1) != fill
         if not written.any(axis=0).all():
-            return "failure", f"parts of {name} are never written: every element must be, at each reset and step"
+            return "failure", f"parts of {name} were never written: each reset and step must write every element"
     for name, flags in (("terminated", run.terminated), ("truncated", run.truncated)):
         if (flags > 1).any():
             return "failure", f"{name} holds {flags.max()}; it must be 0 or 1"
@@ -145,13 +145,13 @@ def _spaces(spec: EnvSpec, bounds: dict[str, tuple[Any, Any]], notice: str, run:
             if ((part < 0) | (part >= counts)).any():
                 return "failure", f"{name} holds categories from {part.min()} to {part.max()} of {_named_counts(array)}"
         if array.binary and not np.isin(part, array.binary).all():
-            return "failure", f"{name} holds other values than {array.binary[0]} and {array.binary[1]}"
+            return "failure", f"{name} holds values other than {array.binary[0]} and {array.binary[1]}"
     beyond = []
     for name, (low, high) in bounds.items():
         mask = ((run.observation[name] < low) | (run.observation[name] > high)).any(axis=(0, 1))
         beyond += _elements(name, np.asarray(mask))
     if beyond:
-        return "warning", f"{_named(beyond)} went beyond the bounds of the observation space: correct those it declares"
+        return "warning", f"{_named(beyond)} went beyond the bounds of the observation space: correct the bounds"
     if notice:
         return "warning", notice
     arrays = ", ".join(f"{name} {list(a.shape) or 'scalar'} {a.dtype}" for name, a in spec.arrays.items())
@@ -171,23 +171,26 @@ def _describe(action: ActionSpec) -> str:
 
 
 def _frames(spec: EnvSpec, run: Run) -> tuple[Status, str]:
-    """Observations change, and all of what they hold does."""
+    """Observations change, and so does each element of a vector observation."""
     moved = np.zeros(run.reward[1:].shape, bool)
     dead = []
     for name, array in spec.arrays.items():
         part = run.observation[name]
         changed = part[1:] != part[:-1]
         moved |= changed.reshape(*moved.shape, -1).any(axis=-1)
-        # Of a picture's pixels many never change; a sensor that never does is none.
+        # Many pixels of an image never change, but a sensor must.
         if len(array.shape) <= 1:
             dead += _elements(name, np.asarray((part == part[0, 0]).all(axis=(0, 1))))
     if not moved.any():
-        return "warning", f"no observation changes in {len(moved):,} steps: right only where there is nothing to see"
+        return "warning", f"no observation changes in {len(moved):,} steps: correct only if there is nothing to observe"
     still = 1 - float(moved.mean())
     if still > 0.5:
-        return "warning", f"{still:.0%} of the steps leave the observation as it was"
+        return "warning", f"{still:.0%} of the steps do not change the observation"
     if dead:
-        return "warning", f"{_named(dead)} never changed in {len(moved):,} steps: left out, an agent would miss nothing"
+        return (
+            "warning",
+            f"{_named(dead)} never changed in {len(moved):,} steps: an agent learns nothing from a constant",
+        )
     return "ok", f"{1 - still:.0%} of the steps change the observation"
 
 
@@ -202,34 +205,40 @@ def _rewards(run: Run) -> tuple[Status, str]:
         if len(returns) < 2:
             return (
                 "warning",
-                f"each of {len(rewards):,} rewards was {rewards[0]:g}: random actions tell nothing apart",
+                f"each of {len(rewards):,} rewards was {rewards[0]:g}: random actions give no learning signal",
             )
         return "ok", f"always {rewards[0]:g}, and episodes' sums differ"
     return "ok", f"from {rewards.min():g} to {rewards.max():g}, mean {rewards.mean():.3g}"
 
 
 def _seeding(make: MakeEnv, seconds: float) -> tuple[Status, str]:
-    """A seed and actions give records, again and in another process's vector; another seed gives others."""
+    """A seed and actions determine the records, after another reset and in a rebuilt vector; another seed differs."""
     with driving(make, 1) as driver:
         run = driver.play(1, _REPLAY, seconds / 4)
         again = driver.play(1, 0, 0, script=run.actions)
         other = driver.play(2, 0, 0, script=run.actions)
     if difference := run.difference(again):
-        return "failure", f"reset twice with the same seed, the same actions give other records, first {difference}"
+        return (
+            "failure",
+            f"after two resets with the same seed, the same actions lead to different records, first {difference}",
+        )
     with driving(make, 1) as driver:
         rebuilt = driver.play(1, 0, 0, script=run.actions)
     if difference := run.difference(rebuilt):
-        return "failure", f"built twice, the same seed and actions give other records, first {difference}"
+        return (
+            "failure",
+            f"in a rebuilt vector, the same seed and actions lead to different records, first {difference}",
+        )
     if run.difference(other) is None:
         return (
             "warning",
-            f"seeds 1 and 2 give the same {len(run.actions)} steps: nothing here is random, or seeds are lost",
+            f"seeds 1 and 2 lead to the same {len(run.actions)} steps: nothing is random, or the seed has no effect",
         )
-    return "ok", f"a seed repeats {len(run.actions)} steps, another gives others"
+    return "ok", f"a seed repeats {len(run.actions)} steps, another seed changes them"
 
 
 def _isolation(make: MakeEnv, seconds: float) -> tuple[Status, str]:
-    """Environment i of seed s is the only one of seed s + i, whatever its neighbours do."""
+    """Environment i of a vector with seed s plays like a single environment with seed s + i."""
     last = _ENVS - 1
     with driving(make, _ENVS) as driver:
         many = driver.play(40, _REPLAY, seconds / 2)
@@ -237,17 +246,17 @@ def _isolation(make: MakeEnv, seconds: float) -> tuple[Status, str]:
         alone = driver.play(40 + last, 0, 0, script=[actions[last : last + 1] for actions in many.actions])
     if difference := alone.difference(many.column(last)):
         return "failure", (
-            f"environment {last} of {_ENVS} plays otherwise than alone with its seed, first in {difference}: "
+            f"environment {last} of {_ENVS} behaves differently than alone with its seed, first in {difference}: "
             "environments share state, or their seeds are not consecutive"
         )
-    return "ok", f"{_ENVS} environments in one vector do not touch each other"
+    return "ok", f"{_ENVS} environments in one vector do not affect each other"
 
 
 def _autoreset(make: MakeEnv, run: Run, seconds: float, repeatable: bool) -> tuple[Status, str]:
     """After a final record comes the first of a new episode; the action on the final one is ignored."""
     first, final = run.first, run.final
     if final[0].any():
-        return "failure", "a reset gives a final record; it must begin an episode"
+        return "failure", "a reset returns a final record; it must begin an episode"
     if run.reward[first].any():
         return (
             "failure",
@@ -260,13 +269,16 @@ def _autoreset(make: MakeEnv, run: Run, seconds: float, repeatable: bool) -> tup
         return "skipped", f"no episode ended in {len(final) - 1:,} steps"
     carried_on = carried_ends(run)
     what = "begins with the final observation of the last one"
-    # Episodes may end as they begin, and a bandit's single step may show what the next one is about.
+    # Episodes may end in their first state, and a bandit's single step may observe the next context.
     if carried_on >= _DIFFERENT_ENDS and max(episode.length for episode in episodes_of(run)) > 1:
-        return "failure", f"each new episode {what}, whatever that is: reset does not start a new episode"
+        return "failure", f"each new episode {what}: reset does not start a new episode"
     if repeatable and (wrong := _action_on_final(make, seconds)):
         return "failure", wrong
     if carried_on:
-        return "warning", f"each of {ended:,} new episodes {what}: if they do not end as they begin, reset does nothing"
+        return (
+            "warning",
+            f"each of {ended:,} new episodes {what}: unless they end in their first state, reset does nothing",
+        )
     return "ok", f"{ended:,} episodes ended, and each was followed by a first record"
 
 
@@ -283,7 +295,7 @@ def _action_on_final(make: MakeEnv, seconds: float) -> str | None:
 
 
 def _truncation(run: Run) -> tuple[Status, str, Any]:
-    """Time limits truncate, and something else terminates; only the environment's author knows, so nothing fails."""
+    """Time limits truncate, other ends terminate; only the author can tell them apart, so this only warns."""
     episodes = episodes_of(run)
     if not episodes:
         return "warning", (
@@ -296,14 +308,14 @@ def _truncation(run: Run) -> tuple[Status, str, Any]:
     longest = max(e.length for e in episodes)
     if longest >= _SHORT and terminated.count(longest) >= 3:
         return "warning", (
-            f"{terminated.count(longest)} episodes were terminated after exactly {longest:,} steps, the longest there "
-            "were: if that is a time limit, it must be truncated instead"
+            f"{terminated.count(longest)} episodes were terminated after exactly {longest:,} steps, the largest "
+            "length: if that is a time limit, it must truncate instead"
         ), value  # fmt: skip
     if len(set(truncated)) >= 3 and not terminated:
         lengths = _named([f"{n:,}" for n in sorted(set(truncated))])
         return "warning", (
             f"episodes are truncated after different numbers of steps ({lengths}) and none is terminated: an end that "
-            "is no time limit must be terminated"
+            "is not a time limit must terminate"
         ), value  # fmt: skip
     return (
         "ok",
@@ -313,14 +325,14 @@ def _truncation(run: Run) -> tuple[Status, str, Any]:
 
 
 def _actions(make: MakeEnv, seconds: float, repeatable: bool) -> tuple[Status, str]:
-    """Every action is taken, others are refused by name and change nothing; actions make a difference."""
+    """Every action is accepted, others are refused by name; actions make a difference."""
     with driving(make, 1) as driver:
         spec = driver.env.spec
         final = False
         driver.reset(1)
         every = every_action(spec.action)
         for action in every:
-            for _ in range(2 if final else 1):  # on a final record it would be ignored
+            for _ in range(2 if final else 1):  # on a final record the action is ignored
                 try:
                     record = driver.step(action[None])
                 except Exception as error:
@@ -332,18 +344,18 @@ def _actions(make: MakeEnv, seconds: float, repeatable: bool) -> tuple[Status, s
                 driver.step(wrong[None])
             except EnvironmentFailed:
                 continue
-            return "failure", f"action {wrong.tolist()} is taken; it must be refused with EnvironmentFailed"
+            return "failure", f"action {wrong.tolist()} is accepted; it must be refused with EnvironmentFailed"
         driver.step(low[None])
         if repeatable and (low != high).any():
             run = driver.play(1, _REPLAY, seconds / 4)
             one, two = (driver.play(1, 0, 0, script=[a[None]] * len(run.actions)) for a in (low, high))
             if one.difference(two) is None and run.difference(one) is None:
-                return "warning", f"what is chosen made no difference in {len(run.actions)} steps"
-    return "ok", f"{len(every)} different actions taken, wrong ones refused"
+                return "warning", f"actions made no difference in {len(run.actions)} steps"
+    return "ok", f"{len(every)} different actions accepted, invalid ones refused"
 
 
 class _Timed:
-    """An environment whose own time is counted."""
+    """Measures the time that an environment's own code takes."""
 
     def __init__(self, env: Any) -> None:
         self._env = env
@@ -367,7 +379,7 @@ class _Timed:
 
 
 def _speed(make: MakeEnv, seconds: float) -> tuple[Status, str, dict[str, float | int | None]]:
-    """Steps a second of one vector, and how much of the time its environments' own code takes."""
+    """Steps per second of one vector, and the share of the time outside its environments' own code."""
     envs = 8
     with driving(make, envs) as driver:
         env: Any = driver.env

@@ -1,4 +1,4 @@
-"""Suites: the tasks of a benchmark, the scores that normalise a result, and the statistics over tasks.
+"""Suites: the tasks of a benchmark, the scores that normalise returns, and statistics over tasks.
 
 The Atari scores are those of DQN Zoo (github.com/google-deepmind/dqn_zoo, atari_data.py): mean returns of random play
 and of human testers on the 57 games, episodes begun with up to 30 no-ops, as in Agent57 (arXiv 2003.13350). Those of
@@ -32,7 +32,7 @@ class Task:
         name: the environment's id in its family, e.g. "breakout": what a run was trained on.
         random: mean return of random play, raw rewards.
         human: mean return of humans, raw rewards.
-        test: the id that runs are evaluated on where it is another one, and that the scores are of; "": `name`.
+        test: the id that runs are evaluated on, to which the scores apply; "": `name`.
     """
 
     name: str
@@ -54,8 +54,8 @@ class Suite:
         family: `environment.family` of its tasks.
         tasks: all of them.
         unit: what a task is called: "game" or "level".
-        statistics: what `aggregate` computes over tasks, by name.
-        test_kwargs: what `environment.kwargs` hold in evaluation beside those of training.
+        statistics: names of the statistics that `aggregate` computes.
+        test_kwargs: `environment.kwargs` of evaluation, in addition to those of training.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Suite:
     test_kwargs: Mapping[str, str] = field(default_factory=dict)
 
     def count(self, tasks: int) -> str:
-        """So many tasks in words: "1 game", "30 levels"."""
+        """A number of tasks in words: "1 game", "30 levels"."""
         return f"{tasks} {self.unit}{'s' if tasks != 1 else ''}"
 
     def test_environment(self, task: Task, trained_on: EnvironmentConfig) -> EnvironmentConfig:
@@ -77,7 +77,7 @@ class Suite:
         return trained_on.model_copy(update=changes)
 
 
-# Without their tasks, which stand in scores/<name>.csv.
+# Without their tasks, which are in scores/<name>.csv.
 _SUITES = {
     suite.name: suite
     for suite in (
@@ -91,10 +91,10 @@ def load_suite(name: str) -> Suite:
     """Read a suite's tasks and scores.
 
     Raises:
-        UsageError: there is no such suite; names those there are.
+        UsageError: there is no such suite; lists the known ones.
     """
     if name not in _SUITES:
-        raise UsageError(f"{name!r} is no suite; known: {', '.join(sorted(_SUITES))}")
+        raise UsageError(f"{name!r} is not a suite; known: {', '.join(sorted(_SUITES))}")
     text = (resources.files("seedcli.envs") / "scores" / f"{name}.csv").read_text(encoding="utf-8")
     tasks = []
     for row in csv.DictReader(text.splitlines()):
@@ -115,7 +115,7 @@ def interquartile_mean(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float6
     """The mean over the last axis [..., G] without its lowest and highest quarters, ⌊G/4⌋ values each.
 
     IQM of Agarwal et al., "Deep RL at the Edge of the Statistical Precipice" (NeurIPS 2021, arXiv 2108.13264), section
-    4.3; rounded as in their library rliable. Of fewer than four values it is the mean.
+    4.3; rounded as in their library rliable. For fewer than four values it is the mean.
     """
     cut = scores.shape[-1] // 4
     ordered = np.sort(scores, axis=-1)
@@ -123,15 +123,15 @@ def interquartile_mean(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float6
 
 
 def capped_mean(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The mean over the last axis [..., G] of scores, none of which counts for more than 1, a human's.
+    """The mean over the last axis [..., G] of scores, each capped at 1, a human's score.
 
     The mean capped human-normalised score of IMPALA (Espeholt et al., arXiv 1802.01561, section 5.3): progress on
-    every task counts, and mastery of a few cannot make up for the rest.
+    every task counts, and high scores on a few cannot make up for the rest.
     """
     return np.asarray(np.minimum(scores, 1.0).mean(axis=-1), np.float64)
 
 
-# Each takes [..., G] to [...].
+# Each reduces [..., G] to [...].
 _STATISTICS: dict[str, Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]] = {
     "median": lambda scores: np.asarray(np.median(scores, axis=-1)),
     "mean": lambda scores: np.asarray(scores.mean(axis=-1)),
@@ -145,12 +145,12 @@ def aggregate(scores: npt.NDArray[np.float64], seed: int, statistics: Sequence[s
 
     A task's score is the mean of its episodes. A resample draws as many episodes with replacement within each task; the
     interval lies between percentiles of the 2,000 resampled statistics (Agarwal et al., section 4.1, which resamples
-    runs: with one run a task the interval speaks of the episodes played, not of training again).
+    runs: with one run a task the interval covers the choice of episodes, not the variation between trainings).
 
     Args:
         scores: [G, N] normalised scores of N episodes in each of G tasks, both at least 1.
         seed: of the resampling.
-        statistics: of "median", "mean", "iqm" (the interquartile mean) and "capped_mean", as a suite has them.
+        statistics: any of "median", "mean", "iqm" (the interquartile mean) and "capped_mean".
     """
     tasks, episodes = scores.shape
     random = np.random.default_rng(seed)

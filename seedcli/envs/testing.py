@@ -1,6 +1,6 @@
 """Environments for tests and diagnosis; importing this module registers them.
 
-The id `seedcli.envs.testing:Counter-v0` works in any process, because Gymnasium imports what stands before the colon.
+The id `seedcli.envs.testing:Counter-v0` works in any process: Gymnasium imports the module before the colon.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ MAX_LENGTH = 30  # steps of the longest episode
 
 
 def counter_reward(episode: npt.ArrayLike, step: npt.ArrayLike) -> npt.NDArray[np.float32]:
-    """The reward that arrives with a record of `Counter`, exact in float32; 0 on the first of an episode."""
+    """The reward of a record of `Counter`, exact in float32; 0 on the first record of an episode."""
     step = np.asarray(step)
     return np.where(step == 0, 0.0, 1.0 + np.asarray(episode) % 16 + step / 64.0).astype(np.float32)
 
 
 class Counter(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
-    """Observations that say which record they are, so that a reader can tell whether each is where it should be.
+    """An environment whose observations identify their record, so that a test can check that each is in its place.
 
-    The observation is [4] float32: a number of this instance alone (a random multiple of 2⁻²⁴ below 1), the episode,
-    the step in the episode, and the action that led here (-1 at step 0). Episodes of an instance are counted through
-    every reset, last 1 to `MAX_LENGTH` steps, and end by termination where their number is even, else by truncation.
-    The reward is `counter_reward`.
+    The observation is [4] float32: a random number of this instance (a multiple of 2⁻²⁴ below 1), the episode, the
+    step in the episode, and the previous action (-1 at step 0). The episode count continues through every reset.
+    Episodes last 1 to `MAX_LENGTH` steps; even ones are terminated, odd ones truncated. The reward is
+    `counter_reward`.
 
     Args:
-        pause: seconds each step takes at least, for a run whose speed a test must know.
-        lost_reward_period: the reward of every so many-th step of an instance is not a number; 0: none is.
-        chatter: characters that each step prints.
+        pause: minimum seconds of a step, for a run of known speed.
+        lost_reward_period: the reward of every n-th step of an instance is NaN; 0: never.
+        chatter: number of characters that each step prints.
     """
 
     def __init__(self, pause: float = 0.0, lost_reward_period: int = 0, chatter: int = 0) -> None:
@@ -43,7 +43,7 @@ class Counter(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         self._lost_reward_period = lost_reward_period
         self._chatter = chatter
         self._steps = 0
-        # Not from the seed: environments that are seeded alike must still be told apart.
+        # Not from the seed, so that environments with the same seed still differ.
         self._number = int.from_bytes(os.urandom(3), "little") / 2.0**24
         self._episode = -1
         self._step = 0
@@ -52,7 +52,7 @@ class Counter(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
-        """Begin the next episode, of a length drawn from the seed."""
+        """Begin the next episode; its length is drawn from the seed."""
         super().reset(seed=seed)
         self._episode += 1
         self._step = 0
@@ -79,12 +79,12 @@ class Counter(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
 
 
 class Recall(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
-    """Repeat at the end what was shown at the beginning: a task that only memory solves.
+    """Repeat at the end the cue shown at the beginning: a task that needs memory.
 
-    The observation is [3] float32: the cue one-hot on the first record and zeros afterwards, then 1 where the
-    answer is asked for and 0 elsewhere. The next step terminates the episode, with reward 1 where the answer was the
-    cue's number, else 0. Without memory the mean return is 0.5 whatever is done (unless the inputs hold the previous
-    action, which can carry the cue along).
+    The observation is [3] float32: the one-hot cue on the first record, zeros afterwards; and 1 on the record that
+    asks for the answer, else 0. The next step terminates the episode, with reward 1 if the action was the number of
+    the cue, else 0. Without memory the mean return is 0.5 (unless the inputs hold the previous action, which can
+    carry the cue along).
 
     Args:
         delay: steps from the record with the cue to the one that asks for it, at least 1.
@@ -109,7 +109,7 @@ class Recall(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         return self._observation(), {}
 
     def step(self, action: np.int64) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Wait, or judge the answer."""
+        """Wait, or reward the answer."""
         asked = self._step == self._delay
         self._step += 1
         return self._observation(), float(asked and int(action) == self._cue), asked, False, {}
@@ -123,16 +123,16 @@ class Recall(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
 
 
 class Echo(gymnasium.Env[dict[str, Any], Any]):
-    """Answer each observation with what it says: a task for every kind of action, from observations of several arrays.
+    """Repeat each observation as the action: a task for every kind of action, with observations of several arrays.
 
-    The observation holds "cue", MultiDiscrete [3, 3], and "target", Box (2,), in steps of 10 with an offset, so that it
-    wants scaling. The next step's reward is the mean over both parts of the answer: for categories, whether it was the
-    cue; for numbers, 1 less a quarter of the distance to the target, at least 0. Episodes are truncated after 8 steps.
-    With nothing to see the mean reward is at most 1/3 for categories and 1/2 for numbers.
+    The observation holds "cue", MultiDiscrete [3, 3], and "target", Box (2,), which is 10 times the target plus 30, so
+    that it needs normalising. The reward of the next step is the mean over both parts of the answer: for categories,
+    whether it was the cue; for numbers, 1 less a quarter of the distance to the target, at least 0. Episodes are
+    truncated after 8 steps. Without the observation the mean reward is at most 1/3 for categories and 1/2 for numbers.
 
     Args:
         answer: "multi_discrete", or "box": numbers from -2 to 6.
-        hidden: the observation is always the same, and says nothing.
+        hidden: the observation is constant.
     """
 
     _LENGTH = 8
@@ -165,7 +165,7 @@ class Echo(gymnasium.Env[dict[str, Any], Any]):
         return self._ask(), {}
 
     def step(self, action: npt.NDArray[Any]) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """Judge the answer and ask again."""
+        """Reward the answer and show the next cue and target."""
         if self._numbers:
             parts = 1.0 - np.minimum(1.0, np.abs(action - self._target) / 4.0)
         else:

@@ -58,8 +58,8 @@ SEED_RUN=$(realpath "$SEED_RUN")
 logs=$SEED_RUN/slurm"""
 
 _ACTOR = """
-# One actor. If it dies it is started again, {restarts} times; an hour without a failure sets the count back. Nothing is
-# tried again after: done (0), wrong usage (2), refused (4), stopped (130, 143).
+# One actor. It is restarted after a failure, {restarts} times; an hour without a failure resets the count. It is not
+# restarted after: done (0), wrong usage (2), refused (4), stopped (130, 143).
 actor() {{
   local failures=0 status
   while ((failures <= {restarts})); do
@@ -76,9 +76,9 @@ actor() {{
 }}"""
 
 _STEPS = """
-# The job's steps share its memory (--mem=0), have CPUs of their own (--exact), and one that dies ends no other.
+# The job's steps share its memory (--mem=0) and have separate CPUs (--exact); one that dies does not end the others.
 step=(srun --exact --mem=0 --open-mode=append --kill-on-bad-exit=0 --wait=0)
-unset SLURM_NTASKS_PER_NODE # the job's, which is not that of its steps"""
+unset SLURM_NTASKS_PER_NODE # of the job; its steps have another"""
 
 _LEARNER = """
 "${{step[@]}}" --job-name=learner --nodes=1 --ntasks=1 --cpus-per-task={cpus}{gpus} --output="$logs/learner-%j.log" \\
@@ -87,9 +87,9 @@ _LEARNER = """
 learner=$!"""
 
 _LEARNER_HOSTS = """
-# {hosts} learner hosts train one model together, each on a node of its own. TensorFlow's connections between the nodes
-# are neither encrypted nor authenticated, which --trust-network accepts: their network must be private, or a firewall
-# keep others away. If a host dies, the others end by themselves within a minute, and the step ends with its status.
+# {hosts} learner hosts train one model together, one per node. TensorFlow's connections between the nodes are neither
+# encrypted nor authenticated, which --trust-network accepts: the network must be private or behind a firewall. If a
+# host dies, the others end by themselves within a minute, and the step ends with its status.
 "${{step[@]}}" --job-name=learner --nodes={hosts} --ntasks={hosts} --ntasks-per-node=1 --cpus-per-task={cpus}{gpus} \\
   --output="$logs/learner-%j-%t.log" \\
   {command} --trust-network \\
@@ -97,7 +97,7 @@ _LEARNER_HOSTS = """
 learner=$!"""
 
 _ACTORS_STEP = """
-# The learner's step comes first: actors that were placed before it could leave no node with room for it.
+# The learner's step comes first: actors placed before it could leave no node with room for it.
 until squeue --noheader --steps --jobs="$SLURM_JOB_ID" --format=%j | grep -qx learner || ! alive "$learner"; do
   sleep 1
 done
@@ -108,29 +108,29 @@ export -f actor
 actors=$!"""
 
 _ACTORS_ARRAY = """
-# The number of the array is kept in a file. One that an earlier start of this job has left behind, because its node
-# failed, makes room.
+# The number of the array is kept in a file. An array that an earlier start of this job left behind, because its node
+# failed, is cancelled.
 array=$logs/actors-of-$SLURM_JOB_ID
 [ -f "$array" ] && scancel --quiet "$(cut -d ';' -f 1 "$array")"
 
 sbatch --parsable --output="$logs/actor-%A-%a.log" > "$array" << 'END_OF_ACTORS' || exit 1
 {script}
 END_OF_ACTORS
-actors=$(cut -d ';' -f 1 "$array") # behind it there may be the cluster's name
+actors=$(cut -d ';' -f 1 "$array") # the cluster's name may follow it
 echo "the actors are job $actors"
-# It ends with this job, whatever ends it; SLURM may be sending SIGTERM to all that runs here.
+# It ends with this job in any case; SLURM may be sending SIGTERM to all processes here.
 trap 'trap "" TERM; scancel --quiet "$actors"' EXIT"""
 
 _ALIVE = """
-# SLURM itself sends SIGTERM to the learner, which then writes a checkpoint and ends with 143. This script waits for
-# that, and sends nothing: a second signal would end the learner at once.
+# SLURM sends SIGTERM to the learner, which writes a checkpoint and ends with 143. This script only waits for that: a
+# second signal would end the learner at once.
 trap : TERM
 alive() { kill -0 "$1" 2> /dev/null; }"""
 
 _WATCH_STEP = """
 while alive "$learner" && alive "$actors"; do wait -n "$learner" "$actors"; done
 
-# Actors end shortly before the learner when training is done or the job is stopped; else they have all given up.
+# Actors end shortly before the learner when training is done or the job is stopped; otherwise they have given up.
 for ((i = 0; i < 120; i++)); do
   alive "$learner" || break
   sleep 1
@@ -143,8 +143,8 @@ if alive "$learner"; then
 fi"""
 
 _WATCH_ARRAY = """
-# Once a minute: are there actors still? When training is done they end shortly before the learner; else they have all
-# given up.
+# Check once a minute whether actors are left. When training is done they end shortly before the learner; otherwise
+# they have given up.
 gone=0
 while alive "$learner"; do
   sleep 60 &
@@ -164,14 +164,14 @@ status=$?
 echo "the learner ended with status $status\""""
 
 _DONE_STEP = """
-# Training is done: the learner has told the actors, which leave by themselves.
+# Training is done: the learner has notified the actors, which end by themselves.
 for ((i = 0; i < 30 && status == 0; i++)); do
   alive "$actors" || break
   sleep 1
 done"""
 
 _DONE_ARRAY = """
-# Training is done: the learner has told the actors, which leave by themselves; those not yet started never will.
+# Training is done: the learner has notified the actors, which end by themselves; pending ones are cancelled.
 ((status)) || scancel --quiet --state=PENDING "$actors"
 for ((i = 0; i < 30 && status == 0; i++)); do
   squeue --noheader --me --format=%F | grep -qx "$actors" || break
@@ -179,12 +179,12 @@ for ((i = 0; i < 30 && status == 0; i++)); do
 done"""
 
 _REQUEUE = """
-# If the job still counts as running, SLURM is not about to end it or to queue it again: then this queues it again.
+# If the job is still RUNNING, SLURM is not about to end or requeue it, so this script requeues it.
 running() {{ [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; }}
 
-# The learner was stopped in the middle (143: the time limit is near), or it is dead: killed (137; 253 where SLURM saw
-# that memory ran out) or crashed. That may be chance, but not {allowed} times in a row, each within an hour of a start.
-# A count that cannot be kept, on a full disk say, queues nothing again.
+# The learner was stopped before its end (143: the time limit is near), killed (137; 253 if SLURM saw it run out of
+# memory), or has crashed. A job whose learner dies {allowed} times in a row, each within an hour of its start, is not
+# requeued, nor is one whose count cannot be written, e.g. because the disk is full.
 deaths=$logs/deaths-of-$SLURM_JOB_ID
 ((status > 130 && status != 143 && SECONDS < 3600)) || rm -f "$deaths"
 if ((status == 143)) && running; then
@@ -268,12 +268,12 @@ def _head(job: Job, what: str, size: Sequence[str]) -> Iterator[str]:
     options += _optional(mem=job.mem, time=job.time, partition=job.partition, account=job.account)
     yield from (f"#SBATCH {option}" for option in options)
     if job.requeue:
-        yield "# Preempted, or after a node failed: the job is requeued under its number, and its logs continue."
+        yield "# After preemption or a node failure the job is requeued under the same number, and its logs continue."
         yield "#SBATCH --requeue"
     else:
         yield "#SBATCH --no-requeue"
     yield "#SBATCH --open-mode=append"
-    yield f"# {job.signal_seconds} s ahead of the time limit learner and actors, not this script, are told to stop."
+    yield f"# {job.signal_seconds} s before the time limit SLURM signals learner and actors, not this script, to stop."
     yield f"#SBATCH --signal=TERM@{job.signal_seconds}"
     yield from (f"#SBATCH {option}" for option in job.sbatch)
     yield from _setup(job)
@@ -300,7 +300,7 @@ def _learner(job: Job, fleet: ActorsConfig, cpus: int) -> str:
     chosen = (("--env", job.env), ("--family", job.family), ("--agent", job.agent), ("--network", job.network))
     for flag, value in (*chosen, ("--steps", job.steps), ("--seed", job.seed)):
         words += [flag, value] if value is not None else []
-    # How large the fleet is: the learner shares exploration and evaluation out among its environments.
+    # The size of the fleet: the learner spreads exploration and evaluation over its environments.
     for value in (*job.set, f"actors.count={fleet.count}", f"actors.envs={fleet.envs}"):
         words += ["--set", value]
     gpus = f" --{_gpu_option(job)}={job.gpus}" if job.gpus else ""
@@ -324,7 +324,7 @@ def _end(job: Job) -> Iterator[str]:
 
 
 def _optional(**options: object) -> list[str]:
-    """Options of sbatch for the values that are not None."""
+    """Options of sbatch, for values that are not None."""
     return [f"--{name}={value}" for name, value in options.items() if value is not None]
 
 

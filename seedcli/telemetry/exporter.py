@@ -151,7 +151,7 @@ class Pages:
     def answer(self, target: str) -> Answer:
         """Return the answer to a request; `target`: from the request line."""
         page = self._pages.get(target.partition("?")[0])
-        return page() if page is not None else (404, _TEXT, f"there is {', '.join(self._pages)}\n".encode())
+        return page() if page is not None else (404, _TEXT, f"unknown path; known: {', '.join(self._pages)}\n".encode())
 
     def _metrics(self) -> Answer:
         # Render once per report, in one thread, for any number of requests.
@@ -272,7 +272,7 @@ class _Handler(BaseHTTPRequestHandler):
             if not self.parse_request():
                 return
             if self.command not in ("GET", "HEAD"):
-                raise _Bad(405, "only GET and HEAD are answered")
+                raise _Bad(405, "only GET and HEAD are supported")
             answer = self.server.pages.answer(self.path)
         except _Bad as error:
             answer = (error.status, _TEXT, f"{error}\n".encode())
@@ -284,7 +284,7 @@ class _Handler(BaseHTTPRequestHandler):
         head = b""
         while not (b"\r\n\r\n" in head or b"\n\n" in head):
             if len(head) >= _HEAD_BYTES:
-                raise _Bad(431, f"request line and headers may hold {_HEAD_BYTES} bytes")
+                raise _Bad(431, f"request line and headers exceed {_HEAD_BYTES} bytes")
             try:
                 self.connection.settimeout(max(0.001, deadline - time.monotonic()))
                 piece = self.connection.recv(_HEAD_BYTES - len(head))

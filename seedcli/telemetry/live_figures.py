@@ -10,7 +10,7 @@ from seedcli.telemetry.numbers import count, number, tenth
 
 
 def latency(snapshot: Snapshot, quantile: str) -> float | None:
-    """Inference latency in milliseconds at "p50" or "p99", None where not known."""
+    """Inference latency in milliseconds at "p50" or "p99"; None if unknown."""
     return (snapshot.inference_latency_ms or {}).get(quantile)
 
 
@@ -18,7 +18,7 @@ Rows = list[tuple[str, str, str]]  # label, figure, style of the figure
 
 
 def figures(snapshot: Snapshot) -> dict[str, Rows]:
-    """The rows of the panels, most important first: three, and one of the replay where there is one."""
+    """The rows of the panels, most important first: three panels, and one for the replay if there is one."""
     s = snapshot
     bad = "bold red"
     learning: Rows = [("return (100)", tenth(s.episode_return_100), "bold green")]
@@ -69,7 +69,7 @@ def figures(snapshot: Snapshot) -> dict[str, Rows]:
     return panels
 
 
-# Most important first, under labels that fit beside their figures.
+# Most important first, with labels short enough to fit beside their figures.
 _REPLAY_LABELS = {
     "replay_size": "unrolls",
     "replay_ratio": "replay ratio",
@@ -99,9 +99,9 @@ DeviceRow = tuple[str, str, str, str, str, str]
 
 
 def device_rows(devices: Sequence[DeviceFigures], lines: int) -> list[DeviceRow]:
-    """One line a device and role: name, role, share of the time it is busy, batches, their size, what is brought to it.
+    """One row per device and role: name, role, share of busy time, batches, their size, data transferred to it.
 
-    Where they are more than `lines`, the last line says what the rest does on average.
+    If there are more than `lines`, the last row is the average of the rest.
     """
     shown = devices if len(devices) <= lines else devices[: max(0, lines - 1)]
     rows = [_device_row(figures) for figures in shown]

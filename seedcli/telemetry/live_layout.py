@@ -62,7 +62,7 @@ def percent(snapshot: Snapshot | None, total_steps: int) -> int:
 
 
 def chart(values: Sequence[float], width: int, height: int, ascii_only: bool = False) -> list[str]:
-    """A filled curve of `height` lines, `width` wide: columns average a long series, and a short one is stretched."""
+    """A filled curve of `height` lines and `width` columns: a long series is averaged, a short one stretched."""
     data = np.array([value for value in values if np.isfinite(value)], np.float64)
     if not len(data) or width < 1 or height < 1:
         return [""] * max(height, 0)
@@ -80,7 +80,7 @@ def chart(values: Sequence[float], width: int, height: int, ascii_only: bool = F
 
 
 def axis_marks(low: float, high: float, height: int) -> list[str]:
-    """The label of each line of a chart from `high` down to `low`: of the ends and some between; "" for the others."""
+    """The label of each line of a chart from `high` down to `low`: at the ends and some between; else ""."""
     marks = [""] * height
     steps = 1 if height < 5 else 2 if height < 9 else 4
     for step in range(steps + 1):
@@ -90,7 +90,7 @@ def axis_marks(low: float, high: float, height: int) -> list[str]:
 
 
 def _line(left: Text, right: Text) -> Table:
-    """One line with something at each end; the left gives way where both do not fit."""
+    """One line with text at both ends; the left is shortened if both do not fit."""
     grid = Table.grid(expand=True, padding=(0, 1, 0, 0), pad_edge=False)
     grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
     grid.add_column(justify="right", no_wrap=True)
@@ -122,7 +122,7 @@ def _rows(rows: Rows, height: int) -> Table:
 
 
 class _Curve:
-    """The curve of returns with an axis on its left, filling what room there is."""
+    """The curve of returns with an axis on its left, filling its panel."""
 
     def __init__(self, returns: Sequence[float], height: int) -> None:
         self._returns, self._height = returns, height
@@ -141,9 +141,9 @@ class _Curve:
 
 
 def _devices(devices: Sequence[DeviceFigures], lines: int) -> Table:
-    """One line a device and role."""
+    """A table with one line per device and role."""
     grid = Table.grid(expand=True, padding=(0, 2, 0, 0), pad_edge=False)
-    for name in ("device", "role", "busy", "batches", "size", "brought"):
+    for name in ("device", "role", "busy", "batches", "size", "transfer"):
         grid.add_column(name, justify="left" if name in ("device", "role") else "right", no_wrap=True)
     for device, role, busy, *rest in device_rows(devices, lines):
         grid.add_row(Text(device, style="bold"), role, Text(busy, style="cyan"), *rest)
@@ -155,7 +155,7 @@ def _ago(seconds: float | None) -> str:
 
 
 def _fleet(fleet: Sequence[ActorRow], lines: int, wide: bool) -> Table:
-    """The actors, one a line, those in trouble first; the last line says how many did not fit."""
+    """A table with one line per actor, those in trouble first; the last line counts those that do not fit."""
     table = Table(box=None, expand=True, pad_edge=False, padding=(0, 2, 0, 0), header_style="none")
     table.add_column("actor", no_wrap=True, overflow="ellipsis", ratio=3)
     table.add_column("address", no_wrap=True, overflow="ellipsis", ratio=3)
@@ -185,7 +185,7 @@ def _fleet(fleet: Sequence[ActorRow], lines: int, wide: bool) -> Table:
 
 
 class Picture:
-    """A `ViewState` drawn to fit the terminal, whatever its size; leaves lines for the log where it can."""
+    """A `ViewState` drawn to fit a terminal of any size; leaves lines for the log if possible."""
 
     def __init__(self, state: ViewState) -> None:
         self._state = state
@@ -245,7 +245,7 @@ class Picture:
         parts.append(self._progress(width, compact=False))
         used = len(parts)
         if state.warning:
-            # Folded here, because what is below shares the lines that are left.
+            # Wrapped here, to know the number of lines left for the parts below.
             warning = textwrap.wrap(f"warning: {state.warning}", width, max_lines=_WARNING_LINES, placeholder=" …")
             parts.extend(Text(line, style=_WARNING) for line in warning)
             used += len(warning)
@@ -258,7 +258,7 @@ class Picture:
         cells: list[RenderableType] = []
         shown = figures(state.snapshot)
         if len(shown) > 3 and width < 110:
-            del shown["inference"]  # four do not fit, and the replay says more of how learning goes
+            del shown["inference"]  # four do not fit, and the replay says more about learning
         for title, lines in shown.items():
             panels.add_column(width=30 if side_by_side else None, ratio=None if side_by_side else 1)
             cells.append(_panel(_rows(lines, rows), title, rows + 2))
@@ -268,10 +268,10 @@ class Picture:
         panels.add_row(*cells)
         parts.append(panels)
         used += rows + 2
-        # What is left is shared between the curve, the fleet and at least two lines of log above.
+        # The other lines are for the curve, the fleet and at least two lines of log above.
         room = height - used - (2 if height >= 20 else 0)
         if worth_showing(state.snapshot.devices):
-            # The curve and the fleet keep what they need, but one line is found nearly always.
+            # The curve and the fleet come first, but there is nearly always one line for devices.
             device_lines = max(min(1, room - 4), min(len(state.snapshot.devices), room - 7))
             if device_lines > 0:
                 parts.append(_devices(state.snapshot.devices, device_lines))

@@ -15,7 +15,7 @@ from seedcli.net.codecs import CODECS
 SHARES = ("simulator", "adapter", "encoding", "rest")
 
 
-def test_bench_codecs_measures_every_environment_that_is_here(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_codecs_measures_every_installed_environment(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_bench_codecs(json_output=True) == 0
     result = json.loads(capsys.readouterr().out)
     assert list(result["environments"]) == ["CartPole", "Pong", "Breakout", "football"]
@@ -37,7 +37,7 @@ def test_bench_codecs_measures_every_environment_that_is_here(capsys: pytest.Cap
             assert chosen["pays_below_mbit"] > 1000
 
 
-def test_bench_codecs_draws_a_table_of_a_hundred_columns(
+def test_bench_codecs_table_fits_100_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cost = {
@@ -70,7 +70,7 @@ def test_an_actor_that_never_waits_spends_its_time_in_the_simulator(shares_memor
         assert figures["encoding"] == 0
 
 
-def test_bench_actor_prints_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_actor_measures_shared_memory_and_network(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match="family gymnasium has no vector environment"):
         run_bench_actor(make_config(), seconds=0.1, json_output=True)
     config = make_config({"environment": {"family": "atari", "id": "pong"}, "actors": {"envs": 4}})

@@ -1,4 +1,4 @@
-"""Brief runs that check what the benchmarks say, never how fast anything is."""
+"""Short runs that check the output of the benchmarks, never their speed."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def check_figures(figures: dict[str, Any], load: Load) -> None:
 @pytest.mark.parametrize(
     ("spec", "envs", "nbytes"), [(CARTPOLE, 8, 320), (ATARI, 1, 7_296), (ATARI, 32, 226_048), (CARTPOLE, 1, 256)]
 )
-def test_a_loads_rows_are_those_of_an_actor(spec: EnvSpec, envs: int, nbytes: int) -> None:
+def test_rows_of_a_load_have_the_size_of_an_actors(spec: EnvSpec, envs: int, nbytes: int) -> None:
     assert Load(spec, 4 * envs, 4, 1.0, 1, 0).payload_bytes == nbytes
 
 
-def test_an_echos_answer_names_the_step_and_says_its_size() -> None:
+def test_an_echo_answer_has_the_stream_sequence_and_size_of_its_step() -> None:
     admission = Admission()
     admission.envs = [32, 32]
     step = pack_header(Kind.STEP, 226_048, stream=1, sequence=7, session=99)
@@ -58,7 +58,7 @@ def test_an_echos_answer_names_the_step_and_says_its_size() -> None:
 def test_a_transport_and_its_echo_answer_the_same_load(
     transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # of the processes that are started
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # for the processes started below
     load = Load(CARTPOLE, envs=6, streams=3, seconds=0.05, windows=2, warm_up=2)
     with Bench({"echo": "echo", "transport": "transport"}, transport) as processes:
         for _ in range(2):  # servers come and go in the same processes
@@ -72,8 +72,8 @@ def test_a_transport_and_its_echo_answer_the_same_load(
 def test_a_client_that_cannot_connect_fails_the_benchmark() -> None:
     with Bench({"echo": "echo"}, "zmq") as processes:
         assert processes._client is not None
-        nobody = {"echo": Target("127.0.0.1", processes._client.pid)}
-        processes._client.tell((nobody, Load(CARTPOLE, 1, 1, 0.05, 1, 0)))
+        targets = {"echo": Target("127.0.0.1", processes._client.pid)}
+        processes._client.tell((targets, Load(CARTPOLE, 1, 1, 0.05, 1, 0)))
         with pytest.raises(SeedError, match="is not a learner's address"):
             processes._client.hear(30)
 
@@ -115,7 +115,7 @@ def test_bench_inference_prints_one_object(
         assert size["ratio"] == pytest.approx(
             size["service"]["messages_per_second"] / size["echo"]["messages_per_second"]
         )
-        # Batches hold whole messages, and never more than is connected.
+        # Batches hold whole messages, at most one of each stream.
         assert 4 <= size["service"]["inference_batch_size"] <= size["envs"]
         assert {"wire", "batching", "inference"} <= size["service"]["profile"].keys()
     one = result["one_environment"]
@@ -139,7 +139,7 @@ def test_bench_transport_prints_a_table(capsys: pytest.CaptureFixture[str], monk
         ("football_academy_vtrace", "envpool gfootball"),
     ],
 )
-def test_bare_environments_step_as_many_as_the_run_has(preset: str, what: str) -> None:
+def test_bare_environments_are_as_many_as_in_the_run(preset: str, what: str) -> None:
     config = load_config(preset, environ={}, sets=["actors.envs=3", "actors.streams=2"]).config
     if config.environment.family == "football":
         pytest.importorskip("envpool")
@@ -149,7 +149,7 @@ def test_bare_environments_step_as_many_as_the_run_has(preset: str, what: str) -
         assert bench_training._rate(turn, 0.05) > 0
 
 
-def test_bare_football_groups_play_matches_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bare_football_groups_play_different_matches(monkeypatch: pytest.MonkeyPatch) -> None:
     envpool = pytest.importorskip("envpool")
     make, seeds = envpool.make, []
 
@@ -189,7 +189,7 @@ def test_bare_inference_and_training_count_environment_steps() -> None:
     env.close()
 
 
-def test_a_counters_rate_is_fitted_to_all_lines() -> None:
+def test_the_rate_of_a_counter_is_fitted_to_all_lines() -> None:
     # 100 a second, counted in jumps of 250: the two ends alone would say 94 or 125.
     lines = [{"time": 1e9 + t, "trained_steps": 100 * t // 250 * 250} for t in range(0, 41)]
     assert bench_training._slope(lines, "trained_steps") == pytest.approx(100, rel=0.02)
@@ -206,12 +206,12 @@ def test_bench_training_measures_a_real_run(capsys: pytest.CaptureFixture[str]) 
     assert result["composed_steps_per_second"] < min(rates)
     run = result["end_to_end"]
     assert run["seconds"] >= 4.0
-    # What is trained on was acted out before.
+    # Steps are trained on after they were taken.
     assert 0 < run["trained_steps_per_second"] < 1.5 * run["env_steps_per_second"]
     assert result["ratio"] == pytest.approx(run["trained_steps_per_second"] / result["composed_steps_per_second"])
 
 
-def test_a_run_that_ends_is_reported_with_its_last_words(tmp_path: Path) -> None:
+def test_a_run_that_ends_early_is_reported_with_its_last_line(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("loading\nseed: no environment Nothing-v0\n\n")
     with subprocess.Popen([sys.executable, "-c", "raise SystemExit(2)"]) as run:
@@ -219,7 +219,7 @@ def test_a_run_that_ends_is_reported_with_its_last_words(tmp_path: Path) -> None
             bench_training._wait_for(tmp_path / "metrics.jsonl", run, log, 30.0, bool)
 
 
-def test_the_metrics_of_a_run_are_waited_for(tmp_path: Path) -> None:
+def test_waiting_for_the_metrics_of_a_run(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text("".join(f'{{"time": {t}}}\n' for t in range(5)))
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as run:
@@ -240,11 +240,11 @@ def test_bench_replay_packs_real_frames_below_an_eighth(capsys: pytest.CaptureFi
     assert (result["bench"], result["preset"]) == ("replay", "pong_r2d2")
     assert [game["game"] for game in result["games"]] == games
     for game in result["games"]:
-        # 2 rounds of 8 environments: 25 records and 20 more.
+        # 2 rounds of 8 environments, of 25 and 20 new records.
         assert game["unrolls"] == 16 and game["unique_raw_mb"] == pytest.approx(45 * 8 * 84 * 84 / 1e6)
         assert game["memory_ratio"] == pytest.approx(game["replay_mb"] / game["unique_raw_mb"])
         assert 0 < game["memory_ratio"] <= 1 / 8
-        assert game["bytes_per_unroll"] > 2 * 128 * 4, "the LSTM's state is in it, and is noise"
+        assert game["bytes_per_unroll"] > 2 * 128 * 4, "it holds the LSTM's state, which hardly compresses"
         rates = ("insert_mb_per_second", "decode_mb_per_second", "copy_mb_per_second")
         assert all(np.isfinite(game[rate]) and game[rate] > 0 for rate in rates)
     step, tree = result["sampling"], result["tree"]

@@ -1,4 +1,4 @@
-"""`seed bench topology`: what is tried, that both sides really run and wait for each other, and what is recommended."""
+"""`seed bench topology`: the splits it tries, that both sides run and wait for each other, and what it recommends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shares(found: list[Any]) -> list[tuple[int, int]]:
     return [(len(plan.training), len(plan.inference)) for plan in found]
 
 
-def test_every_split_that_a_batch_allows_is_tried() -> None:
+def test_every_split_that_divides_the_batch_is_tried() -> None:
     plans, left_out = ratios(config("football_vtrace_8gpu"), Inventory(gpus=8))
     assert shares(plans) == [(1, 7), (2, 6), (4, 4), (8, 8)]
     assert len(left_out) == 4 and left_out[0].startswith(
@@ -41,7 +41,7 @@ def test_every_split_that_a_batch_allows_is_tried() -> None:
     assert (shares(plans), left_out) == ([(1, 2), (2, 1), (3, 3)], [])
 
 
-def test_one_device_leaves_one_way() -> None:
+def test_one_device_has_one_split() -> None:
     for inventory in (Inventory(cores=2), Inventory(gpus=1)):
         plans, left_out = ratios(config(), inventory)
         assert (shares(plans), plans[0].shared, left_out) == ([(1, 1)], (0,), [])
@@ -51,11 +51,11 @@ def test_a_batch_is_half_of_the_fleet_or_as_configured() -> None:
     fleet = ["actors.count=25", "actors.envs=8"]
     assert [batch_rows(config("football_vtrace", *fleet), lanes) for lanes in (1, 4)] == [100, 25]
     assert [batch_rows(config("atari_r2d2"), lanes) for lanes in (1, 4)] == [64, 16]
-    assert batch_rows(config("atari_r2d2", "actors.count=1", "actors.evaluation_envs=0"), 1) == 20, "no more come"
+    assert batch_rows(config("atari_r2d2", "actors.count=1", "actors.evaluation_envs=0"), 1) == 20, "the whole fleet"
 
 
 def bench(*arguments: str) -> dict[str, Any]:
-    """In a process of its own: TensorFlow's devices are split once."""
+    """Run the command in a separate process, because TensorFlow splits its devices once a process."""
     command = [sys.executable, "-m", "seedcli", "bench", "topology", *arguments, "--seconds", "0.3", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
@@ -65,10 +65,10 @@ def bench(*arguments: str) -> dict[str, Any]:
 
 
 def check_ratio(ratio: dict[str, Any], trainings: float) -> None:
-    """Figures that agree with each other."""
+    """Check that the figures agree with each other."""
     trained, acted = ratio["trained_steps_per_second"], ratio["inference_rows_per_second"]
     assert 0 < ratio["env_steps_per_second"] == pytest.approx(min(acted, trained / trainings))
-    # The two wait for each other: within what inference may be ahead, they go at the same pace.
+    # The two wait for each other: their rates differ by no more than inference may be ahead.
     assert acted == pytest.approx(trained / trainings, rel=0.9)
     assert 0 < ratio["training_utilisation"] <= 1
     assert len(ratio["inference_utilisation"]) == len(ratio["inference_devices"])
@@ -76,7 +76,7 @@ def check_ratio(ratio: dict[str, Any], trainings: float) -> None:
     assert ratio["transfer_mb"] > 0 and ratio["limit"] in ("inference", "training", "transfer")
 
 
-def test_parts_of_the_processor_are_tried_and_the_best_recommended() -> None:
+def test_splits_of_the_processor_are_tried_and_the_best_is_recommended() -> None:
     result = bench("--preset", "cartpole_vtrace", "--virtual", "2")
     assert (result["platform"], result["devices"], result["virtual"]) == ("cpu", 2, True)
     first, second = result["ratios"]
@@ -93,7 +93,7 @@ def test_parts_of_the_processor_are_tried_and_the_best_recommended() -> None:
     assert [again.name(device) for device in again.inference] == best["inference_devices"]
 
 
-def test_a_replays_steps_are_trained_on_several_times() -> None:
+def test_steps_of_a_replay_are_trained_on_several_times() -> None:
     result = bench("--preset", "recall_r2d2", "--set", "topology.platform=cpu", "--set", "training.batch_size=8")
     (ratio,) = result["ratios"]
     assert result["trainings_of_a_step"] == 32.0
@@ -103,10 +103,10 @@ def test_a_replays_steps_are_trained_on_several_times() -> None:
 
 
 class Broken(Exception):
-    """What a device may fail with."""
+    """Stands for an error of a device."""
 
 
-def test_what_fails_in_a_thread_ends_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_thread_ends_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = config("cartpole_vtrace", "topology.platform=cpu")
     plan = make_plan(wanted, Inventory())
 
@@ -120,14 +120,14 @@ def test_what_fails_in_a_thread_ends_the_trial(monkeypatch: pytest.MonkeyPatch) 
     assert not names & {"inference", "prefetch"}
 
 
-def test_a_ratio_whose_networks_find_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ratio_whose_networks_do_not_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = config("cartpole_vtrace", "topology.platform=cpu")
     monkeypatch.setattr(topology_trial, "AgentPolicy", exhausted)
     with pytest.raises(SeedError, match=r"out of memory at this ratio: .*lower actors\.count"):
         try_plan(wanted, environment_spec(wanted.environment), make_plan(wanted, Inventory()), 0.1)
 
 
-def test_a_ratio_that_fails_is_said_and_the_others_go_on(
+def test_a_ratio_that_fails_is_reported_and_the_others_are_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     real = ratios(config("football_vtrace"), Inventory(gpus=4))[0]
@@ -146,7 +146,7 @@ def test_a_ratio_that_fails_is_said_and_the_others_go_on(
         bench_topology.measure_plans(config(), None, real[1:], 1.0, lambda line: None)  # type: ignore[arg-type]
 
 
-def test_people_get_a_narrow_table_and_a_line_to_paste(
+def test_without_json_a_narrow_table_and_a_line_to_paste_are_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def attempt(config: Config, spec: Any, plan: Any, seconds: float) -> topology_trial.Trial:

@@ -1,4 +1,4 @@
-"""Arguments in, a role called, an exit status out. Roles are replaced; layers and folders are real."""
+"""The command line: arguments reach a role, its end becomes the exit status. Roles are replaced, all else is real."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from seedcli.errors import RefusedError, UnreachableError
 
 
 class Role:
-    """Stands for a role: notes how it was called, and ends as told."""
+    """Replaces a role: records its calls, and ends with `ending`."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -54,7 +54,7 @@ def role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Role:
         for function in functions:
             setattr(module, function, role)
         monkeypatch.setitem(sys.modules, module_name, module)
-    # What is checked before a role is called has tests of its own.
+    # The checks before a role is called are tested elsewhere.
     for name in ("seedcli.envs.registry.check_simulator", "seedcli.roles.evaluator.request.check_request"):
         monkeypatch.setattr(name, lambda *_, **__: None)
     monkeypatch.setattr("seedcli.serving.listeners.check_listeners", lambda config: None)
@@ -81,7 +81,7 @@ def run_seed(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedPr
     )
 
 
-def test_train_passes_everything_on(role: Role, tmp_path: Path) -> None:
+def test_train_passes_all_options_on(role: Role, tmp_path: Path) -> None:
     status = main(
         "train --preset cartpole_vtrace --steps 1e3 --seed 7 --logdir D --envs 8 --actors 2 --transport grpc "
         "--set training.batch_size=4 --set agent.network.hidden=[8] --deterministic".split()
@@ -97,14 +97,14 @@ def test_train_passes_everything_on(role: Role, tmp_path: Path) -> None:
     assert options == {"live": False, "profile": False}
 
 
-def test_env_is_short_for_the_environments_id(role: Role) -> None:
+def test_env_sets_the_environments_id(role: Role) -> None:
     assert main(["train", "--preset", "atari_vtrace", "--env", "space_invaders"]) == 0
     (resolved, folder), _ = role.calls[0]
     assert resolved.config.environment.id == "space_invaders"
     assert folder.path.parent == Path("runs/atari_vtrace")
 
 
-def test_the_environment_is_a_layer(role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_are_a_layer(role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEED_TRAINING__BATCH_SIZE", "64")
     monkeypatch.setenv("SEED_TOKEN", "secret")
     assert main(["train", "--preset", "cartpole_vtrace"]) == 0
@@ -132,14 +132,14 @@ def test_resume_needs_no_preset(role: Role, tmp_path: Path, capsys: pytest.Captu
     assert len(role.calls) == 2
 
 
-def test_the_folder_is_given_back_when_a_role_ends(role: Role) -> None:
+def test_the_run_folder_is_unlocked_when_a_role_ends(role: Role) -> None:
     for ending in (0, UnreachableError("gone")):
         role.ending = ending
         main("train --preset cartpole_vtrace --logdir D".split())
     assert len(role.calls) == 2
 
 
-def test_nothing_is_touched_before_the_configuration_is_good(
+def test_an_invalid_configuration_creates_no_run_folder(
     role: Role, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, message = failure(capsys, *"train --preset cartpole_vtrace --logdir D --set training.batchsize=3".split())
@@ -147,7 +147,7 @@ def test_nothing_is_touched_before_the_configuration_is_good(
     assert not (tmp_path / "D").exists()
 
 
-def test_actor_passes_everything_on(role: Role) -> None:
+def test_actor_passes_all_options_on(role: Role) -> None:
     assert main("actor --connect zmq://h:1 --envs 4 --streams 2 --actor-id a --reconnect-timeout 3".split()) == 0
     (discovery,), options = role.calls[0]
     assert (discovery.next(), options) == (
@@ -166,7 +166,7 @@ def test_actor_passes_everything_on(role: Role) -> None:
     assert set(role.calls[1][1].values()) == {None, 0}
 
 
-def test_actor_takes_token_certificates_and_address_from_where_they_are(
+def test_actor_takes_token_certificates_and_address_from_flags_and_environment(
     role: Role, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SEED_TOKEN", "of-the-environment-0123456789abcdef")
@@ -195,7 +195,7 @@ def test_learner_takes_its_security_from_flags(role: Role) -> None:
     assert (net.insecure, net.host) == (True, "10.0.0.1")
 
 
-def test_a_token_is_no_value_of_the_configuration(role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_configuration_holds_no_token(role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEED_TOKEN", "of-the-environment-0123456789abcdef")
     assert main("learner --preset pong_vtrace --logdir D".split()) == 0
     (resolved, folder), _ = role.calls[0]
@@ -204,7 +204,7 @@ def test_a_token_is_no_value_of_the_configuration(role: Role, monkeypatch: pytes
     assert not any("token" in key for key in all_keys() if key != "net.token_file")
 
 
-def test_eval_passes_everything_on(role: Role) -> None:
+def test_eval_passes_all_options_on(role: Role) -> None:
     assert main("eval D --episodes 3 --sample --seed 5 --json --video v.mp4 --watch --envs 2".split()) == 0
     (path,), options = role.calls[0]
     assert path == Path("D")
@@ -222,7 +222,7 @@ def test_eval_passes_everything_on(role: Role) -> None:
     assert role.calls[1][1]["episodes"] == 20
 
 
-def test_doctor_and_bench_pass_everything_on(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_and_bench_pass_all_options_on(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
     main(["doctor", "--json"])
     main("bench inference --envs 64 --envs 128 --transport shm --seconds 2 --json".split())
     main(["bench", "transport"])
@@ -294,8 +294,8 @@ def test_wrong_usage_is_one_sentence(role: Role, capsys: pytest.CaptureFixture[s
 
 
 def test_every_error_has_its_status(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
-    role.ending = UnreachableError("nobody answers at h:1")
-    assert failure(capsys, "actor", "--connect", "h:1") == (3, "seed: nobody answers at h:1\n")
+    role.ending = UnreachableError("no answer from h:1")
+    assert failure(capsys, "actor", "--connect", "h:1") == (3, "seed: no answer from h:1\n")
     role.ending = RefusedError("no")
     assert failure(capsys, "actor", "--connect", "h:1")[0] == 4
     role.ending = ValueError("a bug")
@@ -325,7 +325,7 @@ def test_presets_list(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in table and description in table for name, description in listed.items())
     assert (bases["football_vtrace_8gpu"], bases["football_vtrace"]) == ("football_vtrace", "")
     names = [words[0] for words in map(str.split, table.splitlines()) if words and words[0] in listed]
-    assert sorted(names) == sorted(listed), "each stands there once"
+    assert sorted(names) == sorted(listed), "each is listed once"
     at = names.index("atari_r2d2")
     assert names[at : at + 4] == ["atari_r2d2", "atari_r2d2_1gpu", "atari_r2d2_8gpu", "atari_r2d2_tpu8"]
 
@@ -349,7 +349,7 @@ def test_presets_show(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
     assert "[64, 64]" in output
     assert "(mlp, impala_shallow, nature, impala_deep)" in output
     for key in ("replay.capacity", "agent.dueling_hidden", "environment.level_cache", "environment.engine"):
-        assert key not in output, "has no effect here"
+        assert key not in output, f"{key} has no effect here"
 
 
 def test_presets_show_takes_a_run_and_a_file(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
@@ -364,7 +364,7 @@ def test_presets_show_takes_a_run_and_a_file(role: Role, capsys: pytest.CaptureF
         assert "replay.capacity" in values and "agent.rho_clip" not in values
 
 
-def test_a_narrow_terminal_breaks_no_key(
+def test_a_narrow_terminal_does_not_break_keys(
     role: Role, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -385,8 +385,7 @@ def test_help_and_version(role: Role, capsys: pytest.CaptureFixture[str]) -> Non
         assert f"Usage: seed {command}" in capsys.readouterr().out
 
 
-def test_help_is_light() -> None:
-    """Nothing heavy is imported, so that help appears at once."""
+def test_help_imports_nothing_heavy() -> None:
     script = (
         "import sys; from seedcli.cli.main import main; status = main(['train', '--help']); "
         "heavy = {'tensorflow', 'keras', 'numpy', 'gymnasium', 'grpc', 'zmq', 'rich', 'cryptography', 'ssl'}; "
@@ -398,7 +397,7 @@ def test_help_is_light() -> None:
 
 
 def test_help_is_fast() -> None:
-    """Best of five, because the machine may be busy."""
+    """The best of five runs counts, because the machine may be busy."""
     best = float("inf")
     for _ in range(5):
         start = time.monotonic()
@@ -432,7 +431,7 @@ def test_a_saved_configuration_is_a_configuration_file(role: Role, tmp_path: Pat
     assert again.config == resolved.config == from_toml_file(Path("D/config.toml"))
 
 
-def test_what_several_hosts_need_is_asked_for_before_anything_starts(
+def test_invalid_options_of_several_hosts_are_refused_before_anything_starts(
     role: Role, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hosts = ("learner", "--preset", "pong_vtrace", "--logdir", "D", "--hosts", "a:1,b:1")
@@ -447,9 +446,7 @@ def test_what_several_hosts_need_is_asked_for_before_anything_starts(
     assert not role.calls and not Path("D").exists()
 
 
-def test_none_stands_by_for_several_hosts_whose_run_says_so_itself(
-    role: Role, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_standby_is_refused_for_a_run_of_several_hosts(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
     hosts = "--hosts a:1,b:1 --trust-network".split()
     assert main(["learner", "--preset", "pong_vtrace", "--logdir", "D", *hosts]) == 0
     (resolved, folder), options = role.calls[0]
@@ -478,7 +475,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("arguments", MISTAKES)
-def test_mistakes_are_found_before_tensorflow_is_loaded(tmp_path: Path, arguments: str) -> None:
+def test_wrong_usage_is_found_before_tensorflow_is_loaded(tmp_path: Path, arguments: str) -> None:
     script = (
         "import sys; from seedcli.cli.main import main; status = main(sys.argv[1:]); "
         "assert 'tensorflow' not in sys.modules; sys.exit(status)"
@@ -497,7 +494,7 @@ def test_mistakes_are_found_before_tensorflow_is_loaded(tmp_path: Path, argument
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_a_closed_output_is_no_error(stream: str) -> None:
+def test_a_closed_output_is_not_an_error(stream: str) -> None:
     redirection = {"stdout": ">&-", "stderr": "2>&-"}[stream]
     command = f"{sys.executable} -m seedcli presets list {redirection}"
     environ = {**os.environ, "PYTHONPATH": str(Path(seedcli.__file__).parent.parent)}
@@ -505,8 +502,8 @@ def test_a_closed_output_is_no_error(stream: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_modules_of_the_working_folder_are_found_by_every_command(tmp_path: Path) -> None:
-    """As the installed `seed`, whose own folder Python would look in instead."""
+def test_modules_in_the_working_folder_are_found(tmp_path: Path) -> None:
+    """As with the installed `seed`, where Python looks in the script's folder instead."""
     (tmp_path / "mine.py").write_text(
         "import gymnasium\ngymnasium.register('My-v0', entry_point='gymnasium.envs.classic_control:CartPoleEnv')\n"
     )

@@ -23,7 +23,7 @@ BEAT, SILENCE = 0.1, 1.5
 
 
 def free_hosts(count: int) -> list[str]:
-    """Addresses of so many hosts; the port of the first is one that was free a moment ago."""
+    """Addresses of `count` hosts; the port of the first was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -45,7 +45,7 @@ def status(index: int, version: str = "1.0", **config: Any) -> Status:
 
 
 class Hosts:
-    """Hosts in threads, which leave in the end."""
+    """Hosts in threads."""
 
     def __init__(self) -> None:
         self.pool = ThreadPoolExecutor(8)
@@ -77,7 +77,7 @@ class Hosts:
 def wait_until(happened: Callable[[], bool], seconds: float = LIMIT) -> None:
     deadline = time.monotonic() + seconds
     while not happened():
-        assert time.monotonic() < deadline, "it has not happened in time"
+        assert time.monotonic() < deadline, "timeout"
         time.sleep(0.01)
 
 

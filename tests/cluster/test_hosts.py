@@ -1,4 +1,4 @@
-"""Several learner hosts: which there are, which actor goes to which, and that it gets there."""
+"""Several learner hosts: their configuration, and the placement and redirection of actors."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def wait_until(happened: Callable[[], bool], seconds: float = LIMIT) -> None:
         time.sleep(0.02)
 
 
-# -- which hosts there are
+# -- the configured hosts
 
 
 def config(*hosts: str, index: int = 0, trust: bool = True) -> Config:
-    """A configuration whose hosts contradict nothing but, perhaps, `resolve_hosts`."""
+    """A configuration whose hosts are valid, except perhaps for `resolve_hosts`."""
     topology = TopologyConfig.model_construct(hosts=hosts, host_index=index, trust_network=trust)
     return Config.model_construct(topology=topology)
 
@@ -78,7 +78,7 @@ def tf_config(**cluster: Any) -> Callable[[Any, Any], dict[str, str]]:
 def test_a_single_learner_has_no_hosts() -> None:
     assert resolve_hosts(make_config(), {}) == ((), 0)
     assert resolve_hosts(config("a:1"), {}) == ((), 0)
-    # A batch script of many tasks is no step, and a step of one is one learner; what else runs does not matter.
+    # A batch script of many tasks is not a step, and a step of one task is one learner, whatever else runs.
     assert resolve_hosts(make_config(), {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_NODELIST": "a[1-4]"}) == (
         (),
         0,
@@ -184,7 +184,7 @@ BASE = 12_000 + 16 * 35  # of job 5, step 0
             [f"a:{BASE}", f"b:{BASE}", f"a:{BASE + 1}", f"b:{BASE + 1}"],
             2,
         ),
-        # Task 0 is where it would be in blocks too; the ids of its node tell.
+        # Task 0 is at the same place as in a block distribution; only the ids of its node differ.
         (
             step(0, "a,b", "2(x2)", SLURM_GTIDS="0,2"),
             [f"a:{BASE}", f"b:{BASE}", f"a:{BASE + 1}", f"b:{BASE + 1}"],
@@ -308,13 +308,13 @@ def test_logs_name_the_host(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.getMessage() for record in caplog.records] == ["host 1/2: 3 actors", "100%"]
 
 
-# -- which actor goes to which
+# -- placement of actors
 
 ADDRESSES = [{"grpc": f"h{host}:1", "zmq": f"h{host}:2"} for host in range(3)]
 
 
 class Fleet:
-    """What a host knows of the others, and a clock."""
+    """What a host knows of the others, with a clock that the test sets."""
 
     def __init__(self, index: int = 0, addresses: Any = ADDRESSES) -> None:
         self.own, self.loads, self.now = 0, [0, 0, 0], 0.0
@@ -338,7 +338,7 @@ def test_equal_hosts_are_chosen_round_robin_from_this_one() -> None:
 def test_the_host_with_the_fewest_environments_is_chosen() -> None:
     fleet = Fleet()
     fleet.own, fleet.loads = 10, [99, 20, 12]
-    assert [fleet.come(4), fleet.come(4)] == [None, None]  # its own are known, whatever the others have heard
+    assert [fleet.come(4), fleet.come(4)] == [None, None]  # its own count is exact, whatever was reported
     fleet.own = 18
     assert fleet.come(4) == "h2:1"
     assert fleet.come(1, "zmq") == "zmq://h2:2"
@@ -349,10 +349,10 @@ def test_redirected_actors_count_until_reported_or_expired() -> None:
     fleet.own = 100
     assert [fleet.come(8) for _ in range(2)] == ["h1:1", "h2:1"]
     assert [fleet.come(8) for _ in range(2)] == ["h1:1", "h2:1"]
-    fleet.loads = [0, 16, 8]  # one of the second's has not come yet: they are equal
+    fleet.loads = [0, 16, 8]  # one redirected to h2 has not arrived yet: both count 16
     assert fleet.come(1) == "h1:1"
     assert fleet.come(1) == "h2:1"
-    fleet.now += 60  # it never will
+    fleet.now += 60  # it never arrives
     assert fleet.come(8) == "h2:1"
 
 
@@ -364,7 +364,7 @@ def test_a_host_without_the_transport_is_not_chosen() -> None:
     assert fleet.come(1, "grpc") == "h1:1"
 
 
-# -- the way there
+# -- redirection
 
 
 @pytest.mark.parametrize("kind", ["grpc+token", "zmq+token", "zmq"])
@@ -536,15 +536,15 @@ def test_actors_are_spread_over_hosts_and_reconnect(
     actors.append(actor(first.address))
     wait_until(lambda: second.envs == 4)
     assert first.envs == 4
-    # Whichever host it is given, the third goes to one and the fourth to the other.
+    # The third goes to one host and the fourth to the other, whichever address they are given.
     actors += [actor(second.address), actor(second.address)]
     wait_until(lambda: first.envs == second.envs == 8)
     wait_until(lambda: first.steps > 50 and second.steps > 50)
-    # A host has stopped: its actors know the address they were given, and are kept there once it is known.
+    # One host stops: actors that were given the address of the other return there and are not redirected again.
     second.stop()
     wait_until(lambda: first.envs == 12, 30.0)
     first.stop(done=True)
-    # Of those that knew the second host alone one was with it, and looks for it still.
+    # One of the two that know only the second host was connected to it, and still retries.
     wait_until(lambda: sum(process.poll() is None for process in actors) == 1)
     assert [process.poll() for process in actors[:2]] == [0, 0]
     assert {process.poll() for process in actors[2:]} == {0, None}
@@ -566,7 +566,7 @@ def test_an_actor_that_cannot_reach_the_other_host_stays(
     wait_until(lambda: first.envs == 4, 30.0)
     wait_until(lambda: first.steps > 20)
     assert len(asked) == 1
-    # The next time it is asked again: the other may be back.
+    # A reconnecting actor is placed again, because the other host may be back.
     first.service.lost(first.service.sessions()[0].peer, "a test")
     wait_until(lambda: len(asked) == 2)
     wait_until(lambda: first.envs == 4, 30.0)
@@ -575,7 +575,7 @@ def test_an_actor_that_cannot_reach_the_other_host_stays(
 
 
 def test_an_unauthenticated_learner_cannot_redirect_actors() -> None:
-    """A process at the address of a learner that is away cannot redirect actors."""
+    """Such as another process that listens at the address of a stopped learner."""
     learner = Learner(make_server("zmq+token"), [1000, 500])
     learner.place = lambda hello: "zmq://elsewhere:1"
 

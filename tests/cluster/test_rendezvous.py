@@ -1,4 +1,4 @@
-"""Learner hosts join at the rendezvous, or learn why they cannot."""
+"""Learner hosts join at the rendezvous, or fail with the reason."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def test_messages_of_unauthenticated_peers_are_ignored(held: Hosts) -> None:
         assert not intruder.poll(0)
 
 
-# -- what cannot go well
+# -- failures
 
 
 def test_a_difference_is_named_on_every_host(held: Hosts, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     hosts = free_hosts(3)
     futures = [held.start(hosts, index) for index in range(2)]
-    wait_until(lambda: f"host 1 ({hosts[1]}) has joined" in caplog.text)  # later, no host would be there any more
+    wait_until(lambda: f"host 1 ({hosts[1]}) has joined" in caplog.text)  # before the error ends every host
     other = held.start(hosts, 2, status(2, training__batch_size=64, telemetry__x=1, net__host="::"))
     sentences = {failure(future, UsageError) for future in (*futures, other)}
     (sentence,) = sentences
@@ -187,7 +187,7 @@ def test_a_configuration_over_the_size_limit_is_refused() -> None:
 
 
 def ended(visitor: socket.socket) -> bool:
-    """Whether the other end closes the connection."""
+    """Wait for the other end to close the connection."""
     try:
         return visitor.recv(1000)[-1:] == b"" or ended(visitor)  # ZeroMQ greets
     except ConnectionError:
@@ -214,15 +214,17 @@ def test_unauthenticated_connections_to_the_chief_are_ended_and_hosts_stay(
             return visitor
 
         visitors = [visit() for _ in range(12)]
-        wait_until(lambda: control.ended >= 4)  # of 12 that came at once, whichever
+        wait_until(lambda: control.ended >= 4)  # of 12 at once
         visitors += [visit() for _ in range(8)]
         begun = time.monotonic()
-        assert all(map(ended, visitors[:12])) and time.monotonic() - begun < 2.5  # there were too many, the oldest go
+        assert (
+            all(map(ended, visitors[:12])) and time.monotonic() - begun < 2.5
+        )  # above the limit, the oldest are ended
         other = held.start(hosts, 1, security=security)
         chief.join(LIMIT)
         assert all(map(ended, visitors[12:])) and time.monotonic() - begun > 2.5
         wait_until(lambda: control.unauthenticated == 0)
         count = control.ended
         time.sleep(3.5)
-        # The connections of the hosts are as old as any of theirs was, and stand.
+        # The connections of the hosts, which are older than that, remain.
         assert control.ended == count and not chief.failure and not other.result(LIMIT).failure

@@ -1,4 +1,4 @@
-"""What learner hosts agree on once they have joined, how they learn of another's end, and which messages they take."""
+"""The shared state of learner hosts that have joined, the detection of lost hosts, and invalid messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.reliability.mutations import Mutator
 ROOT = Path(__file__).parents[2]
 
 
-# -- what they agree on
+# -- shared state
 
 
 def test_all_hosts_adopt_the_first_specification(held: Hosts) -> None:
@@ -91,7 +91,7 @@ def test_the_reason_of_a_chief_that_ends_is_shared(held: Hosts) -> None:
     wait_until(lambda: other.failure == f"host 0 ({chief.hosts[0]}) has ended: the disk is full")
 
 
-def test_a_host_that_completed_its_work_is_not_lost(held: Hosts) -> None:
+def test_a_host_that_has_finished_is_not_lost(held: Hosts) -> None:
     joined = held.all(3)
     joined[2].close()
     joined[0].close()
@@ -119,7 +119,7 @@ def test_a_restarted_chief_rejects_hosts_of_the_earlier_rendezvous(held: Hosts) 
     chief, other = held.all(2)
     chief.server.close("", usage=False)  # type: ignore[union-attr]
     with other._changed:
-        other._state = other._state.model_copy(update={"ended": False})  # as if it had died
+        other._state = other._state.model_copy(update={"ended": False})  # as if it had been killed
     again = held.start(list(chief.hosts), 0, timeout=SILENCE + 1)
     assert "host 1" in failure(again, UsageError)
     assert "host 0" in other.failure and "has not been heard" in other.failure
@@ -204,7 +204,7 @@ def test_malformed_messages_are_rejected() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"x", b"{}", b"[]", b"\xff" * 100, json.dumps({"index": 1}).encode()])
 @pytest.mark.parametrize("framed", [True, False])
-def test_nonsense_from_an_authenticated_peer_affects_no_host(held: Hosts, body: bytes, framed: bool) -> None:
+def test_malformed_messages_of_an_authenticated_peer_affect_no_host(held: Hosts, body: bytes, framed: bool) -> None:
     hosts = free_hosts(2)
     chief = held.start(hosts, 0)
     with zmq.Context() as context, context.socket(zmq.DEALER) as intruder:

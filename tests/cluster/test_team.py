@@ -1,4 +1,4 @@
-"""What learner hosts agree on, and what each of them has of the whole."""
+"""Agreement of learner hosts after each step, and the share of each host."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from seedcli.errors import SeedError
 NAMES = ("a:1", "b:1", "c:1")
 
 
-class Still:
-    """A rendezvous of which only the run is known, from a checkpoint with these counters."""
+class FixedRendezvous:
+    """A rendezvous that holds only the run, resumed from a checkpoint with these counters."""
 
     hosts = NAMES
     failure = ""
@@ -43,7 +43,7 @@ class Still:
 
 
 def teams(patience: float = 60.0, **counters: int) -> list[Team]:
-    return [Team(Still(index, counters), patience) for index in range(3)]  # type: ignore[arg-type]
+    return [Team(FixedRendezvous(index, counters), patience) for index in range(3)]  # type: ignore[arg-type]
 
 
 def counted(steps: int) -> dict[str, int]:
@@ -97,7 +97,7 @@ def test_the_timeout_runs_only_while_a_host_waits(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_signal_ends_waiting_for_the_others() -> None:
-    address = "127.0.0.1:9"  # where no chief is
+    address = "127.0.0.1:9"  # no chief listens here
     own = Status(index=1, process="x", version="1", addresses=Addresses(tensorflow=address, actors={}), config={})
     rendezvous = Rendezvous([address, "b:1"], own, None, lambda: True)
     with pytest.raises(RendezvousCancelled), Team(rendezvous, 60.0) as team:
@@ -137,5 +137,5 @@ def test_shares_add_up_to_the_whole() -> None:
     assert all(share.replay.capacity == 501 and share.replay.min_size == 50 for share in shares)
     assert len({share.run.seed for share in shares}) == 2
     for share in shares:
-        make_config(share.model_dump(by_alias=True))  # a share is a configuration that could be given
+        make_config(share.model_dump(by_alias=True))  # a share is itself a valid configuration
     assert local_share(config, 0, 1) is config

@@ -31,7 +31,7 @@ from tests.configs import env_config
 
 
 def _without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one slow check replaced by what it finds on any machine; it has a test of its own."""
+    """Replace the one slow check by a fixed finding."""
     found = [Finding("tensorflow", "ok", "2.x, imported in 0.0 s", required=True)]
     monkeypatch.setattr(doctor, "check_devices", lambda config: found)
 
@@ -41,7 +41,7 @@ def _report(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return report
 
 
-def test_json_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_holds_every_finding(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_doctor(json_output=True) == 0
     report = _report(capsys)
     assert report["ok"] is True
@@ -97,7 +97,7 @@ def test_a_folder_that_cannot_be_written_fails(
     assert finding["status"] == "missing" and "--logdir" in finding["advice"]
 
 
-def test_run_folder_is_looked_for_upwards_and_left_clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_run_folder_check_leaves_no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     (finding,) = doctor._run_folder()
     assert finding.status in ("ok", "warning") and str(tmp_path) in finding.detail
@@ -112,7 +112,7 @@ def test_run_folder_is_looked_for_upwards_and_left_clean(monkeypatch: pytest.Mon
         (1, "Traceback\nImportError: libfoo.so: not found\n", "libfoo.so"),
     ],
 )
-def test_a_tensorflow_that_breaks_is_explained(
+def test_a_failing_import_of_tensorflow_is_explained(
     monkeypatch: pytest.MonkeyPatch, code: int, stderr: str, words: str
 ) -> None:
     monkeypatch.setattr(
@@ -132,7 +132,7 @@ CPU = {"type": "CPU", "name": None}
 def _tensorflow_sees(
     monkeypatch: pytest.MonkeyPatch, folder: Path, devices: list[dict[str, Any]], inventory: Inventory
 ) -> None:
-    """Where TensorFlow's own view of another machine is printed by the probe, and that machine has a driver."""
+    """Have the probe report the devices of another machine, which has a driver."""
     seen = {"version": "2.x", "seconds": 1.0, "devices": devices, "inventory": asdict(inventory), "cuda": None}
     smi = folder / "nvidia-smi"
     smi.write_text("#!/bin/sh\nfor i in 1 2; do echo 'NVIDIA H200, 143771'; done\n", encoding="utf-8")
@@ -148,7 +148,7 @@ def _tensorflow_sees(
     monkeypatch.setattr(subprocess, "run", run)
 
 
-def test_gpus_with_their_memory_and_what_a_preset_does_with_them(
+def test_gpus_are_listed_with_their_memory_and_their_use_by_a_preset(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     models = ("NVIDIA H200",) * 8
@@ -166,7 +166,7 @@ def test_gpus_with_their_memory_and_what_a_preset_does_with_them(
         "precision float32; XLA off",
     ]
     assert topology.value["training"] == (0, 1, 2, 3) and topology.value["columns"] == 8
-    assert [finding.name for finding in check_devices()] == ["tensorflow", "devices"], "no one asked"
+    assert [finding.name for finding in check_devices()] == ["tensorflow", "devices"], "no preset was given"
 
 
 def test_a_preset_that_does_not_fit_is_a_finding() -> None:
@@ -177,7 +177,7 @@ def test_a_preset_that_does_not_fit_is_a_finding() -> None:
     assert finding.advice == "lower it"
 
 
-def test_hosts_that_the_environment_names_are_described() -> None:
+def test_hosts_of_the_environment_are_described() -> None:
     config = load_config("football_vtrace", environ={}, sets=["topology.trust_network=true"]).config
     cluster = {"cluster": {"worker": ["one:8690", "two:8690"]}, "task": {"type": "worker", "index": 1}}
     environ = {"TF_CONFIG": json.dumps(cluster)}
@@ -200,7 +200,7 @@ def test_devices_of_every_kind() -> None:
     assert mixed.value[1] == {"type": "GPU", "name": "other", "memory_bytes": None}
 
 
-def test_the_command_says_what_a_preset_does_here(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_describes_the_topology_of_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
     sets = ["--set", "topology.platform=cpu", "--set", "topology.virtual_devices=4"]
     hosts = ["--set", "topology.hosts=['a:1', 'b:2']", "--set", "topology.trust_network=true"]
     assert main(["doctor", "--preset", "football_vtrace", *sets, *hosts, "--json"]) == 0
@@ -210,7 +210,7 @@ def test_the_command_says_what_a_preset_does_here(capsys: pytest.CaptureFixture[
     assert "this is host 0 of a:1, b:2, the chief" in topology["detail"]
 
 
-def test_the_command_says_why_a_preset_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_explains_why_a_preset_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--preset", "football_vtrace_tpu8"]) == 1
     text = " ".join(capsys.readouterr().out.split())
     assert "topology topology.platform = tpu needs a TPU, and TensorFlow finds none on this machine" in text
@@ -250,8 +250,8 @@ def _sample(name: str) -> str:
     return f"tests.envs.samples:{name}-v0"
 
 
-def test_an_environment_is_played_and_judged(capfd: pytest.CaptureFixture[str]) -> None:
-    """In a process of its own, for which the module with the environment must be found again."""
+def test_an_environment_is_played_and_checked(capfd: pytest.CaptureFixture[str]) -> None:
+    """In a separate process, which must find the module of the environment too."""
     assert main(["doctor", "--env", _sample("Walk"), "--json"]) == 0
     out, err = capfd.readouterr()
     report = json.loads(out)
@@ -288,12 +288,12 @@ def test_an_unknown_environment_is_wrong_usage(capfd: pytest.CaptureFixture[str]
     ("name", "limit", "words"),
     [("Hangs", 6.0, "did not end within 6 s: a reset or step hangs"), ("Dies", 60.0, "process died with SIGABRT")],
 )
-def test_an_environment_that_takes_its_process_along(
+def test_an_environment_that_hangs_or_kills_its_process(
     capfd: pytest.CaptureFixture[str], name: str, limit: float, words: str
 ) -> None:
     (finding,) = doctor_env.examine(env_config(id=_sample(name)), seconds=0.1, limit=limit)
     assert (finding.name, finding.status) == ("play", "failure") and words in finding.detail
-    assert capfd.readouterr().out == "", "what an environment prints is no result"
+    assert capfd.readouterr().out == "", "output of the environment does not belong to the result"
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_the_table_of_an_environment(width: int) -> None:
     findings = [
         conformance.Finding("play", "ok", "2,000 steps"),
         conformance.Finding(
-            "rewards", "warning", "each of 6,000 rewards was 0: random actions tell nothing apart " * 2
+            "rewards", "warning", "each of 6,000 rewards was 0: random actions give no learning signal " * 2
         ),
         conformance.Finding("autoreset", "skipped", "no episode ended"),
     ]
@@ -361,8 +361,8 @@ def test_the_table_of_an_environment(width: int) -> None:
     assert "not ready: fix actions first" in file.getvalue()
 
 
-def test_the_example_of_the_documentation(tmp_path: Path) -> None:
-    """Pasted as it stands; --json leaves nothing else on stdout."""
+def test_the_documented_example_passes_every_check(tmp_path: Path) -> None:
+    """Pasted unchanged; with --json stdout holds nothing else."""
     page = Path(__file__).parents[2] / "docs" / "writing-an-environment.md"
     (example,) = re.findall(r"```python\n(import gymnasium\n.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "my_package.py").write_text(example, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Fixtures of every test of environments."""
+"""Fixtures of the environment tests."""
 
 from tests.envs.dmlab.lab_double import lab, lab_double
 

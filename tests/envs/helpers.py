@@ -1,4 +1,4 @@
-"""Environments driven through rows laid out as on the wire."""
+"""Helpers that drive environments through rows laid out as on the wire."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def atari_config(game: str, **fields: Any) -> EnvironmentConfig:
 
 
 class Played:
-    """A vector environment and the row it writes into, whose bytes are all set to 0xA5 before each step."""
+    """A vector environment and the row it writes into, filled with 0xA5 before each step."""
 
     def __init__(self, config: EnvironmentConfig, num_envs: int, **options: Any) -> None:
         self.env = create_env(config, num_envs, **options)

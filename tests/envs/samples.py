@@ -1,4 +1,4 @@
-"""Environments for the conformance checks: one that keeps every rule, and ones that break one rule each.
+"""Environments for the conformance checks: some that follow every rule, and some that break one rule each.
 
 Importing this module registers them, as `tests.envs.samples:<Name>-v0`.
 """
@@ -130,21 +130,21 @@ class RewardNotANumber(Walk):
 
 
 class Unseeded(Walk):
-    """Draws from a generator of its own."""
+    """Draws from a generator that `seed` does not reach."""
 
     def move(self, action: Any) -> None:
         super().move(action + random.random())
 
 
 class SeedIgnored(Walk):
-    """Begins and goes on in the same way whatever the seed."""
+    """Plays the same episodes whatever the seed."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         return super().reset(seed=7 if seed is not None else None)
 
 
 class Remembers(Walk):
-    """What the last episode left behind is part of the next one."""
+    """Keeps state from one episode to the next."""
 
     height = 0.0
 
@@ -159,7 +159,7 @@ class Remembers(Walk):
 
 
 class Shared(Walk):
-    """All instances stand on one place."""
+    """All instances share one state."""
 
     ground = np.zeros(2)
 
@@ -175,7 +175,7 @@ class Shared(Walk):
 
 
 class ResetDoesNothing(Walk):
-    """An episode begins where the last one ended, whatever that was."""
+    """An episode begins in the state where the last one ended."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         if seed is None:
@@ -216,7 +216,7 @@ class Endless(Walk):
 
 
 class RefusesAnAction(Walk):
-    """Random play hardly ever tries the one."""
+    """Random actions hardly ever include the one that fails."""
 
     action_space = spaces.MultiDiscrete([1_000_000, 2])
 
@@ -232,7 +232,7 @@ class ActionsIgnored(Walk):
 
 
 class Bandit(Walk):
-    """One step with nothing to see, and it is over."""
+    """Episodes of one step with a constant observation."""
 
     observation_space = spaces.Box(0, 1, (1,), np.float32)
 
@@ -250,7 +250,7 @@ class Bandit(Walk):
 
 
 class ContextBandit(Bandit):
-    """One step; what is seen at its end is what the next one is about."""
+    """Episodes of one step, whose final observation is the context of the next episode."""
 
     observation_space = spaces.Discrete(5)
     context = np.int64(0)
@@ -271,7 +271,7 @@ class ContextBandit(Bandit):
 
 
 class Cards(Walk):
-    """Three cards to bid on, and always three."""
+    """Three cards to bid on: every episode is terminated after three steps."""
 
     observation_space = spaces.MultiDiscrete([4, 52])
 
@@ -291,7 +291,7 @@ class Cards(Walk):
 
 
 class RoundTrip(Walk):
-    """From a place to it again, which takes different times."""
+    """Episodes of different lengths that end in the state in which they began."""
 
     observation_space = spaces.Discrete(5)
 

@@ -1,4 +1,4 @@
-"""The task an agent is given: every option that changes it, checked by its effect on the real emulator."""
+"""Every option that changes the task, checked by its effect on the real emulator."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.envs.helpers import FIELDS, Played, atari_config, play
 
 
 def info_of(played: Played, actions: Any = 0) -> dict[str, np.ndarray]:
-    """Step ale-py's environment itself, for what it tells beside the records."""
+    """Step ale-py's own environment and return its infos."""
     return played.env._vector.step(np.full(played.env.num_envs, actions, np.int32))[4]
 
 
 def frames_after_reset(resets: int, **fields: Any) -> set[int]:
-    """Emulator frames before the first record of so many episodes."""
+    """Numbers of emulator frames before the first record, over `resets` episodes."""
     with Played(atari_config("breakout", **fields), 2) as played:
         native = played.env._vector
         infos = [native.reset(seed=0)[1]] + [native.reset()[1] for _ in range(resets // 2 - 1)]
@@ -34,11 +34,11 @@ def frames_after_reset(resets: int, **fields: Any) -> set[int]:
 def test_the_57_games() -> None:
     assert len(set(ATARI_57)) == 57 and list(ATARI_57) == sorted(ATARI_57)
     assert set(ATARI_57) < set(games())
-    assert not {"combat", "joust", "maze_craze", "warlords"} & set(games()), "loading one of these ends the process"
+    assert not {"combat", "joust", "maze_craze", "warlords"} & set(games()), "loading one of these kills the process"
 
 
-def test_every_game_of_the_57_moves() -> None:
-    """Built as the presets do; some show a still picture for a while before they begin."""
+def test_each_of_the_57_games_changes_its_frames() -> None:
+    """With the settings of the presets; some games show a still picture at first."""
     for game in ATARI_57:
         with Played(atari_config(game), 1) as played:
             spec = played.env.spec
@@ -61,7 +61,7 @@ def test_every_game_of_the_57_moves() -> None:
 
 @pytest.mark.parametrize("game", ["pong", "breakout", "beam_rider", "seaquest", "qbert"])
 def test_consecutive_frames_differ(game: str) -> None:
-    """One frame a step on the wire, and always the newest."""
+    """Each step sends one frame, the newest."""
     observation = play(atari_config(game), 1, seed=1, steps=100).observation
     still = (observation[1:] == observation[:-1]).reshape(100, -1).all(axis=1)
     assert still.mean() < 0.1
@@ -70,7 +70,7 @@ def test_consecutive_frames_differ(game: str) -> None:
 @pytest.mark.parametrize(("limit", "skip", "steps"), [(400, 4, 100), (400, 1, 400), (402, 4, 101)])
 @pytest.mark.parametrize("noop_max", [0, 30])
 def test_max_frames_counts_frames_and_truncates(limit: int, skip: int, steps: int, noop_max: int) -> None:
-    """After the no-ops; Pong is far from over after 400 frames."""
+    """Counted after the no-ops; a game of Pong is much longer than 400 frames."""
     config = atari_config("pong", max_frames=limit, frame_skip=skip, noop_max=noop_max)
     run = play(config, 3, seed=1, steps=steps + 1)
     assert not run.terminated.any()
@@ -92,13 +92,13 @@ def test_frame_skip(skip: int) -> None:
     np.testing.assert_array_equal(np.diff(numbers, axis=0), skip)
 
 
-def test_no_ops_at_reset_reach_their_maximum() -> None:
+def test_no_ops_at_reset_are_0_to_noop_max() -> None:
     assert frames_after_reset(30, noop_max=3) == {0, 1, 2, 3}
     assert frames_after_reset(8, noop_max=0) == {0}
     assert {0, 30} < frames_after_reset(200, noop_max=30) <= set(range(31))
 
 
-def test_fire_is_pressed_at_reset_only_where_asked_for() -> None:
+def test_fire_is_pressed_at_reset_only_with_fire_reset() -> None:
     def ball_moves(**fields: Any) -> bool:
         with Played(atari_config("breakout", noop_max=0, **fields), 1) as played:
             played.reset(1)
@@ -116,7 +116,7 @@ def test_full_action_set() -> None:
 
 
 def test_rewards_are_not_clipped() -> None:
-    """An alien eats dots of 10 points."""
+    """A dot in Alien gives 10 points."""
     rewards = play(atari_config("alien"), 2, seed=1, steps=60).reward
     assert set(np.unique(rewards)) >= {0.0, 10.0}
 
@@ -148,7 +148,7 @@ def test_sticky_actions() -> None:
 
 
 def test_maximum_of_the_last_two_frames_in_grey() -> None:
-    """Against a bare emulator at its own size, where no scaling hides anything."""
+    """Compared with a bare emulator at native size, where no scaling hides differences."""
     with Played(atari_config("space_invaders", noop_max=0, height=210, width=160), 1) as played:
         played.reset(1)
         ale = ale_py.ALEInterface()
@@ -167,7 +167,7 @@ def test_maximum_of_the_last_two_frames_in_grey() -> None:
             np.testing.assert_array_equal(record.observation[0, :, :, 0], np.maximum(screens[2], screens[3]))
             assert record.reward[0] == reward
             flicker += bool((screens[2] != screens[3]).any())
-        assert flicker > 10, "the last two frames must differ for this test to mean anything"
+        assert flicker > 10, "without different frames this test proves nothing"
 
 
 @pytest.mark.parametrize(("height", "width"), [(96, 84), (210, 160), (64, 160)])
@@ -178,16 +178,16 @@ def test_observation_size(height: int, width: int) -> None:
         assert played.step(0).observation.std() > 10
 
 
-def test_every_option_of_the_library_is_named() -> None:
-    """A new option of ale-py must be looked at before its default becomes part of the task."""
+def test_every_option_of_the_library_is_set() -> None:
+    """A new option of ale-py must not change the task by its default."""
     options = set(inspect.signature(vector_env.AtariVectorEnv).parameters) - {"game", "num_envs"}
-    options -= {"continuous_action_threshold"}  # nothing without continuous actions
+    options -= {"continuous_action_threshold"}  # no effect without continuous actions
     source = inspect.getsource(AtariVectorEnv._build)
     assert not [option for option in options if f"{option}=" not in source]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_threads_change_nothing(threads: int) -> None:
+def test_results_do_not_depend_on_the_number_of_threads(threads: int) -> None:
     config = atari_config("breakout", repeat_action_probability=0.25)
     expected, run = (play(config, 3, seed=2, steps=40, threads=n) for n in (0, threads))
     for name in FIELDS:
@@ -199,15 +199,15 @@ def test_threads_change_nothing(threads: int) -> None:
     [{}, {"repeat_action_probability": 0.25}, {"episodic_life": True, "fire_reset": True}, {"max_frames": 120}],
     ids=["plain", "sticky", "lives", "limit"],
 )
-def test_the_picture_is_of_the_game_the_agent_plays(fields: dict[str, Any]) -> None:
-    """The picture's emulator tells the same frames, lives and rewards as the first one, over several episodes."""
+def test_the_rendered_picture_follows_the_game(fields: dict[str, Any]) -> None:
+    """The emulator that renders has the same frames, lives and rewards as the agent's, over several episodes."""
     config = atari_config("breakout", **fields)
     with Played(config, 2, render=True) as played:
-        told: dict[str, list[Any]] = {"vector": [], "mirror": []}
-        for name in told:
+        logs: dict[str, list[Any]] = {"vector": [], "mirror": []}
+        for name in logs:
             native = getattr(played.env, f"_{name}")
 
-            def step(actions: Any, inner: Any = native.step, log: list[Any] = told[name]) -> Any:
+            def step(actions: Any, inner: Any = native.step, log: list[Any] = logs[name]) -> Any:
                 result = inner(actions)
                 log.append([*(part[0] for part in result[1:4]), *(result[4][k][0] for k in ("lives", "frame_number"))])
                 return result
@@ -215,7 +215,7 @@ def test_the_picture_is_of_the_game_the_agent_plays(fields: dict[str, Any]) -> N
             native.step = step
         run = played.run(9, 500)
         assert (run.terminated | run.truncated)[:, 0].sum() >= 2
-        assert told["vector"] == told["mirror"]
+        assert logs["vector"] == logs["mirror"]
         picture = played.env.render()
     assert picture.shape == (210, 160, 3) and (picture[..., 0] != picture[..., 2]).any(), "in colour"
 

@@ -1,4 +1,4 @@
-"""Each broken rule is found by the check that is there for it, and by no other."""
+"""Each broken rule is found by its own check, and by no other."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ def test_correct_environment_passes(name: str) -> None:
         ("DeadSensor", "frames", "warning", r"^observation\[1\] never changed in"),
         ("NoReward", "rewards", "warning", r"each of [\d,]+ rewards was 0"),
         ("RewardNotANumber", "rewards", "failure", "rewards are not finite, such as nan"),
-        ("SeedIgnored", "seeding", "warning", r"seeds 1 and 2 give the same"),
-        ("Shared", "isolation", "failure", r"environment 2 of 3 plays otherwise than alone.*share state"),
+        ("SeedIgnored", "seeding", "warning", r"seeds 1 and 2 lead to the same"),
+        ("Shared", "isolation", "failure", r"environment 2 of 3 behaves differently than alone.*share state"),
         (
             "ResetDoesNothing",
             "autoreset",
             "failure",
-            "begins with the final observation of the last one, whatever that is",
+            "begins with the final observation of the last one: reset does not",
         ),
-        ("LimitTerminates", "truncation", "warning", r"terminated after exactly 20 steps.* must be truncated"),
-        ("EndTruncates", "truncation", "warning", "truncated after different numbers of steps.* must be terminated"),
+        ("LimitTerminates", "truncation", "warning", r"terminated after exactly 20 steps.* must truncate"),
+        ("EndTruncates", "truncation", "warning", "truncated after different numbers of steps.* must terminate"),
         ("RefusesAnAction", "actions", "failure", r"^action \[200, 0\] fails: environment 0 of .* IndexError"),
-        ("ActionsIgnored", "actions", "warning", "what is chosen made no difference"),
+        ("ActionsIgnored", "actions", "warning", "actions made no difference"),
     ],
 )
-def test_a_broken_rule(name: str, check: str, status: str, words: str) -> None:
+def test_a_broken_rule_is_found(name: str, check: str, status: str, words: str) -> None:
     findings = examined(making(name))
     assert [(f.name, f.status) for f in findings if f.status not in ("ok", "skipped")] == [(check, status)]
     (finding,) = (f for f in findings if f.name == check)
@@ -78,7 +78,7 @@ def test_ambiguous_behaviour_is_only_a_warning(name: str, warnings: list[str]) -
     assert [(f.name, f.status) for f in findings if f.status != "ok"] == [(name, "warning") for name in warnings]
 
 
-@pytest.mark.parametrize(("name", "words"), [("Unseeded", "reset twice"), ("Remembers", "reset twice")])
+@pytest.mark.parametrize(("name", "words"), [("Unseeded", "after two resets"), ("Remembers", "after two resets")])
 def test_unrepeatable_seeds_are_found(name: str, words: str) -> None:
     findings = {f.name: f for f in examined(making(name))}
     assert findings["seeding"].status == "failure" and words in findings["seeding"].detail
@@ -98,7 +98,7 @@ def test_episodes_that_never_end() -> None:
 
 
 class Wrong:
-    """A vector environment that hands everything on to a good one, and one thing wrongly."""
+    """Wraps a correct vector environment and adds one fault."""
 
     def __init__(self, env: VectorEnv, fault: str) -> None:
         self._env, self._fault = env, fault
@@ -146,23 +146,23 @@ class Wrong:
 @pytest.mark.parametrize(
     ("fault", "check", "words"),
     [
-        ("unwritten", "spaces", "parts of observation are never written"),
+        ("unwritten", "spaces", "parts of observation were never written"),
         ("flags", "spaces", "truncated holds 2"),
         ("infinite", "spaces", "observation holds inf"),
         ("first reward", "autoreset", "first record of an episode has reward 1"),
         ("final action", "autoreset", "the action on a final record changes what follows"),
         ("seeds", "isolation", "seeds are not consecutive"),
-        ("any action", "actions", "is taken; it must be refused"),
+        ("any action", "actions", "is accepted; it must be refused"),
         ("error", "actions", "IndexError: no such action, which the vector environment should have raised as"),
     ],
 )
-def test_a_family_that_breaks_a_rule(fault: str, check: str, words: str) -> None:
+def test_a_faulty_vector_environment_is_found(fault: str, check: str, words: str) -> None:
     findings = {f.name: f for f in examined(lambda envs: Wrong(making("Walk")(envs), fault))}
     assert findings[check].status == "failure" and words in findings[check].detail, findings[check]
     assert {f.name for f in findings.values() if f.status == "failure"} == {check}
 
 
-def test_missing_family() -> None:
+def test_a_missing_simulator_is_a_failure() -> None:
     def missing(envs: int) -> VectorEnv:
         raise ImportError("no such simulator")
 

@@ -1,4 +1,4 @@
-"""CartPole with its velocities hidden is CartPole in everything else."""
+"""CartPole with hidden velocities, compared with CartPole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from seedcli.specs import ActionSpec, ArraySpec
 from tests.envs.helpers import POSITIONS, Played, gymnasium_config, play
 
 
-def test_positions_are_those_of_cartpole() -> None:
+def test_positions_equal_those_of_cartpole() -> None:
     hidden = play(gymnasium_config(POSITIONS), 3, seed=4, steps=120)
     full = play(gymnasium_config("CartPole-v1"), 3, seed=4, steps=120)
     assert full.terminated.sum() > 5
@@ -27,7 +27,7 @@ def test_the_specification_and_the_registered_limit() -> None:
         np.testing.assert_allclose(space.high, [4.8, 0.418879], rtol=1e-5)
 
 
-def test_keyword_arguments_are_cartpoles() -> None:
-    """The other kind of reward is 0 a step and -1 at the fall."""
+def test_keyword_arguments_reach_cartpole() -> None:
+    """With this argument the reward is 0 a step and -1 at the fall."""
     rewards = play(gymnasium_config(POSITIONS, kwargs={"sutton_barto_reward": True}), 1, seed=4, steps=60).reward
     assert set(np.unique(rewards)) == {-1.0, 0.0}

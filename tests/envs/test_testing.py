@@ -6,7 +6,7 @@ from seedcli.envs.testing import MAX_LENGTH, counter_reward
 from tests.envs.helpers import COUNTER, RECALL, Played, gymnasium_config, play
 
 
-def test_counter_says_where_each_record_belongs() -> None:
+def test_counter_observations_identify_each_record() -> None:
     steps, envs = 300, 4
     with Played(gymnasium_config(COUNTER), envs) as played:
         random = np.random.default_rng(1)
@@ -30,14 +30,14 @@ def test_counter_says_where_each_record_belongs() -> None:
     assert min(lengths) >= 1 and max(lengths) <= MAX_LENGTH and len(set(lengths)) > 10
 
 
-def test_counter_rewards_tell_records_apart() -> None:
-    """No two records of sixteen episodes in a row share a reward."""
+def test_counter_rewards_identify_records() -> None:
+    """No two records within sixteen consecutive episodes have the same reward."""
     rewards = counter_reward(np.arange(16)[:, None], np.arange(1, MAX_LENGTH + 1))
     assert len(np.unique(rewards)) == rewards.size
     assert not counter_reward(np.arange(20), 0).any()
 
 
-def test_counter_lengths_come_from_the_seed() -> None:
+def test_counter_lengths_are_drawn_from_the_seed() -> None:
     one, same, other = (play(gymnasium_config(COUNTER), 2, seed, 100) for seed in (1, 1, 9))
     np.testing.assert_array_equal(one.observation[..., 1:], same.observation[..., 1:])
     assert (one.observation[..., 1:] != other.observation[..., 1:]).any()
@@ -50,7 +50,7 @@ def test_counter_never_repeats_a_record_after_reseeding() -> None:
     assert len(np.unique(records, axis=0)) == len(records)
 
 
-def test_recall_rewards_memory_alone() -> None:
+def test_recall_rewards_only_memory() -> None:
     delay, envs, episodes = 4, 64, 10
     with Played(gymnasium_config(RECALL, kwargs={"delay": delay}), envs) as played:
         record = played.reset(0)

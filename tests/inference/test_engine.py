@@ -22,7 +22,7 @@ from tests.inference.helpers import FakeGroup, Player, make_engine
     lanes=st.integers(0, 3),
 )
 def test_unrolls_cover_all_records_without_gaps(burn_in, length, sizes, order, lengths_seed, lanes):
-    """Unrolls of stride T cover a stream's records without a gap, in any order of messages.
+    """Unrolls of stride T cover a stream's records without gaps, whatever the order of messages.
 
     `lanes`: 0: one policy; otherwise a group of devices.
     """
@@ -222,7 +222,7 @@ def test_a_stream_that_reconnects_while_training_lags_finds_a_buffer():
                 player.send()
         if engine.wait() == 0.0:
             engine.answer()
-    assert engine.unblock() == [] and unrolls, "both wait for buffers, all of which wait to be trained on"
+    assert engine.unblock() == [] and unrolls, "both wait for buffers, which all wait for training"
     for player in players:
         engine.close_stream(player.stream)
     for index in range(2):

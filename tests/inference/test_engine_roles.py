@@ -72,7 +72,7 @@ def test_evaluation_waits_for_blocked_training_streams():
                 engine.answer()
             engine.unblock()
 
-    play(50)  # no buffer is released
+    play(50)  # buffers are not released
     assert trains.stream.pending and len(trains.sent) == 7 and len(unrolls) == 2
     # Evaluation may be one unroll ahead, T = 2 records; the next answer waits.
     assert watched.stream.pending and len(watched.sent) == 7 + 2 + 1
@@ -95,7 +95,7 @@ def test_alternately_blocked_streams_do_not_starve_evaluation():
         if engine.wait() is not None:
             engine.answer()
         engine.unblock()
-        if turn % 3 == 0 and unrolls:  # training takes a buffer now and then
+        if turn % 3 == 0 and unrolls:  # training takes a buffer from time to time
             arena.release(unrolls.pop(0))
     mean = sum(len(player.sent) for player in players) / 2
     assert mean > 50 and abs(len(watched.sent) - mean) <= 4

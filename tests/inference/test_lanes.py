@@ -154,7 +154,7 @@ def test_closing_a_stream_keeps_the_other_pending_rows_of_its_lane():
     np.testing.assert_array_equal(
         answers[0].actions, everyone[2].sent[-1]["observation"].sum(axis=1).astype(int) % 1000
     )
-    assert engine.wait() > 0, "the other lane waits for the rest of its own"
+    assert engine.wait() > 0, "the other lane waits for its remaining rows"
 
 
 def test_evaluation_streams_are_counted_separately_in_every_lane():
@@ -195,7 +195,7 @@ def test_wait_follows_the_oldest_row_of_any_lane():
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_a_batch_is_gathered_again_after_a_stream_closes(lanes):
+def test_a_batch_is_gathered_correctly_after_a_stream_closes(lanes):
     """No environment gets the observation of the closed stream."""
     engine, *_ = make_engine(max_envs=32, batch_size=32, deadline=9.0, policy=FakeGroup(lanes, 32))
     everyone = players(engine, (2,) * 4 * lanes)

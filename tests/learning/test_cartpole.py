@@ -1,4 +1,4 @@
-"""CartPole is learned by the command of the README; and an agent that cannot learn does not pass."""
+"""The command of the README solves CartPole; an agent that cannot learn fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.system.harness import Fleet, fleet_in, sets
 
-SEED = 101  # none of those the preset was tuned on
+SEED = 101  # not a seed that the preset was tuned on
 SOLVED = 475.0  # mean return of 100 episodes, the environment's own threshold (Gymnasium, CartPole-v1)
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]
@@ -39,5 +39,5 @@ def test_cartpole_is_solved(fleet: Fleet) -> None:
 
 
 def test_cartpole_is_not_solved_without_learning(fleet: Fleet) -> None:
-    """The control: the same with weights that stay where they began."""
+    """The control: the same run with constant weights."""
     assert mean_return(fleet, "training.learning_rate=1e-9", steps=20_000) < 100

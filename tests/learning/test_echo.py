@@ -1,4 +1,4 @@
-"""Every kind of action is learned from observations of several arrays, by V-trace; with nothing to see it is not."""
+"""V-trace learns every kind of action from observations of several arrays; with hidden observations it cannot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.system.harness import fleet_in, sets
 
-SEED = 101  # none of those this was tuned on
+SEED = 101  # not a seed that this was tuned on
 LENGTH = 8  # steps of an episode: the best return
 VALUES = (
     "environment.id=seedcli.envs.testing:Echo-v0",
@@ -45,6 +45,6 @@ def test_echo_is_learned(tmp_path: Path, answer: str) -> None:
 
 
 @pytest.mark.parametrize(("answer", "most"), [("box", 0.6), ("multi_discrete", 0.45)])
-def test_hidden_echo_is_guessed(tmp_path: Path, answer: str, most: float) -> None:
-    """The control: best are 1/2 and 1/3, and 400 answers of two parts are within 0.02 of that."""
+def test_hidden_echo_is_not_learned(tmp_path: Path, answer: str, most: float) -> None:
+    """The control: the best possible means are 1/2 and 1/3, and 400 answers of two parts are within 0.02 of them."""
     assert mean_reward(tmp_path, answer, hidden=True) < most

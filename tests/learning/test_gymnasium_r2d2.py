@@ -1,4 +1,4 @@
-"""The general R2D2 preset learns two of Gymnasium's classic tasks as it stands."""
+"""The general R2D2 preset, unchanged, learns two of Gymnasium's classic tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.system.harness import Fleet, fleet_in
 
-SEED = 101  # none of those the preset was tuned on
+SEED = 101  # not a seed that the preset was tuned on
 
 pytestmark = [pytest.mark.learning, pytest.mark.slow, pytest.mark.timeout(2400)]
 

@@ -1,4 +1,4 @@
-"""R2D2 learns what only memory solves, by the presets' own commands; the same agent without memory does not."""
+"""The R2D2 presets solve tasks that need memory; the same agents without memory do not."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from tests.system.harness import Fleet, fleet_in, sets
 
-SEED = 101  # none of those the presets were tuned on
-# Without a state there is nothing a burn-in could bring up to date.
+SEED = 101  # not a seed that the presets were tuned on
+# Without a state a burn-in has no effect.
 NO_MEMORY = ("agent.network.lstm=0", "training.burn_in=0")
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(1800)]
@@ -41,8 +41,8 @@ def test_a_cue_is_recalled(fleet: Fleet, precision: str) -> None:
     assert mean_return(fleet, "recall_r2d2", f"topology.precision={precision}") >= 0.95
 
 
-def test_without_memory_it_is_guessed(fleet: Fleet) -> None:
-    """The control. Whatever it does it is right half of the time: 0.75 is five standard deviations of 100 episodes."""
+def test_a_cue_is_not_recalled_without_memory(fleet: Fleet) -> None:
+    """The control: any policy is right half of the time; 0.75 is five standard deviations of 100 episodes away."""
     assert mean_return(fleet, "recall_r2d2", *NO_MEMORY) < 0.75
 
 
@@ -53,6 +53,6 @@ def test_cartpole_with_hidden_velocities_is_balanced(fleet: Fleet, seed: int) ->
 
 
 @pytest.mark.slow
-def test_without_memory_the_pole_falls(fleet: Fleet) -> None:
-    """The control. The best policy found without memory reaches 48 (docs/memory.md)."""
+def test_cartpole_with_hidden_velocities_is_not_balanced_without_memory(fleet: Fleet) -> None:
+    """The control: the best policy found without memory reaches 48 (docs/memory.md)."""
     assert mean_return(fleet, "cartpole_memory_r2d2", *NO_MEMORY) < 100.0

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session", autouse=True)
 def _temporary_folder() -> Iterator[None]:
-    """All sockets of this run, those of killed processes included, lie in one folder that goes at the end."""
+    """Put all sockets of this run, those of killed processes included, into one folder that is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="seed-test-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", folder)
@@ -36,11 +36,11 @@ def learner(kind: str) -> Iterator[Learner]:
 
 @pytest.fixture
 def join(request: pytest.FixtureRequest) -> Iterator[Callable[..., Actor]]:
-    """Connects actors, and closes them at the end."""
+    """Connect actors, and close them at the end."""
     actors: list[Actor] = []
 
     def join(learner: Learner | str, name: str = "actor") -> Actor:
-        if isinstance(learner, str):  # of a learner in another process
+        if isinstance(learner, str):  # address of a learner in another process
             actors.append(Actor(learner, name, security_of(request.getfixturevalue("kind"))))
         else:
             actors.append(Actor(learner.server.address, name, learner.security))
@@ -53,7 +53,7 @@ def join(request: pytest.FixtureRequest) -> Iterator[Callable[..., Actor]]:
 
 @pytest.fixture
 def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts Python processes that print a line when they are ready, and kills them at the end."""
+    """Start Python processes that print a line when they are ready, and kill them at the end."""
     processes: list[subprocess.Popen[str]] = []
 
     def spawn(*arguments: str) -> subprocess.Popen[str]:

@@ -1,4 +1,4 @@
-"""A small learner for tests: lets actors in, keeps every row, answers each with its checksum.
+"""A small learner for tests: it admits actors, keeps every row and answers each with its checksum.
 
 `python -m tests.net.harness KIND SIZE…` serves in its own process and prints its address.
 """
@@ -28,12 +28,12 @@ from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 
 KINDS = ("grpc", "grpc+token", "zmq", "zmq+token", "shm")
 TOKEN = "the-token-of-these-tests-0123456789"
-LIMIT = 20.0  # seconds any wait may take
+LIMIT = 20.0  # seconds, of any wait
 SPEC = EnvSpec("test/rows", ArraySpec((4,), "float32"), ActionSpec((3,)))
 
 
 def security_of(kind: str) -> Security | None:
-    """What both sides of a kind of connection are protected with: "+token" stands for that of these tests."""
+    """The security of both sides of a kind of connection; "+token" is the token of these tests."""
     return Security(Token(TOKEN, "these tests")) if kind.endswith("+token") else None
 
 
@@ -71,9 +71,9 @@ class Learner:
     def __init__(self, server: ServerTransport, sizes: Sequence[int]) -> None:
         self.server = server
         self.sizes = list(sizes)
-        self.encoded = False  # steps have no destination, as those of a session with codecs
+        self.encoded = False  # steps have no destination, as in a session with codecs
         self.rows: list[Row] = []
-        self.frames: queue.SimpleQueue[tuple[Peer, Header]] = queue.SimpleQueue()  # inside a session, no steps
+        self.frames: queue.SimpleQueue[tuple[Peer, Header]] = queue.SimpleQueue()  # of sessions, except steps
         self.lost_peers: queue.SimpleQueue[Lost] = queue.SimpleQueue()
         self.configure: Callable[[Hello], dict[str, Any]] = lambda hello: {"environment": {"id": "rows"}}
         self.refuse_spec: str | None = None
@@ -103,7 +103,7 @@ class Learner:
         poll = select.poll()
         poll.register(self._event, select.POLLIN)
         poll.register(self.server.fileno(), select.POLLIN)
-        # No time-out: a wake-up that a transport misses is a hang, and a failed test.
+        # Without a timeout, so that a missed wake-up hangs and fails the test.
         while not self._stop:
             for descriptor, _ in poll.poll():
                 if descriptor == self._event:
@@ -121,7 +121,7 @@ class Learner:
         return result.get(timeout=LIMIT)
 
     def halt(self) -> None:
-        """Stop serving, leave the transport to the caller."""
+        """Stop serving, but leave the transport open."""
         if self._thread.is_alive():
 
             def stop() -> None:
@@ -208,7 +208,7 @@ class Learner:
 
 
 class Actor:
-    """A client, past its handshake."""
+    """A client that has completed its handshake."""
 
     def __init__(self, address: str, name: str = "actor", security: Security | None = None) -> None:
         self.client: ClientTransport = connect(address, security)
@@ -225,7 +225,7 @@ class Actor:
         self.sequence[stream] += 1
 
     def send(self, stream: int, data: bytes) -> None:
-        """A step of any size, as of a session with codecs."""
+        """Send a step of any size, as in a session with codecs."""
         self.client.send(self.header(stream, len(data)), data)
         self.sequence[stream] += 1
 
@@ -234,7 +234,7 @@ class Actor:
         return pack_header(Kind.STEP, size, stream=stream, sequence=self.sequence[stream], session=7)
 
     def echo(self, stream: int, data: bytes) -> None:
-        """One round trip, checked."""
+        """Send a step and check the answer."""
         sequence = self.sequence[stream]
         self.step(stream, data)
         frame = expect(self.client, Kind.ACTION)
@@ -243,7 +243,7 @@ class Actor:
 
 
 def expect(client: ClientTransport, kind: Kind) -> Any:
-    """The next frame, which must be of `kind`; a learner may at any time ask whether a connection still stands."""
+    """Return the next frame, which must be of `kind`; skips heartbeats, which a learner may send at any time."""
     while (frame := client.receive(LIMIT)) is not None:
         if frame.header.kind != Kind.HEARTBEAT_ACK or kind == Kind.HEARTBEAT_ACK:
             assert frame.header.kind == kind
@@ -261,7 +261,7 @@ def wait_until_gone(client: ClientTransport) -> None:
             return
         if frame is not None and frame.header.kind == Kind.UNKNOWN:
             return
-    raise AssertionError(f"the connection still stands after {LIMIT} s")
+    raise AssertionError(f"the connection is still open after {LIMIT} s")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the tests of protected connections share: two tokens, and connections that are refused."""
+"""Shared by tests of protected connections: two tokens, and refused connections."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def client_of(address: str, security: Security | None) -> Iterator[ClientTranspo
 
 
 def refused(address: str, security: Security | None) -> str:
-    """The sentence of a connection that is refused, in time."""
+    """Connect, expect to be refused in time; returns the message."""
     begun = time.monotonic()
     with client_of(address, security) as client, pytest.raises(RefusedError) as caught:
         client.connect(CONNECT)

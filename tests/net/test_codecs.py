@@ -1,4 +1,4 @@
-"""Codecs: every array comes back to the bit; whatever else arrives raises ProtocolError and is written nowhere else."""
+"""Codecs: arrays round-trip to the bit; corrupt payloads raise ProtocolError and write nothing out of bounds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FRAMES = ArraySpec((84, 84, 1), "uint8")
 
 
 def round_trip(codec: ArrayCodec, raw: npt.NDArray[np.uint8]) -> int:
-    """Encode and decode; the block's bytes."""
+    """Encode and decode; returns the size of the block."""
     block = bytes(codec.encode(raw))
     assert len(block) <= codec.max_bytes <= codec.raw_bytes and codec.check_length(len(block))
     guarded = np.full(codec.raw_bytes + 2, 0xA5, np.uint8)
@@ -40,7 +40,7 @@ def round_trip(codec: ArrayCodec, raw: npt.NDArray[np.uint8]) -> int:
 
 @st.composite
 def arrays(draw: st.DrawFn) -> tuple[ArraySpec, npt.NDArray[Any]]:
-    """A specification, and [E, ...] that it fits, half of them of a few values only."""
+    """A specification and a matching array [E, ...]; half of them have only a few values."""
     dtype = draw(st.sampled_from(DTYPES))
     shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, max_side=9))
     values: Any = draw(st.none() | st.lists(st.integers(0, 100), min_size=1, max_size=3))
@@ -200,12 +200,12 @@ def with_block(index: int, block: bytes) -> bytes:
 
 
 def bomb(nbytes: int) -> bytes:
-    """A valid frame of zeros, a thousandth of the size of its content."""
+    """A valid zstd frame of zeros, a thousandth of the size of its content."""
     return zstandard.ZstdCompressor(level=1).compress(bytes(nbytes))
 
 
 def claiming(nbytes: int, frame: bytes) -> bytes:
-    """A frame whose header announces another size, in eight bytes, and has no window."""
+    """A zstd frame whose header claims another size, in eight bytes, without a window."""
     parameters = zstandard.get_frame_parameters(frame)
     assert parameters.dict_id == 0
     return frame[:4] + b"\xe0" + nbytes.to_bytes(8, "little") + frame[zstandard.frame_header_size(frame) :]
@@ -259,9 +259,7 @@ def test_a_corrupt_row_is_a_protocol_error_and_allocates_nothing(payload: bytes,
     st.integers(0, len(GOOD)) | st.none(),
     st.binary(max_size=40),
 )
-def test_mutations_raise_nothing_but_protocol_errors(
-    changes: list[tuple[int, int]], cut: int | None, tail: bytes
-) -> None:
+def test_mutations_raise_only_protocol_errors(changes: list[tuple[int, int]], cut: int | None, tail: bytes) -> None:
     payload = bytearray(GOOD)
     for place, value in changes:
         payload[place] = value
@@ -273,7 +271,7 @@ def test_mutations_raise_nothing_but_protocol_errors(
         pass
     assert (guarded[:64] == 0x5A).all() and (guarded[-64:] == 0x5A).all()
     map_values = LAYOUT.views(guarded[64:-64]).observation["map"]
-    assert np.isin(map_values, (0, 255, 0x5A)).all(), "bits give no third value"
+    assert np.isin(map_values, (0, 255, 0x5A)).all(), "bits decode to two values only"
 
 
 @settings(deadline=None, max_examples=300)
@@ -284,7 +282,7 @@ def test_noise_is_a_protocol_error(noise: bytes) -> None:
     refuses(with_block(1, noise))
 
 
-def test_codecs_that_do_not_fit_or_were_not_offered_are_refused() -> None:
+def test_unsuitable_codecs_and_codecs_not_offered_are_refused() -> None:
     check_codecs(SPEC, NAMES, CODECS)
     check_codecs(SPEC, dict.fromkeys(NAMES, "raw"), ["raw"])
     with pytest.raises(RefusedError, match=r"codec 'zstd' of array 'pixels' is not one of raw"):
@@ -325,7 +323,7 @@ def test_steps_of_any_size_up_to_the_limit_arrive(encoding_learner: Learner, joi
 
 @TCP
 @pytest.mark.parametrize("fault", ["over the limit", "more than said", "less than said"])
-def test_steps_of_a_wrong_size_end_that_peer_alone(
+def test_steps_of_a_wrong_size_end_only_that_peer(
     encoding_learner: Learner, join: Callable[..., Actor], fault: str
 ) -> None:
     good, bad = join(encoding_learner, "good"), join(encoding_learner, "bad")

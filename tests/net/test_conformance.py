@@ -1,4 +1,4 @@
-"""What every transport must do, whatever carries the bytes."""
+"""The behaviour that all transports share."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_two_actors_at_once(learner: Learner, join: Join) -> None:
 
 
 @pytest.mark.parametrize(("claimed", "sent"), [(1001, 1001), (999, 999), (1000, 1001), (1000, 999), (999, 1000)])
-def test_a_row_of_another_size_ends_that_actor_alone(
+def test_a_row_of_another_size_ends_only_that_actor(
     kind: str, learner: Learner, join: Join, claimed: int, sent: int
 ) -> None:
     good, bad = join(learner, "good"), join(learner, "bad")
@@ -88,7 +88,7 @@ def test_a_row_of_another_size_ends_that_actor_alone(
 
 
 @pytest.mark.parametrize("sequences", [(0, 0), (1,), (0, 2)])
-def test_a_duplicate_or_reordered_step_ends_that_actor_alone(
+def test_a_duplicate_or_reordered_step_ends_only_that_actor(
     learner: Learner, join: Join, sequences: tuple[int, ...]
 ) -> None:
     good, bad = join(learner, "good"), join(learner, "bad")
@@ -113,7 +113,7 @@ def test_a_frame_over_the_limit_before_ready_is_refused(kind: str, learner: Lear
             expect(client, Kind.CHALLENGE)
         client.send(pack_header(first, CONTROL_LIMIT + 1), bytes(CONTROL_LIMIT + 1))
         wait_until_gone(client)
-        # Over ipc ZeroMQ itself closes the connection, before the frame is one.
+        # Over ipc ZeroMQ itself closes the connection, before the frame is complete.
         assert learner.lost_peers.get(timeout=LIMIT).malformed if kind != "shm" else True
         client.close()
     good.echo(0, b"g" * 1000)
@@ -135,7 +135,7 @@ def test_a_message_over_the_listeners_limit_ends_the_connection(join: Join, kind
         learner.close()
 
 
-def test_a_frame_that_no_session_knows_is_answered_with_unknown(learner: Learner) -> None:
+def test_a_frame_of_an_unknown_session_is_answered_with_unknown(learner: Learner) -> None:
     client = learner.connect()
     client.connect(LIMIT)
     client.send(pack_header(Kind.STEP, 100, session=5), bytes(100))
@@ -175,7 +175,7 @@ def test_a_killed_learner_is_noticed_at_once(kind: str, join: Join, spawn: Spawn
 
 
 def stall(learner: Learner) -> tuple[threading.Event, threading.Thread]:
-    """Stop the learner's thread until the event is set; the thread returned ends then."""
+    """Stop the learner's thread until the event is set; returns a thread that ends then."""
     stalled, resume = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -296,7 +296,7 @@ def test_sending_to_a_lost_peer_does_nothing(learner: Learner, join: Join) -> No
 
 
 def test_no_answer_raises_unreachable(kind: str, tmp_path: os.PathLike[str]) -> None:
-    address = {"grpc": "127.0.0.1:1", "zmq": "zmq://127.0.0.1:1", "shm": f"shm://{tmp_path}/nobody"}
+    address = {"grpc": "127.0.0.1:1", "zmq": "zmq://127.0.0.1:1", "shm": f"shm://{tmp_path}/absent"}
     client = connect(address[kind.partition("+")[0]], security_of(kind))
     begun = time.monotonic()
     with pytest.raises(UnreachableError, match=r"no learner answered at .* within 0.3 s: check"):

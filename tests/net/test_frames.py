@@ -70,7 +70,7 @@ def test_any_fields_decode_or_are_a_protocol_error(rest: bytes, kind: int) -> No
             unpack_header(data)
 
 
-def test_the_error_names_another_version() -> None:
+def test_the_error_names_a_different_version() -> None:
     data = bytearray(pack_header(Kind.HELLO))
     data[4] = PROTOCOL_VERSION + 1
     with pytest.raises(ProtocolError, match=f"version {PROTOCOL_VERSION + 1}, this is version {PROTOCOL_VERSION}"):

@@ -89,7 +89,7 @@ SPECS = {
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_every_kind_of_specification_is_accepted(spec: EnvSpec) -> None:
+def test_all_kinds_of_specifications_are_accepted(spec: EnvSpec) -> None:
     codecs = dict.fromkeys(spec.arrays, "zstd")
     announcement = parse_spec({**spec.to_dict(), "codecs": codecs}, 1024)
     assert (announcement.spec, announcement.codecs, announcement.notice) == (spec, codecs, "")
@@ -315,7 +315,7 @@ def test_an_actor_with_too_many_environments_is_refused(learner: Learner) -> Non
     handshake = shake_hands(learner)
     with pytest.raises(RefusedError, match="^4 environments do not fit$"):
         handshake.configure()
-    wait_until_gone_or_silent(handshake)
+    wait_until_connection_is_refused(handshake)
 
 
 def test_an_actor_with_another_environment_is_refused(learner: Learner) -> None:
@@ -324,11 +324,11 @@ def test_an_actor_with_another_environment_is_refused(learner: Learner) -> None:
     handshake.configure()
     with pytest.raises(RefusedError, match="num_actions is 3 where 6 is expected"):
         handshake.announce(SPEC)
-    wait_until_gone_or_silent(handshake)
+    wait_until_connection_is_refused(handshake)
 
 
-def wait_until_gone_or_silent(handshake: ClientHandshake) -> None:
-    """After a refusal the learner answers UNKNOWN only."""
+def wait_until_connection_is_refused(handshake: ClientHandshake) -> None:
+    """After a refusal the learner closes the connection or answers UNKNOWN."""
     client = handshake._transport
     try:
         handshake._send(Kind.SPEC, SPEC_MESSAGE)
@@ -338,7 +338,7 @@ def wait_until_gone_or_silent(handshake: ClientHandshake) -> None:
     client.close()
 
 
-class Closed(NoAuthenticator):
+class RefuseAll(NoAuthenticator):
     """Refuses every peer."""
 
     def __init__(self, proof_required: bool) -> None:
@@ -352,15 +352,15 @@ class Closed(NoAuthenticator):
 
 
 def test_an_actor_with_a_wrong_proof_is_refused(learner: Learner) -> None:
-    learner.authenticator = Closed(proof_required=learner.security is not None)
+    learner.authenticator = RefuseAll(proof_required=learner.security is not None)
     handshake = shake_hands(learner)
     with pytest.raises(RefusedError, match="^the token is not this learner's: give the actor the learner's token$"):
         handshake.configure()
-    wait_until_gone_or_silent(handshake)
+    wait_until_connection_is_refused(handshake)
 
 
 def test_both_sides_must_require_a_proof_or_neither(learner: Learner) -> None:
-    learner.authenticator = Closed(proof_required=learner.security is None)
+    learner.authenticator = RefuseAll(proof_required=learner.security is None)
     handshake = shake_hands(learner)
     reason = "requires a token: leave out --insecure" if learner.security is None else "does not require the token"
     with pytest.raises(RefusedError, match=reason):
@@ -430,7 +430,7 @@ def test_a_handshake_out_of_order_ends_the_connection(learner: Learner, join: Ca
     good.echo(0, bytes(1000))
 
 
-# -- being sent on
+# -- redirection
 
 
 def test_redirect_replaces_configure_and_ends_the_handshake() -> None:
@@ -453,7 +453,7 @@ def test_redirect_replaces_configure_and_ends_the_handshake() -> None:
         server.take(Kind.SPEC, SPEC_MESSAGE)
     assert shake(envs=4, streams=1)[1][0] == Kind.CONFIGURE
     assert len(asked) == 2
-    # One that was placed is not asked about.
+    # An actor that was already redirected is not placed again.
     server, answer = shake(placed=True)
     assert answer[0] == Kind.CONFIGURE and server.configured[0].placed
     assert len(asked) == 2

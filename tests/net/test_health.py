@@ -1,4 +1,4 @@
-"""The learner's gRPC port answers grpc.health.v1: who may ask, and what is said when the learner stops."""
+"""The learner's gRPC port serves grpc.health.v1, to which clients, and with which status when the learner stops."""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ from tests.net.harness import LIMIT, security_of
 from tests.net.protected import MINE, client_of
 
 SSH = b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n"
-SERVERS = {  # what they say, and the seconds after which they end a connection
+SERVERS = {  # banner, and seconds after which the server ends a connection
     "ends": (SSH, 0.2),
     "stays": (SSH, LIMIT),
-    "says little": (b"+OK\r\n", LIMIT),
-    "says zeros": (bytes(64), LIMIT),
+    "short banner": (b"+OK\r\n", LIMIT),
+    "zeros": (bytes(64), LIMIT),
 }
 TCP = pytest.mark.parametrize("kind", ["grpc", "zmq"])
 SECURITY = pytest.mark.parametrize("security", [None, Security(MINE)], ids=["insecure", "token"])
@@ -32,7 +32,7 @@ PROTOCOL = {"grpc": "gRPC", "zmq": "ZeroMQ"}
 
 @contextlib.contextmanager
 def server(kind: str, banner: bytes, seconds: float) -> Iterator[str]:
-    """The address of a server that says `banner` and ends each connection after `seconds`."""
+    """The address of a server that sends `banner` and ends each connection after `seconds`."""
     stop = threading.Event()
 
     def serve(connection: socket.socket) -> None:
@@ -76,7 +76,7 @@ def test_another_protocol_is_a_refusal(kind: str, security: Security | None, ban
 @TCP
 @SECURITY
 def test_a_single_banner_is_not_a_refusal(kind: str, security: Security | None) -> None:
-    """As at a port that a learner takes over from another program."""
+    """As on a port that a learner takes over from another program."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def greet_once() -> None:

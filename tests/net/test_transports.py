@@ -1,4 +1,4 @@
-"""What differs between transports: raw garbage on the port, limits, addresses."""
+"""Behaviour specific to a transport: raw garbage on the port, limits, addresses."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ def dealer(learner: Learner, **options: int) -> tuple[zmq.Context[Any], zmq.Sock
         [HELLO_HEADER, b"\xff" * len(HELLO)],
     ],
 )
-def test_a_malformed_message_ends_that_peer_alone(learner: Learner, join: Join, parts: list[bytes]) -> None:
+def test_a_malformed_message_ends_only_that_peer(learner: Learner, join: Join, parts: list[bytes]) -> None:
     good = join(learner, "good")
     context, raw = dealer(learner)
     raw.send_multipart(parts)
     assert learner.lost_peers.get(timeout=LIMIT).malformed
     assert raw.poll(int(LIMIT * 1000)) and raw.recv_multipart() == [pack_header(Kind.UNKNOWN), b""]
-    # From then on, the server answers every frame with UNKNOWN.
+    # Afterwards the server answers every frame with UNKNOWN.
     raw.send_multipart([HELLO_HEADER, HELLO])
     assert raw.poll(int(LIMIT * 1000)) and raw.recv_multipart() == [pack_header(Kind.UNKNOWN), b""]
     good.echo(0, bytes(1000))
@@ -107,7 +107,7 @@ def test_a_malformed_message_ends_that_peer_alone(learner: Learner, join: Join, 
 
 
 @ROUTER
-def test_garbage_in_a_session_ends_that_peer_alone(kind: str, learner: Learner, join: Join) -> None:
+def test_garbage_in_a_session_ends_only_that_peer(kind: str, learner: Learner, join: Join) -> None:
     good = join(learner, "good")
     for garbage in ([b""], [os.urandom(32), b"x"], [good.header(0)], [good.header(0), bytes(1000), b"more"]):
         bad = join(learner, "bad")
@@ -160,7 +160,7 @@ def test_a_heartbeat_connection_carries_heartbeats_only(learner: Learner, join: 
     ],
     ids=["empty", "a byte", "noise", "half a header", "no payload", "too short", "too long", "not JSON"],
 )
-def test_a_malformed_grpc_message_ends_that_stream_alone(learner: Learner, join: Join, message: bytes) -> None:
+def test_a_malformed_grpc_message_ends_only_that_stream(learner: Learner, join: Join, message: bytes) -> None:
     good = join(learner, "good")
     with grpc.insecure_channel(learner.server.address) as channel:
         requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -251,7 +251,7 @@ def test_a_port_in_use_is_a_usage_error(server: Callable[[str, int], Any], setti
     with pytest.raises(UsageError, match="net.host"):
         server("no-such-host.invalid", 0)
     with pytest.raises(UsageError, match="net.host"):
-        server("192.0.2.1", 0)  # a documentation address
+        server("192.0.2.1", 0)  # reserved for documentation
 
 
 @PROTECTED_TOO

@@ -1,4 +1,4 @@
-"""What an eavesdropper sees: every byte between an actor and a learner is kept, and looked through."""
+"""What an eavesdropper can read: all bytes between an actor and a learner are recorded and searched."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.net.protected import MINE, PROTECTED
 
 
 class Wire:
-    """A TCP proxy that keeps every byte."""
+    """A TCP proxy that records every byte."""
 
     def __init__(self, address: str) -> None:
         scheme, _, where = address.rpartition("://")
@@ -62,7 +62,7 @@ class Wire:
 
 
 def readable(learner: Learner) -> dict[str, bytes]:
-    """What an eavesdropper may find in a whole session, by name; the row is one of a kind."""
+    """Record a session; returns what an eavesdropper can read, by name. The row holds random bytes."""
     row = os.urandom(16) * 62 + bytes(8)
     wire = Wire(learner.server.address)
     try:
@@ -92,7 +92,7 @@ def test_nothing_readable_crosses_the_wire(kind: str, learner: Learner) -> None:
 
 @pytest.mark.parametrize("kind", ["grpc", "zmq"])
 def test_plain_text_crosses_the_wire_without_security(kind: str, learner: Learner) -> None:
-    """The control: what is looked for above is there to be found."""
+    """The control: without security the same search finds it."""
     found = set(readable(learner))
     assert {"actor_id", "environment", "nonce", "actor", "specification", "magic", "row"} <= found
     assert not any("token" in name or "curve" in name for name in found)

@@ -1,4 +1,4 @@
-"""How well `seed` survives what happens to it: `python -m tests.reliability COMMAND --help`.
+"""Reliability tests of `seed`: `python -m tests.reliability COMMAND --help`.
 
 Ends with 1 if a promise is broken.
 """
@@ -60,9 +60,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    shared.add_argument("--folder", type=Path, help="where runs and logs go and stay; default: gone in the end")
+    shared.add_argument("--folder", type=Path, help="where runs and logs are kept; default: a temporary folder")
 
-    chaos = commands.add_parser("chaos", parents=[shared], help="training while everything is killed and cut off")
+    chaos = commands.add_parser(
+        "chaos", parents=[shared], help="training while its processes are killed, stopped and cut off"
+    )
     chaos.add_argument("--minutes", type=float, default=20.0)
     chaos.add_argument("--actors", type=int, default=3)
     chaos.add_argument("--envs", type=int, default=8, help="of each actor")
@@ -70,18 +72,22 @@ def _parser() -> argparse.ArgumentParser:
     chaos.add_argument("--learner-every", type=float, default=180.0, metavar="SECONDS", help="between its kills")
     chaos.add_argument("--transport", choices=("grpc", "zmq", "both"), default="both")
     chaos.add_argument("--timeout", type=float, default=20.0, metavar="SECONDS", help="net.timeout_seconds")
-    chaos.add_argument("--finish-steps", type=int, help="taken undisturbed in the end")
+    chaos.add_argument("--finish-steps", type=int, help="environment steps taken undisturbed at the end")
     chaos.add_argument("--records", action="store_true", help="check every record of environments that number them")
     chaos.add_argument("--seed", type=int, default=1, help="of the events")
     chaos.add_argument("--set", action="append", dest="sets", metavar="KEY=VALUE", help="for the learner")
     chaos.set_defaults(run=_chaos)
 
-    restart = commands.add_parser("restart", parents=[shared], help="a learner killed under many actors")
+    restart = commands.add_parser(
+        "restart", parents=[shared], help="a learner with many actors is killed and restarted"
+    )
     restart.add_argument("--actors", type=int, default=200)
-    restart.add_argument("--processes", action="store_true", help="a process for each actor, not a thread")
+    restart.add_argument("--processes", action="store_true", help="one process per actor instead of one thread")
     restart.set_defaults(run=_restart)
 
-    cut = commands.add_parser("cut", parents=[shared], help="a network that is cut and heals")
+    cut = commands.add_parser(
+        "cut", parents=[shared], help="the network between actors and learner is cut and restored"
+    )
     cut.add_argument("--seconds", type=float, action="append", help="length of a cut; may be given several times")
     cut.add_argument("--actors", type=int, default=6)
     cut.add_argument("--timeout", type=float, default=20.0, metavar="SECONDS", help="net.timeout_seconds")

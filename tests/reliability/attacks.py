@@ -1,9 +1,9 @@
-"""What hostile peers do to a learner's ports. `python -m tests.reliability.attacks` is them, as a process of its own.
+"""Attacks of hostile peers on a learner's ports; `python -m tests.reliability.attacks` runs them in its own process.
 
     SEED_TOKEN=… python -m tests.reliability.attacks --grpc HOST:PORT --zmq HOST:PORT --connections 50 --rate 4
 
-Each connection is a thread that does one thing over and over, at most `--rate` times a second (0: as fast as it can).
-Prints a line of JSON each second: how often each was done, and how often it was let in, which must not be.
+Each connection is a thread that repeats one attack, `--rate` times a second (0: as fast as possible). Prints a line of
+JSON twice a second: the number of attacks of each kind, and how often one was admitted, which must not happen.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from seedcli.net.security.keys import Security, new_nonce, prove, tls_identity
 from seedcli.net.security.token import Token, find_token, new_token
 from tests.reliability.subject import SPEC
 
-_SECONDS = 12.0  # that a connection is held open: longer than any unauthenticated peer may stay
+_SECONDS = 12.0  # a connection is held open: longer than any unauthenticated peer may stay
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
 
 
-class Enemy:
-    """One that knows the learner's addresses, has recorded what others said, and in parts of its attacks the token."""
+class Attacker:
+    """Knows the learner's addresses, a recorded session of an actor and, for some attacks, the token."""
 
     def __init__(self, grpc_address: str, zmq_address: str, token: Token, seed: int) -> None:
         self.grpc_address, self.zmq_address = grpc_address, zmq_address
@@ -53,32 +53,32 @@ class Enemy:
         self.tls = _tls(self.security)
         self.recorded = {address: _record(address, self.security) for address in (grpc_address, zmq_address)}
 
-    # -- what is done; each takes the address of a port --------------------------------------------------------
+    # -- attacks, each on the address of a port -----------------------------------------------------------------
 
     def connect_and_leave(self, address: str) -> None:
-        """A connection that is closed at once."""
+        """Open a connection and close it at once."""
         _tcp(address).close()
 
     def stay_silent(self, address: str) -> None:
-        """A connection that says nothing and stays."""
+        """Open a connection and send nothing."""
         with _tcp(address) as sock:
             _until_closed(sock, self.stop)
 
     def send_noise(self, address: str) -> None:
-        """Bytes without meaning, behind the right beginning or not."""
+        """Send random bytes, with or without a valid beginning."""
         with _tcp(address) as sock:
             sock.sendall(self.random.choice([b"", GREETING, _PREFACE, b"\x16\x03\x01\x02\x00"]) + os.urandom(4096))
             _drain(sock)
 
     def half_handshake(self, address: str) -> None:
-        """The first half of a recorded handshake, and then nothing."""
+        """Send the first half of a recorded session, then nothing."""
         with _tcp(address) as sock:
             recorded = self.recorded[address]
             sock.sendall(recorded[: len(recorded) // 2])
             _until_closed(sock, self.stop)
 
     def slow_bytes(self, address: str) -> None:
-        """A recorded handshake, a byte every tenth of a second."""
+        """Send a recorded handshake, a byte every tenth of a second."""
         with _tcp(address) as sock:
             for byte in self.recorded[address][:100]:
                 if self.stop.wait(0.1):
@@ -86,13 +86,13 @@ class Enemy:
                 sock.sendall(bytes([byte]))
 
     def replay(self, address: str) -> None:
-        """Everything that an actor has said, from its first byte to its goodbye, once more."""
+        """Replay all bytes of a recorded session, from the first to its goodbye."""
         with _tcp(address) as sock:
             sock.sendall(self.recorded[address])
             _drain(sock)
 
     def oversized(self, address: str) -> None:
-        """The largest message that may be claimed, sent as fast as it is taken."""
+        """Claim the largest message, and send it as fast as it is read."""
         with _tcp(address) as sock:
             if address == self.zmq_address:
                 sock.sendall(GREETING)
@@ -102,35 +102,35 @@ class Enemy:
                 sock.sendall(bytes(2**16))
 
     def http(self, address: str) -> None:
-        """A browser."""
+        """Send an HTTP request, as a browser does."""
         with _tcp(address) as sock:
             sock.sendall(b"GET /metrics HTTP/1.1\r\nHost: learner\r\n\r\n")
             _drain(sock)
 
     def wrong_token(self, address: str) -> None:
-        """An actor with another token."""
+        """Connect as an actor with another token."""
         with contextlib.closing(connect(address, self.outsider)) as transport:
-            self._let_in("wrong token", transport)
+            self._join("wrong token", transport)
 
     def wrong_proof(self, address: str) -> None:
-        """Somebody who got hold of the keys of the connection, and not of the token."""
+        """Connect with the right transport keys, but without the token."""
         with contextlib.closing(connect(address, self.security)) as transport:
             transport.token = self.outsider.token
-            self._let_in("wrong proof", transport)
+            self._join("wrong proof", transport)
 
     def replayed_proof(self, address: str) -> None:
-        """A proof that was good on another connection."""
+        """Send a proof that was valid on another connection."""
         with contextlib.closing(connect(address, self.security)) as transport:
             transport.connect(2.0)
             hello = encode_control({"actor_id": "replay", "envs": 1, "streams": 1, "version": "0"})
-            _say(transport, Kind.HELLO, hello)
+            _ask(transport, Kind.HELLO, hello)
             nonce = new_nonce()
             proof = prove(self.security.token, "actor", transcript(hello, b'{"nonce":"an earlier one"}'), nonce)
-            if _say(transport, Kind.PROOF, encode_control({"nonce": nonce, "proof": proof})) == Kind.CONFIGURE:
+            if _ask(transport, Kind.PROOF, encode_control({"nonce": nonce, "proof": proof})) == Kind.CONFIGURE:
                 self.let_in["replayed proof"] += 1
 
     def http2_flood(self, address: str) -> None:
-        """Over TLS with the right certificate: pings, settings, and streams that are opened and never closed."""
+        """Over TLS with the right certificate, send pings, settings, and open streams without closing them."""
         with _tcp(self.grpc_address) as raw, self.tls.wrap_socket(raw, server_hostname="seed-learner") as sock:
             sock.sendall(_PREFACE + _http2(4, 0, b""))
             headers = _headers(self.grpc_address)
@@ -143,14 +143,14 @@ class Enemy:
 
     # -- the loop ---------------------------------------------------------------------------------------------
 
-    def _let_in(self, what: str, transport: ClientTransport) -> None:
+    def _join(self, what: str, transport: ClientTransport) -> None:
         transport.connect(2.0)
         handshake = ClientHandshake(transport, actor_id="outsider", envs=1, streams=1, timeout=2.0)
         handshake.configure()
         self.let_in[what] += 1
 
     def attacks(self) -> list[tuple[str, Callable[[str], None], str]]:
-        """Name, what is done and the address, of all of them at both ports."""
+        """Name, function and address of every attack, at both ports."""
         both = [
             *(self.connect_and_leave, self.stay_silent, self.send_noise, self.half_handshake, self.slow_bytes),
             *(self.replay, self.oversized, self.http, self.wrong_token, self.wrong_proof, self.replayed_proof),
@@ -161,7 +161,7 @@ class Enemy:
         return [*found, ("http2_flood", self.http2_flood, self.grpc_address)]
 
     def work(self, name: str, attack: Callable[[str], None], address: str, rate: float) -> None:
-        """One thread: the attack, over and over."""
+        """Repeat an attack; runs in a thread."""
         while not self.stop.is_set():
             begun = time.monotonic()
             with contextlib.suppress(OSError, SeedError):
@@ -193,7 +193,7 @@ def _until_closed(sock: socket.socket, stop: threading.Event) -> None:
             continue
 
 
-def _say(transport: ClientTransport, kind: Kind, payload: bytes) -> int | None:
+def _ask(transport: ClientTransport, kind: Kind, payload: bytes) -> int | None:
     transport.send(pack_header(kind, len(payload)), payload)
     frame = transport.receive(2.0)
     return None if frame is None else frame.header.kind
@@ -229,14 +229,14 @@ def _headers(authority: str) -> bytes:
 
 
 def _record(address: str, security: Security) -> bytes:
-    """What an actor sends on the wire in a whole session, overheard by a relay in between."""
-    heard = bytearray()
+    """Record the bytes that an actor sends in a whole session, through a relay."""
+    recorded = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def relay() -> None:
             with server.accept()[0] as near, _tcp(address) as far:
                 threading.Thread(target=_copy, args=(far, near, bytearray()), daemon=True).start()
-                _copy(near, far, heard)
+                _copy(near, far, recorded)
 
         thread = threading.Thread(target=relay, daemon=True)
         thread.start()
@@ -248,13 +248,13 @@ def _record(address: str, security: Security) -> bytes:
             session = handshake.announce(SPEC).session
             transport.send(pack_header(Kind.GOODBYE, session=session))
         thread.join(5.0)
-    return bytes(heard)
+    return bytes(recorded)
 
 
-def _copy(source: socket.socket, target: socket.socket, heard: bytearray) -> None:
+def _copy(source: socket.socket, target: socket.socket, recorded: bytearray) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(65536):
-            heard += data
+            recorded += data
             target.sendall(data)
         target.shutdown(socket.SHUT_WR)
 
@@ -269,15 +269,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600.0)
     options = parser.parse_args()
     os.nice(19)
-    enemy = Enemy(options.grpc, options.zmq, find_token(), 1)
-    for name, attack, address in itertools.islice(itertools.cycle(enemy.attacks()), options.connections):
-        threading.Thread(target=enemy.work, args=(name, attack, address, options.rate), daemon=True).start()
+    attacker = Attacker(options.grpc, options.zmq, find_token(), 1)
+    for name, attack, address in itertools.islice(itertools.cycle(attacker.attacks()), options.connections):
+        threading.Thread(target=attacker.work, args=(name, attack, address, options.rate), daemon=True).start()
     ends = time.monotonic() + options.seconds
     while time.monotonic() < ends:
         cpu = time.process_time()
-        print(json.dumps({"done": enemy.done, "let_in": enemy.let_in, "cpu": cpu}), flush=True)
+        print(json.dumps({"done": attacker.done, "let_in": attacker.let_in, "cpu": cpu}), flush=True)
         time.sleep(0.5)
-    enemy.stop.set()
+    attacker.stop.set()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Training while its processes are killed, stopped and cut off: a supervisor that does both the harm and the repair.
+"""Training while its processes are killed, stopped and cut off, under a supervisor that restarts them.
 
-The learner and its actors are started again whenever they end, as systemd would. Every few seconds something happens to
-an actor, every few minutes to the learner; in the end the run is finished undisturbed, and what was seen is reported.
+The learner and its actors are restarted whenever they end, as by systemd. Every few seconds an actor is disturbed,
+every few minutes the learner; at the end the run is finished undisturbed and the observations are reported.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from tests.system.harness import Fleet, Process, checkpoints, wait_for
 
 _TICK_SECONDS = 0.05
 _SAMPLE_SECONDS = 1.0
-_RESTART_SECONDS = 0.5  # that the supervisor waits, as systemd's RestartSec
+_RESTART_SECONDS = 0.5  # before the supervisor restarts a process, like systemd's RestartSec
 _STOP_SECONDS = 15.0  # what a learner may take after SIGTERM, checkpoint included
 _FINISH_SECONDS = 300.0
 _ACTOR_EVENTS = ("kill", "stop", "long stop", "stall", "long stall", "reset")
-_CUTS = ("stall", "long stall", "reset")  # of those, what needs a relay
+_CUTS = ("stall", "long stall", "reset")  # those that need a relay
 _LEARNER_EVENTS = ("stop", "term", "long stop")  # between its kills
 
 
@@ -42,16 +42,16 @@ class Chaos:
     """A chaos run.
 
     Args:
-        plan: what is to happen.
-        fleet: where processes belong.
+        plan: of the run.
+        fleet: of the processes.
 
     Attributes:
         events: how often each kind happened.
-        lives: of the learner, the last one finished undisturbed.
+        lives: of the learner; the last one is undisturbed.
         statuses: exit statuses, of "learner" and "actor".
-        failures: sentences about what should not have been.
-        actor_memory: the most that any actor had, MB.
-        returns: mean returns of the last 100 episodes, with seconds since the beginning.
+        failures: one sentence each.
+        actor_memory: largest memory of an actor, MB.
+        returns: (seconds since the beginning, mean return of the last 100 episodes).
     """
 
     def __init__(self, plan: Plan, fleet: Fleet) -> None:
@@ -67,7 +67,7 @@ class Chaos:
         self.returns: list[tuple[float, float]] = []
         self.written: list[Process] = []
         self.begun = time.monotonic()
-        self.harmed = 0.0
+        self.disturbed_seconds = 0.0
         self._random = random.Random(plan.seed)
         self._network = Network()
         self._lines = Lines(self.run_folder)
@@ -78,10 +78,10 @@ class Chaos:
         self._finishing = False
         self._next_sample = 0.0
 
-    # -- the whole ----------------------------------------------------------------------------------------------
+    # -- the run ------------------------------------------------------------------------------------------------
 
     def run(self) -> dict[str, Any]:
-        """Do all of it; returns the report (`outcome.report`)."""
+        """Run; returns the report (`outcome.report`)."""
         try:
             self._start_learner(None)
             self._until(lambda: self.lives[-1].served is not None, 120.0, "the learner serves")
@@ -90,15 +90,15 @@ class Chaos:
                 self._start_actor(slot)
             self._until(lambda: self.lives[-1].stepped is not None, 120.0, "the first step of the run")
             self.begun = time.monotonic()
-            self._harm()
-            self.harmed = time.monotonic() - self.begun
+            self._disturb()
+            self.disturbed_seconds = time.monotonic() - self.begun
             self._finish()
             orphans = self._orphans()
             return outcome.report(self, orphans)
         finally:
             self._network.close()
 
-    def _harm(self) -> None:
+    def _disturb(self) -> None:
         every, learner_every = self.plan.every, self.plan.learner_every
         actor_kinds, learner_kinds = self._deck(_ACTOR_EVENTS), self._deck(_LEARNER_EVENTS)
         next_actor = time.monotonic() + every
@@ -108,22 +108,22 @@ class Chaos:
             now = time.monotonic()
             if now >= next_actor:
                 next_actor += every
-                self._harm_an_actor(actor_kinds)
-            if now >= next_kill and self._learner_is_well():
+                self._disturb_an_actor(actor_kinds)
+            if now >= next_kill and self._learner_is_training():
                 next_kill = max(now, next_kill + learner_every)
-                self._harm_the_learner("kill")
-            if now >= next_other and self._learner_is_well():
+                self._disturb_the_learner("kill")
+            if now >= next_other and self._learner_is_training():
                 next_other = max(now, next_other + learner_every)
-                self._harm_the_learner(next(learner_kinds))
+                self._disturb_the_learner(next(learner_kinds))
             self._turn()
 
     def _turn(self) -> None:
-        """What is done all the time: due actions, dead processes, looking."""
+        """Run due actions, handle processes that ended, take samples."""
         while self._due and self._due[0][0] <= time.monotonic():
             heapq.heappop(self._due)[2]()
-        self._look_at_the_learner()
+        self._check_the_learner()
         for slot in self._slots:
-            self._look_at_an_actor(slot)
+            self._check_an_actor(slot)
         if time.monotonic() >= self._next_sample:
             self._next_sample = time.monotonic() + _SAMPLE_SECONDS
             self._take_samples()
@@ -140,7 +140,7 @@ class Chaos:
         heapq.heappush(self._due, (time.monotonic() + seconds, next(self._count), action))
 
     def _deck(self, kinds: tuple[str, ...]) -> Iterator[str]:
-        """All kinds in random order, again and again: none is left out of a short run."""
+        """Repeat all kinds in random order, so that a short run has each of them."""
         while True:
             yield from self._random.sample(kinds, len(kinds))
 
@@ -157,11 +157,11 @@ class Chaos:
         self.lives.append(Life(process, down_since))
         self.written.append(process)
 
-    def _learner_is_well(self) -> bool:
+    def _learner_is_training(self) -> bool:
         life = self.lives[-1]
         return life.stepped is not None and life.sent is None and not self._learner_busy
 
-    def _look_at_the_learner(self) -> None:
+    def _check_the_learner(self) -> None:
         life = self.lives[-1]
         if life.served is None and len(life.process.addresses) == 2:
             life.served = time.monotonic()
@@ -177,7 +177,7 @@ class Chaos:
             return
         status = life.process.wait()
         self.statuses["learner"][status] += 1
-        self._learner_busy = True  # it is gone, until the next one is there
+        self._learner_busy = True  # until the next one is started
         if self._finishing and status == 0:
             return
         if status == WRONG:
@@ -185,11 +185,11 @@ class Chaos:
         elif life.sent is None or status != (143 if life.sent == signal.SIGTERM else -life.sent):
             self.failures.append(f"the learner ended with {status}: {life.process.stderr[-2000:]}")
         if not self._finishing:
-            self._after(_RESTART_SECONDS, self._start_the_next)
+            self._after(_RESTART_SECONDS, self._start_the_next_learner)
 
-    def _start_the_next(self) -> None:
+    def _start_the_next_learner(self) -> None:
         life = self.lives[-1]
-        # A learner killed before it served was down already.
+        # If it was killed before its first step, the learner was down already.
         self._start_learner(life.down_since if life.stepped is None else life.sent_at)
         self._learner_busy = False
 
@@ -198,7 +198,7 @@ class Chaos:
         life.sent, life.sent_at = number, time.monotonic()
         life.process.send(number)
 
-    def _harm_the_learner(self, kind: str) -> None:
+    def _disturb_the_learner(self, kind: str) -> None:
         self._note(f"learner {kind}")
         if kind == "kill":
             self._end_the_learner(signal.SIGKILL)
@@ -213,11 +213,11 @@ class Chaos:
             self._learner_busy = True
             process.send(signal.SIGSTOP)
 
-            def go_on() -> None:
+            def resume() -> None:
                 process.send(signal.SIGCONT)
                 self._learner_busy = False
 
-            self._after(self._duration(kind), go_on)
+            self._after(self._duration(kind), resume)
 
     def _kill_a_starting_learner(self) -> None:
         life = self.lives[-1]
@@ -248,7 +248,7 @@ class Chaos:
             folder = self.fleet.folder / f"relay-{number}"
             relay = Relay(self._network, learner, folder, transport)
         command = ["--transport", transport, "--envs", str(self.plan.envs), "--reconnect-timeout", "300", "--json"]
-        if number % 2 == 0:  # as where a scheduler names its processes: the next one takes its session's place
+        if number % 2 == 0:  # as with a scheduler that names its processes: a restarted actor replaces the session
             command += ["--actor-id", f"actor-{number}"]
         return Slot(number, relay, ["actor", "--connect", str(folder), *command])
 
@@ -257,7 +257,7 @@ class Chaos:
         slot.killed = slot.busy = False
         self.written.append(slot.process)
 
-    def _look_at_an_actor(self, slot: Slot) -> None:
+    def _check_an_actor(self, slot: Slot) -> None:
         process = slot.process
         if process is None or process.running:
             return
@@ -270,13 +270,13 @@ class Chaos:
             self.failures.append(f"actor {slot.number} ended with {status}: {process.stderr[-2000:]}")
         self._after(_RESTART_SECONDS, lambda: self._start_actor(slot))
 
-    def _harm_an_actor(self, kinds: Iterator[str]) -> None:
+    def _disturb_an_actor(self, kinds: Iterator[str]) -> None:
         kind = next(kinds)
         free = [slot for slot in self._slots if slot.process is not None and not slot.busy]
         if kind in _CUTS:
             free = [slot for slot in free if slot.relay is not None]
         if not free:
-            self.events["skipped: every actor is being harmed"] += 1
+            self.events["skipped: every actor is being disturbed"] += 1
             return
         self._note(f"actor {kind}")
         slot = self._random.choice(free)
@@ -298,13 +298,13 @@ class Chaos:
         slot.busy = True
         begin()
 
-        def go_on() -> None:
+        def resume() -> None:
             end()
             slot.busy = False
 
-        self._after(self._duration(kind), go_on)
+        self._after(self._duration(kind), resume)
 
-    # -- looking, and the end -----------------------------------------------------------------------------------
+    # -- samples and the end of the run -------------------------------------------------------------------------
 
     def _take_samples(self) -> None:
         life = self.lives[-1]
@@ -315,8 +315,12 @@ class Chaos:
                 self.actor_memory = max(self.actor_memory, seen.memory)
 
     def _finish(self) -> None:
-        """Stop the learner, go on with the run, and let it come to its end."""
-        self._until(lambda: self._learner_is_well() and not any(slot.busy for slot in self._slots), 120.0, "peace")
+        """Stop the learner, resume the run and finish it."""
+        self._until(
+            lambda: self._learner_is_training() and not any(slot.busy for slot in self._slots),
+            120.0,
+            "nothing is disturbed",
+        )
         if self.failures:
             return
         self._finishing = True
@@ -329,10 +333,10 @@ class Chaos:
         self._start_learner(life.sent_at, steps)
         self._learner_busy = False
         self._until(lambda: self._learner_busy, _FINISH_SECONDS, "the end of the run")
-        self._until(lambda: all(slot.process is None for slot in self._slots), 60.0, "actors leave when it is over")
+        self._until(lambda: all(slot.process is None for slot in self._slots), 60.0, "actors end with the run")
 
     def _orphans(self) -> list[str]:
-        """Processes that were started by processes which are gone."""
+        """Processes whose parents have ended."""
         own = {process.pid for process in self.written if process.running}
         with contextlib.suppress(AssertionError):
             wait_for(lambda: not {p.pid for p in self.fleet.marked()} - self._families(own), "no orphan", limit=10)
@@ -353,6 +357,6 @@ class Chaos:
 
 
 def run_chaos(plan: Plan, fleet: Fleet) -> dict[str, Any]:
-    """A chaos run in the folder of a fleet, with a token of its own; returns the report."""
+    """Run chaos in the folder of a fleet, with its own token; returns the report."""
     fleet.environ |= {"XDG_CONFIG_HOME": str(fleet.folder / "config"), LEDGER: str(fleet.folder / "ledger")}
     return Chaos(plan, fleet).run()

@@ -1,4 +1,4 @@
-"""Many authenticated connections held at once: what each costs the learner, and what the others notice."""
+"""Many authenticated connections at once: the cost of each to the learner, and the effect on other actors."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from seedcli.net.handshake import ClientHandshake
 from tests.reliability.subject import LAYOUT, SPEC, Subject
 from tests.system.harness import Fleet, Process, fleet_in, wait_for
 
-MEMORY_MB = 0.25  # of the learner for a connection: the bound
+MEMORY_MB = 0.25  # bound on the learner's memory per connection
 _IN_ONE_PROCESS = 250
 _PROBES = 200
 _JOIN_LIMIT = 120.0
-_OVERHEAD_MB = 64.0  # buffers of the inference for more environments, whatever they come over
+_OVERHEAD_MB = 64.0  # inference buffers for more environments, over either transport
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -31,12 +31,12 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--transport", choices=("zmq", "grpc", "both"), action="append", help="default: both, then each"
     )
-    parser.add_argument("--seconds", type=float, default=20.0, help="that they are held, once all are in")
+    parser.add_argument("--seconds", type=float, default=20.0, help="to hold them once all are admitted")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Hold the connections; what was measured, by transport."""
+    """Hold the connections; returns the measurements by transport."""
     result: dict[str, Any] = {}
     failures: list[str] = []
     for kind in options.transport or ("both", "zmq", "grpc"):
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def _hold(fleet: Fleet, transports: Sequence[str], count: int, seconds: float) -> dict[str, Any]:
     subject = Subject(fleet)
-    # First of all: the actors that measure steps leave sockets behind that close a little later.
+    # Before the probes of step times, whose sockets close with a delay.
     before = subject.read()
     alone = _step_milliseconds(subject)
     begun = time.monotonic()
@@ -59,22 +59,22 @@ def _hold(fleet: Fleet, transports: Sequence[str], count: int, seconds: float) -
         for transport in transports
         for number, size in enumerate(_parts(count // len(transports)))
     ]
-    wait_for(lambda: sum(_said(crowd)["in"] for crowd in crowds) == count, f"{count} are in", _JOIN_LIMIT)
+    wait_for(lambda: sum(_last_line(crowd)["in"] for crowd in crowds) == count, f"{count} are in", _JOIN_LIMIT)
     all_in = time.monotonic() - begun
     reading = subject.read()
     time.sleep(seconds)
     held = subject.read()
     meanwhile = _step_milliseconds(subject)
-    said = [_said(crowd) for crowd in crowds]
+    said = [_last_line(crowd) for crowd in crowds]
     failures = subject.failures(joined=count) + [failure for crowd in said for failure in crowd["failures"]]
     if sum(crowd["in"] for crowd in said) != count:
         failures.append(f"{sum(crowd['in'] for crowd in said)} of {count} are still in")
     each = (held.memory - before.memory) / count
     bound = MEMORY_MB + _OVERHEAD_MB / count
     if each > bound:
-        failures.append(f"a connection takes {each:.2f} MB where {bound:.2f} are the bound")
+        failures.append(f"a connection takes {each:.2f} MB, more than the bound of {bound:.2f} MB")
     if held.threads > before.threads + 8:
-        failures.append(f"{held.threads - before.threads} threads more run for {count} connections")
+        failures.append(f"{count} connections take {held.threads - before.threads} more threads")
     return {
         "connections": count,
         "seconds_until_all_are_in": all_in,
@@ -101,7 +101,7 @@ def _start(fleet: Fleet, address: str, count: int, name: str) -> Process:
     )
 
 
-def _said(crowd: Process) -> dict[str, Any]:
+def _last_line(crowd: Process) -> dict[str, Any]:
     assert crowd.running, crowd.stderr
     lines = [line for line in crowd.stdout.splitlines(keepends=True) if line.endswith("\n")]
     said: dict[str, Any] = json.loads(lines[-1]) if lines else {"in": 0, "steps": 0, "failures": []}
@@ -110,7 +110,7 @@ def _said(crowd: Process) -> dict[str, Any]:
 
 
 def _step_milliseconds(subject: Subject) -> dict[str, float]:
-    """What an actor waits for the answer to a step, over each transport."""
+    """Milliseconds that an actor waits for the answer to a step, median and 99th percentile by transport."""
     found = {}
     for name, address in subject.addresses.items():
         with contextlib.closing(connect(address, subject.security)) as transport:

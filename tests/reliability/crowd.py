@@ -1,10 +1,10 @@
-"""Many actors in one process, each with its own loop of connecting and reconnecting, its transport and environments.
+"""Many actors in one process, each with its own connections, transport and environments.
 
     python -m tests.reliability.crowd --connect PLACE [--connect PLACE …] --actors 200
 
-The places are taken in turn; a folder stands for two, gRPC and ZeroMQ. Prints a line of JSON whenever something has
-changed: {"time": …, "sessions": […], "steps": […]}, by actor the sessions so far (0: none yet) with a minus while there
-is none, and the environment steps of the present or last one.
+Actors take the places in turn; a folder stands for two, gRPC and ZeroMQ. Prints a line of JSON at each change:
+{"time": …, "sessions": […], "steps": […]}, for each actor the number of sessions so far (0: none yet), negative while
+it has none, and the environment steps of its current or last session.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOOK_SECONDS = 0.05
 
 
 class _Member(_Actor):
-    """An actor that says how it does."""
+    """An actor that reports its sessions and steps."""
 
     def __init__(self, discovery: Discovery, number: int, envs: int) -> None:
         super().__init__(
@@ -46,7 +46,7 @@ class _Member(_Actor):
         self._counted: ActorSession | None = None
 
     def look(self) -> tuple[int, int]:
-        """Its sessions so far, negative while it has none that has stepped, and the steps of the newest."""
+        """Number of sessions so far, negative while it has none that has stepped, and the steps of the newest."""
         session = self._session
         if session is None or session.ready is None or not session.steps:
             return -self._sessions, self._steps_seen
@@ -58,7 +58,7 @@ class _Member(_Actor):
 
 
 def _run(member: _Member) -> None:
-    # Its session is over for good, and the line that is printed next says so.
+    # The actor has ended for good; the next line shows it.
     with contextlib.suppress(SeedError):
         member.run()
 
@@ -93,7 +93,7 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Moment:
-    """A line of a crowd: see the module."""
+    """A line printed by a crowd; see the module."""
 
     time: float
     sessions: Sequence[int]
@@ -101,12 +101,12 @@ class Moment:
 
     @property
     def stepping(self) -> int:
-        """Actors that have a session and have stepped in it."""
+        """Number of actors that have stepped in their current session."""
         return sum(number > 0 for number in self.sessions)
 
 
 def moments(output: str) -> list[Moment]:
-    """What a crowd has printed so far."""
+    """Parse the output of a crowd so far."""
     lines: list[dict[str, Any]] = [json.loads(line) for line in output.splitlines(keepends=True) if line[-1] == "\n"]
     return [Moment(**line) for line in lines]
 

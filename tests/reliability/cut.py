@@ -1,4 +1,4 @@
-"""A network between learner and actors that is cut and heals: how soon is it noticed, how soon do actors step again?"""
+"""The network between learner and actors is cut and restored: time until both sides notice, and until actors step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.reliability.crowd import Moment, moments
 from tests.reliability.hosts import LEARNER_ADDRESS, Hosts
 from tests.system.harness import TINY, Fleet, Process, counting, sets, wait_for
 
-_PROMISE = 10.0  # seconds from healing to each actor's first step
+_PROMISE = 10.0  # seconds from the repair to each actor's first step
 _NOTICE = 30.0  # seconds from the cut until a half-open connection is found
 _LIMIT = 120.0
 _TRANSPORTS = ("grpc", "zmq")
@@ -28,14 +28,14 @@ def run_cut(
 
     Args:
         cuts: seconds.
-        fleet: where processes belong.
+        fleet: of the processes.
         actors: half of them over each transport.
         timeout: net.timeout_seconds; sessions outlive shorter cuts.
         how: see `Hosts.cut`.
 
     Returns:
-        Of each cut: the sessions that ended, when that was noticed on both sides, seconds from healing to the first
-        step by transport; and `failures`.
+        For each cut: the sessions that ended, when both sides noticed it, seconds from the repair to the first step by
+        transport; and `failures`.
     """
     fleet.environ["XDG_CONFIG_HOME"] = str(fleet.folder / "config")
     values = [*TINY, *counting(pause=0.02), f"net.timeout_seconds={timeout:g}", f"actors.envs={actors}"]
@@ -53,7 +53,7 @@ def run_cut(
             wait_for(lambda: _newest(crowd).stepping == actors, "all actors step", _LIMIT)
             found = [_cut(seconds, hosts, crowd, fleet, how) for seconds in cuts]
         finally:
-            fleet.close()  # before the namespaces they live in are gone
+            fleet.close()  # before their namespaces are removed
     failures = [sentence for one in found for sentence in one.pop("failures")]
     return {"actors": actors, "timeout_seconds": timeout, "how": how, "cuts": found, "failures": failures}
 
@@ -88,7 +88,7 @@ def _cut(seconds: float, hosts: Hosts, crowd: Process, fleet: Fleet, how: str) -
     }
     failures = []
     if max(resumed) > _PROMISE:
-        failures.append(f"after a cut of {seconds:g} s an actor stepped {max(resumed):.1f} s after healing")
+        failures.append(f"after a cut of {seconds:g} s an actor stepped {max(resumed):.1f} s after the repair")
     for side, spread in noticed.items():
         if spread and spread["most"] > _NOTICE:
             failures.append(f"after a cut of {seconds:g} s the {side} noticed it after {spread['most']:.1f} s")
@@ -103,7 +103,7 @@ def _cut(seconds: float, hosts: Hosts, crowd: Process, fleet: Fleet, how: str) -
 
 
 def _first_step(number: int, cut_off: Moment, after: Sequence[Moment]) -> float | None:
-    """When an actor first had more steps than while it was cut off, or a new session."""
+    """Time at which an actor first had a new step or session after the cut."""
     was = (abs(cut_off.sessions[number]), cut_off.steps[number])
     for moment in after:
         if moment.sessions[number] > 0 and (moment.sessions[number], moment.steps[number]) != was:
@@ -112,7 +112,7 @@ def _first_step(number: int, cut_off: Moment, after: Sequence[Moment]) -> float 
 
 
 def _ends_seen_by_actors(seen: Sequence[Moment], before: Moment, begun: float) -> list[float]:
-    """Seconds from the cut until each actor that ended its session did so."""
+    """Seconds from the cut until each of the actors that ended their session did so."""
     after = [moment for moment in seen if moment.time >= begun]
     found = []
     for number, session in enumerate(before.sessions):
@@ -123,7 +123,7 @@ def _ends_seen_by_actors(seen: Sequence[Moment], before: Moment, begun: float) -
 
 
 def _ends_seen_by_learner(log: Path, begun: float) -> list[float]:
-    """Seconds from the cut until each session that the learner took for lost was so."""
+    """Seconds from the cut until the learner declared each lost session lost."""
     found = []
     for moment, thousandths in _lost.findall(log.read_text()):
         when = calendar.timegm(time.strptime(moment, "%Y-%m-%dT%H:%M:%S")) + int(thousandths) / 1000

@@ -9,7 +9,7 @@ from typing import Any
 from tests.reliability.fuzz_network import WORKERS, fuzz_network
 
 TRANSPORTS = ("inprocess", "zmq", "grpc", "shm")
-_COVERED = 20_000  # mutations of the part that is measured line by line, which is slower
+_COVERED = 20_000  # mutations with coverage measurement, which is slower
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -18,18 +18,18 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--mutations", type=int, default=1_000_000, help="over each transport")
     parser.add_argument("--transport", choices=TRANSPORTS, action="append", help="default: each of them")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--pause", type=float, default=0.002, help="seconds a step of the actor takes at least")
+    parser.add_argument("--pause", type=float, default=0.002, help="minimum seconds of a step of the actor")
     parser.add_argument("--workers", type=int, default=WORKERS, help="connections at once")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Send the mutations; what came of them, by transport."""
+    """Send the mutations; returns the outcomes by transport."""
     result: dict[str, Any] = {}
     failures = []
     for transport in options.transport or TRANSPORTS:
         if transport == "inprocess":
-            # Not at the top: it brings TensorFlow along.
+            # Imported here, because it imports TensorFlow.
             from tests.reliability.fuzz_coverage import fuzz_with_coverage
             from tests.reliability.fuzz_parsers import fuzz_parsers
 

@@ -1,4 +1,4 @@
-"""Which lines and branches of the parsers mutations reach."""
+"""Coverage of the parsers' lines and branches by mutations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import coverage
 
 from tests.reliability.fuzz_parsers import fuzz_parsers
 
-# Where a peer's bytes are taken apart: every line and branch in here is to be reached.
+# Functions that parse a peer's bytes: mutations must reach all of their lines and branches.
 PARSERS: dict[str, tuple[str, ...]] = {
     "seedcli.net.frames": ("unpack_header", "decode_control"),
     "seedcli.net.messages": (
@@ -24,17 +24,17 @@ PARSERS: dict[str, tuple[str, ...]] = {
     "seedcli.serving.service": (*("destination", "take_row", "frame", "lost", "_heartbeat", "_admit", "fault"),),
     "seedcli.serving.handshakes": ("Reception.take", "Reception._begin", "Reception._configure"),
 }
-# What no input reaches, and why.
+# Lines that no input reaches, and why.
 EXEMPT = {
-    # A learner that cannot build its agent ends: because of its configuration or machine, not of what a peer says.
+    # A learner that cannot build its agent ends, because of its configuration or machine, not of a peer's message.
     "raise  # the learner must stop, and the actor need not look for it",
-    # zstd checks the same and says so first: this stands for libraries that might not.
+    # zstd raises first for the same reason; the check is for libraries that might not.
     'raise ProtocolError(f"a block contains {len(content)} bytes, expected {self.max_bytes}")',
 }
 
 
 def fuzz_with_coverage(mutations: int, seed: int) -> tuple[dict[str, Any], list[str]]:
-    """The same, and the lines and branches of `PARSERS` that were not reached, each as a sentence."""
+    """Run `fuzz_parsers`; returns its result and a sentence for each line or branch of `PARSERS` not reached."""
     files = {str(Path(inspect.getfile(importlib.import_module(name)))): names for name, names in PARSERS.items()}
     measure = coverage.Coverage(data_file=None, branch=True, include=list(files), config_file=False)
     with measure.collect():
@@ -51,13 +51,13 @@ def fuzz_with_coverage(mutations: int, seed: int) -> tuple[dict[str, Any], list[
             missing += [f"{Path(file).name}:{line} ({name}) was not reached" for line in lines]
             for source, targets in analysis.missing_branch_arcs().items():
                 if first <= source <= end and source not in missed:
-                    others = [target for target in targets if target not in missed]  # those are named above
+                    others = [target for target in targets if target not in missed]  # missed lines are named above
                     missing += [f"{Path(file).name}: from {source} to {to} ({name}) was not taken" for to in others]
     return result, missing
 
 
 def _spans(file: Path, names: tuple[str, ...]) -> dict[str, tuple[int, int]]:
-    """First and last line of each function, by its qualified name; methods may go by their own name alone."""
+    """First and last line of each function, by its qualified or plain name."""
     found: dict[str, tuple[int, int]] = {}
 
     def visit(node: ast.AST, prefix: str) -> None:

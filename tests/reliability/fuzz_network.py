@@ -26,10 +26,10 @@ from tests.reliability.mutations import Mutator, Sent
 from tests.reliability.subject import LAYOUT, SPEC, Reading, Subject
 from tests.system.harness import fleet_in
 
-_ANSWER_SECONDS = 20.0  # without any answer: something hangs
-_IN_A_SESSION = 50  # mutations, where none ends it
-_RATE_SECONDS = 4.0  # for the rate of training without mutations, before and after
-WORKERS = 16  # most of the time of each goes into handshakes that it waits for
+_ANSWER_SECONDS = 20.0  # without an answer count as a hang
+_IN_A_SESSION = 50  # mutations in a session, unless one ends it
+_RATE_SECONDS = 4.0  # to measure the training rate without mutations, before and after
+WORKERS = 16  # each spends most of its time waiting in handshakes
 _MEMORY_MB = 96.0
 
 
@@ -38,7 +38,7 @@ class Hang(Exception):
 
 
 class _ReusedChannel(GrpcClient):
-    """An actor's gRPC connection on which stream after stream is opened: a connection each would take 0.2 s."""
+    """An actor's gRPC connection that opens streams one after the other: a new connection would take 0.2 s."""
 
     def connect(self, timeout: float) -> None:
         if self._reader is not None:
@@ -54,7 +54,7 @@ class _ReusedChannel(GrpcClient):
 
 
 class _Worker:
-    """Sends mutations over one connection after the other, in a thread of its own."""
+    """Sends mutations over one connection after the other; runs in a thread."""
 
     def __init__(self, number: int, seed: int, address: str, security: Security | None, budget: _Budget) -> None:
         self.mutator = Mutator(seed * 1000 + number)
@@ -69,8 +69,8 @@ class _Worker:
         self._joined = 0
 
     def run(self) -> None:
-        """Until the budget is spent."""
-        # Of this thread alone: on one machine, what attacks must not take the CPU from what is attacked.
+        """Send mutations until the budget is spent."""
+        # The priority of this thread: on one machine it must not take the CPU from the learner.
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         stages = (self._unauthenticated, self._proof, self._specification, self._session, self._session)
         reused = _ReusedChannel(self._address, security=self._security) if "://" not in self._address else None
@@ -78,7 +78,7 @@ class _Worker:
             while self._budget.left > 0:
                 transport = reused or connect(self._address, self._security)
                 with contextlib.nullcontext() if reused else contextlib.closing(transport):
-                    with contextlib.suppress(ConnectionLost, ProtocolError):  # what was sent last has ended it
+                    with contextlib.suppress(ConnectionLost, ProtocolError):  # the last mutation ended the connection
                         transport.connect(_ANSWER_SECONDS)
                         self.connections += 1
                         self.random.choice(stages)(transport)
@@ -92,9 +92,9 @@ class _Worker:
         self.outcomes[f"{stage}: {Kind(kind).name.lower() if kind else 'connection ended'}"] += 1
 
     def _try(self, transport: ClientTransport, stage: str, sent: Sent, session: int = 0) -> int | None:
-        """Send a mutation; the kind of what was answered, None where the connection has ended.
+        """Send a mutation; returns the kind of the answer, None if the connection has ended.
 
-        A heartbeat goes behind it: it is answered in any case, also where the mutation is not.
+        A heartbeat follows it, which is always answered, even if the mutation is not.
         """
         kind: int | None = None
         try:
@@ -104,13 +104,13 @@ class _Worker:
                 frame = self._receive(transport)
                 if frame.header.kind in (Kind.UNKNOWN, Kind.HEARTBEAT_ACK):
                     kind = kind or frame.header.kind
-                    # The mutation's own answer, and not yet the heartbeat's.
+                    # The answer to the mutation; that to the heartbeat is still to come.
                     if frame.header.kind == Kind.HEARTBEAT_ACK or stage != "session":
                         break
                     self._count(stage, kind)
                     return None
                 kind = frame.header.kind
-        except (ConnectionLost, ProtocolError):  # the latter for another version
+        except (ConnectionLost, ProtocolError):  # ProtocolError: of another version
             kind = None
         self._count(stage, kind)
         return kind
@@ -126,7 +126,7 @@ class _Worker:
         name = f"fuzz-{self._number}"
         return encode_control({"actor_id": name, "envs": 1, "streams": 1, "version": "0"})
 
-    def _say(self, transport: ClientTransport, kind: Kind, payload: bytes) -> Frame:
+    def _ask(self, transport: ClientTransport, kind: Kind, payload: bytes) -> Frame:
         transport.send(pack_header(kind, len(payload)), payload)
         return self._receive(transport)
 
@@ -148,15 +148,15 @@ class _Worker:
 
     def _proof(self, transport: ClientTransport) -> None:
         hello = self._hello()
-        challenge = self._say(transport, Kind.HELLO, hello).payload
+        challenge = self._ask(transport, Kind.HELLO, hello).payload
         self._try(
             transport, "proof", self.mutator.frame(Kind.PROOF, self._proof_for(hello, challenge, transport.token))
         )
 
     def _specification(self, transport: ClientTransport) -> None:
         hello = self._hello()
-        challenge = self._say(transport, Kind.HELLO, hello).payload
-        self._say(transport, Kind.PROOF, self._proof_for(hello, challenge, transport.token))
+        challenge = self._ask(transport, Kind.HELLO, hello).payload
+        self._ask(transport, Kind.PROOF, self._proof_for(hello, challenge, transport.token))
         body = encode_control({**SPEC.to_dict(), "codecs": {"observation": "raw"}})
         self._try(transport, "specification", self.mutator.frame(Kind.SPEC, body))
 
@@ -200,7 +200,7 @@ class _Worker:
 
 
 class _Budget:
-    """Mutations that are left to be sent, by all together."""
+    """Number of mutations left to send, shared by all workers."""
 
     def __init__(self, mutations: int) -> None:
         self.left = mutations
@@ -220,7 +220,7 @@ def _training_rate(subject: Subject, seconds: float) -> float:
 def fuzz_network(
     mutations: int, seed: int, transport: str, folder: Any, pause: float = 0.002, count: int = WORKERS
 ) -> dict[str, Any]:
-    """Send so many mutations to a learner in training; gives what came of them."""
+    """Send mutations to a learner in training; returns the outcomes."""
     with fleet_in(folder) as fleet:
         subject = Subject(fleet, pause=pause, transport=transport)
         quiet = [_training_rate(subject, _RATE_SECONDS)]
@@ -261,7 +261,7 @@ def fuzz_network(
 def _watch(
     subject: Subject, threads: list[threading.Thread], budget: _Budget, mutations: int
 ) -> tuple[list[Reading], float]:
-    """Until the threads have ended: a reading after each tenth of the mutations, the longest standstill of training."""
+    """Wait for the threads; returns a reading after each tenth of the mutations, and the longest stall in seconds."""
     tenths: list[Reading] = []
     stalled = 0.0
     steps, since = subject.read().steps, time.monotonic()
@@ -283,9 +283,11 @@ def _verdict(begun: Reading, warm: Reading, after: Reading, stalled: float, budg
     if budget.left > 0:
         failures.append(f"{budget.left} mutations were not sent")
     if stalled > 5.0:
-        failures.append(f"training stood still for {stalled:.1f} s")
+        failures.append(f"training stalled for {stalled:.1f} s")
     if after.memory - warm.memory > _MEMORY_MB:
-        failures.append(f"memory grew by {after.memory - warm.memory:.0f} MB where {_MEMORY_MB:.0f} are the bound")
+        failures.append(
+            f"memory grew by {after.memory - warm.memory:.0f} MB, more than the bound of {_MEMORY_MB:.0f} MB"
+        )
     if after.descriptors > begun.descriptors + 16:
-        failures.append(f"{after.descriptors} descriptors are open where {begun.descriptors} were before")
+        failures.append(f"{after.descriptors} descriptors are open; before there were {begun.descriptors}")
     return failures

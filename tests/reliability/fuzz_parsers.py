@@ -45,7 +45,7 @@ _WARM_UP = 5_000  # mutations before memory is measured
 
 
 class Fleet:
-    """A service without sockets, an actor that must always be answered, and clients that send what they like."""
+    """A service without sockets, one actor that must always be answered, and intruders."""
 
     def __init__(self, seed: int, *, token: Token | None) -> None:
         self.mutator = Mutator(seed)
@@ -77,13 +77,13 @@ class Fleet:
         return self._engine
 
     def turn(self) -> None:
-        """Let the service take everything that was sent."""
+        """Let the service handle all messages."""
         while self.service.turn(block=False):
             while self._engine is not None and self._unrolls:
                 self._arena.release(self._unrolls.pop())
 
     def hello(self, **changes: Any) -> bytes:
-        """A valid HELLO under a new name."""
+        """A valid HELLO with a new name."""
         self._names += 1
         name = f"intruder-{self._names % 50}"
         return encode_control({"actor_id": name, "envs": 2, "streams": 1, "version": "0"} | changes)
@@ -96,11 +96,11 @@ class Fleet:
         return encode_control({"nonce": nonce, "proof": prove(self.token, "actor", said, nonce)})
 
     def count(self, sent: Sent, outcome: str) -> None:
-        """Note what came of a mutation; now and then, look whether somebody else still is answered."""
+        """Count the outcome of a mutation; from time to time check that another actor is still answered."""
         self.outcomes[outcome] += 1
         self.changes[sent.what] += 1
         if self.outcomes.total() % _CANARY_EVERY == 0:
-            self._canary.step_well()
+            self._canary.step()
 
     def close(self) -> None:
         """Free the listener."""
@@ -108,7 +108,7 @@ class Fleet:
 
 
 class Intruder:
-    """A client; with a codec it is let in like an actor."""
+    """A client; with a codec it joins like an actor."""
 
     def __init__(self, fleet: Fleet, name: str = "", codec: str = "") -> None:
         self.fleet = fleet
@@ -120,30 +120,30 @@ class Intruder:
             self._join(name, codec)
 
     def exchange(self, sent: Sent) -> list[Any]:
-        """Send a frame; gives what is answered."""
+        """Send a frame; returns the answers."""
         self.client.inbox.clear()
         self.client.send(sent.header, sent.payload)
         self.fleet.turn()
         return list(self.client.inbox)
 
-    def say(self, kind: Kind, payload: bytes) -> list[Any]:
-        """Send a valid frame; gives what is answered."""
+    def ask(self, kind: Kind, payload: bytes) -> list[Any]:
+        """Send a valid frame; returns the answers."""
         return self.exchange(Sent(pack_header(kind, len(payload), session=self.session), payload, ""))
 
     def _join(self, name: str, codec: str) -> None:
         fleet = self.fleet
         hello = fleet.hello(**({"actor_id": name} if name else {}), streams=2)
-        (challenge,) = self.say(Kind.HELLO, hello)
-        (configure,) = self.say(Kind.PROOF, fleet.proof(hello, challenge.payload))
+        (challenge,) = self.ask(Kind.HELLO, hello)
+        (configure,) = self.ask(Kind.PROOF, fleet.proof(hello, challenge.payload))
         assert configure.header.kind == Kind.CONFIGURE
-        (ready,) = self.say(Kind.SPEC, specification(codec))
+        (ready,) = self.ask(Kind.SPEC, specification(codec))
         assert ready.header.kind == Kind.READY, bytes(ready.payload)
         self.session = decode_control(ready.payload)["session"]
         self.layout = RowLayout(SPEC, 1)
         self.encoder = None if codec == "raw" else RowEncoder(self.layout, {"observation": codec})
 
     def row(self, value: float) -> bytes:
-        """A valid row as this session sends it."""
+        """A valid row, encoded as in this session."""
         row = np.zeros(self.layout.nbytes, np.uint8)
         self.layout.views(row).observation[:] = value
         if self.encoder is None:
@@ -151,8 +151,8 @@ class Intruder:
         out = bytearray(self.encoder.max_payload)
         return bytes(out[: self.encoder.encode(row, memoryview(out))])
 
-    def step_well(self) -> None:
-        """A step that must be answered with its actions."""
+    def step(self) -> None:
+        """Send a valid step and check the answer."""
         sequence = self.sequence[0]
         header = pack_header(Kind.STEP, self.layout.nbytes, session=self.session, sequence=sequence)
         (answer,) = self.exchange(Sent(header, self.row(sequence % 7), ""))
@@ -161,13 +161,13 @@ class Intruder:
         self.sequence[0] += 1
 
     def close(self) -> None:
-        """End the connection, as a socket would."""
+        """End the connection."""
         self.client.close()
         self.fleet.service.lost(self.peer, "closed")
 
-    def lives(self) -> bool:
-        """Whether the session still stands."""
-        return any(answer.header.kind == Kind.HEARTBEAT_ACK for answer in self.say(Kind.HEARTBEAT, b""))
+    def is_open(self) -> bool:
+        """Whether the session is still open."""
+        return any(answer.header.kind == Kind.HEARTBEAT_ACK for answer in self.ask(Kind.HEARTBEAT, b""))
 
 
 def specification(codec: str) -> bytes:
@@ -176,12 +176,12 @@ def specification(codec: str) -> bytes:
 
 
 def _unauthenticated(fleet: Fleet) -> int:
-    """A mutation before anything was said."""
+    """Send a mutation as the first message."""
     kind = fleet.random.choice([Kind.HELLO] * 6 + [Kind.PROOF, Kind.SPEC, Kind.STEP, Kind.HEARTBEAT, Kind.GOODBYE])
     failure = {"failure": "the simulator crashed"} if fleet.random.random() < 0.2 else {}
     body = {Kind.HELLO: fleet.hello(**failure), Kind.SPEC: specification("raw")}.get(kind, b"{}")
     if fleet.random.random() < 0.02:
-        body = fleet.hello(envs=1000)  # more than there is room for
+        body = fleet.hello(envs=1000)  # more than fit
     sent = fleet.mutator.frame(kind, body, lengths=False)
     intruder = Intruder(fleet)
     fleet.count(sent, _outcome("unauthenticated", intruder.exchange(sent)))
@@ -192,7 +192,7 @@ def _unauthenticated(fleet: Fleet) -> int:
 def _before_the_proof(fleet: Fleet) -> int:
     intruder = Intruder(fleet)
     hello = fleet.hello(envs=fleet.random.choice([2, 2, 2, 60_000]))
-    (challenge,) = intruder.say(Kind.HELLO, hello)
+    (challenge,) = intruder.ask(Kind.HELLO, hello)
     sent = fleet.mutator.frame(Kind.PROOF, fleet.proof(hello, challenge.payload), lengths=False)
     fleet.count(sent, _outcome("proof", intruder.exchange(sent)))
     intruder.close()
@@ -202,8 +202,8 @@ def _before_the_proof(fleet: Fleet) -> int:
 def _before_ready(fleet: Fleet) -> int:
     intruder = Intruder(fleet)
     hello = fleet.hello(**({"envs": 7} if fleet.random.random() < 0.1 else {}))
-    (challenge,) = intruder.say(Kind.HELLO, hello)
-    intruder.say(Kind.PROOF, fleet.proof(hello, challenge.payload))
+    (challenge,) = intruder.ask(Kind.HELLO, hello)
+    intruder.ask(Kind.PROOF, fleet.proof(hello, challenge.payload))
     sent = fleet.mutator.frame(Kind.SPEC, specification("zstd"), lengths=False)
     fleet.count(sent, _outcome("specification", intruder.exchange(sent)))
     intruder.close()
@@ -211,7 +211,7 @@ def _before_ready(fleet: Fleet) -> int:
 
 
 def _inside(fleet: Fleet) -> int:
-    """Mutations of steps, repeated and reordered ones, heartbeats and goodbyes, until the session is ended."""
+    """Send mutated, repeated and reordered steps, heartbeats and goodbyes until the session ends."""
     codec = fleet.random.choice(["raw", "zstd"])
     intruder = Intruder(fleet, "", codec)
     count = 0
@@ -224,7 +224,7 @@ def _inside(fleet: Fleet) -> int:
         )
         fields = {"session": intruder.session, "stream": stream, "sequence": sequence}
         if kind == Kind.STEP and fleet.random.random() < 0.2:
-            # A row that is right, or twice the same: what comes later stands behind it.
+            # A valid row, sometimes sent twice.
             sent = Sent(pack_header(kind, len(body), **fields), body, "valid or repeated")
             if fleet.random.random() < 0.3:
                 intruder.client.send(sent.header, sent.payload)
@@ -242,14 +242,14 @@ def _inside(fleet: Fleet) -> int:
             for answer in answers:
                 if answer.header.kind == Kind.ACTION:
                     intruder.sequence[answer.header.stream] = answer.header.sequence + 1
-        if not intruder.lives():
+        if not intruder.is_open():
             break
     intruder.close()
     return count
 
 
 def _admissions(fleet: Fleet) -> None:
-    """What is right by itself and does not fit: nothing is mutated here."""
+    """Valid messages that must be refused for lack of room; nothing is mutated."""
     for _ in range(2):
         again = Intruder(fleet, "twice", "raw")
     again.close()
@@ -257,10 +257,10 @@ def _admissions(fleet: Fleet) -> None:
     for name, streams in (("one", 1), ("other", 4)):
         intruder = Intruder(fleet)
         hello = fleet.hello(actor_id=name, envs=10, streams=streams, failure="it crashed")
-        (challenge,) = intruder.say(Kind.HELLO, hello)
-        intruder.say(Kind.PROOF, fleet.proof(hello, challenge.payload))
+        (challenge,) = intruder.ask(Kind.HELLO, hello)
+        intruder.ask(Kind.PROOF, fleet.proof(hello, challenge.payload))
         half.append(intruder)
-    kinds = [intruder.say(Kind.SPEC, specification("raw"))[0].header.kind for intruder in half]
+    kinds = [intruder.ask(Kind.SPEC, specification("raw"))[0].header.kind for intruder in half]
     assert kinds == [Kind.READY, Kind.REFUSED], kinds
     for intruder in half:
         intruder.close()
@@ -268,19 +268,19 @@ def _admissions(fleet: Fleet) -> None:
         fleet.service.admission_control.descriptors = descriptors
         intruder = Intruder(fleet)
         hello = fleet.hello(envs=envs)
-        (challenge,) = intruder.say(Kind.HELLO, hello)
-        (refusal,) = intruder.say(Kind.PROOF, fleet.proof(hello, challenge.payload))
+        (challenge,) = intruder.ask(Kind.HELLO, hello)
+        (refusal,) = intruder.ask(Kind.PROOF, fleet.proof(hello, challenge.payload))
         assert refusal.header.kind == Kind.REFUSED
     fleet.service.reception.place = lambda hello, transport: "b:1"
     intruder = Intruder(fleet)
     hello = fleet.hello()
-    (challenge,) = intruder.say(Kind.HELLO, hello)
-    (redirect,) = intruder.say(Kind.PROOF, fleet.proof(hello, challenge.payload))
+    (challenge,) = intruder.ask(Kind.HELLO, hello)
+    (redirect,) = intruder.ask(Kind.PROOF, fleet.proof(hello, challenge.payload))
     assert redirect.header.kind == Kind.REDIRECT
     fleet.service.reception.place = None
     crowd = [Intruder(fleet) for _ in range(MAX_UNAUTHENTICATED + 5)]
     for intruder in crowd:
-        intruder.say(Kind.HELLO, fleet.hello())
+        intruder.ask(Kind.HELLO, fleet.hello())
     assert (
         sum(not entry.handshake.proved for entry in fleet.service.reception.handshakes().values())
         == MAX_UNAUTHENTICATED
@@ -295,7 +295,7 @@ def _outcome(stage: str, answers: list[Any]) -> str:
 
 
 class _Decoders:
-    """The parsers alone."""
+    """The parsers without a service."""
 
     def __init__(self, seed: int) -> None:
         self.mutator = Mutator(seed)
@@ -318,14 +318,14 @@ class _Decoders:
                 "timeout_seconds": 20.0, "reconnect_timeout": 300.0,
             }
         )  # fmt: skip
-        # Of the second, whose action has 100 parts, 60,000 environments are too many.
+        # 60,000 environments are too many for the second, whose action has 100 parts.
         self.specs = [
             encode_control({**spec.to_dict(), "codecs": _CODECS, "notice": "of text"})
             for spec in (_MIXED, dataclasses.replace(_MIXED, action=ActionSpec(size=100)))
         ]
 
     def once(self) -> int:
-        """A mutation for each parser."""
+        """Send a mutation to each parser."""
         mutator = self.mutator
         self._try("row", lambda: self.decoder.decode(mutator.row(self.row, 4), self.destination))
         self._try("row bytes", lambda: self.decoder.decode(mutator.noise(self.row), self.destination))
@@ -351,7 +351,7 @@ class _Decoders:
     def _try(self, what: str, action: Callable[[], object]) -> None:
         try:
             action()
-            self.outcomes[f"{what}: taken"] += 1
+            self.outcomes[f"{what}: accepted"] += 1
         except (ProtocolError, RefusedError):
             self.outcomes[f"{what}: refused"] += 1
 
@@ -368,7 +368,7 @@ def _round(fleets: list[Fleet], decoders: _Decoders) -> int:
 
 
 def fuzz_parsers(mutations: int, seed: int) -> dict[str, Any]:
-    """Send so many mutations, at any stage; gives what came of them."""
+    """Send mutations at all stages; returns the outcomes."""
     log = logging.getLogger("seedcli")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -381,7 +381,7 @@ def fuzz_parsers(mutations: int, seed: int) -> dict[str, Any]:
         for fleet in fleets:
             _admissions(fleet)
         while count < mutations:
-            with np.errstate(invalid="ignore"):  # the policy adds up whatever is observed
+            with np.errstate(invalid="ignore"):  # the policy sums non-finite observations too
                 count += _round(fleets, decoders)
             if not memory and count > min(_WARM_UP, mutations // 2):
                 memory = process.memory_info().rss / 2**20

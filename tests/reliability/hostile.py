@@ -1,4 +1,4 @@
-"""Hostile connections at both ports of a learner in training: by how much they slow it, and whether anybody gets in."""
+"""Hostile connections at both ports of a learner in training: by how much they slow it, and that none is admitted."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ from tests.system.harness import Fleet, Process, fleet_in, wait_for
 
 _MEMORY_MB = 64.0
 _JOIN_SECONDS = 10.0
-_ROUNDS = 2  # of without and with
+_ROUNDS = 2  # each without and with attacks
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     """Add the command to those of `python -m tests.reliability`."""
     parser = commands.add_parser("hostile", parents=[shared], help="hostile connections, while a learner trains")
     parser.add_argument("--connections", type=int, default=50)
-    parser.add_argument("--seconds", type=float, default=60.0, help="altogether, half of it with them")
-    parser.add_argument("--rate", type=float, default=4.0, help="what each does in a second; 0: as much as it can")
-    parser.add_argument("--pause", type=float, default=0.002, help="seconds a step of the actor takes at least")
-    parser.add_argument("--slowdown", type=float, default=0.1, help="the bound")
-    parser.add_argument("--descriptors", type=int, default=0, help="the learner's limit (ulimit -n); 0: as it is")
+    parser.add_argument("--seconds", type=float, default=60.0, help="in all, half of them with attacks")
+    parser.add_argument(
+        "--rate", type=float, default=4.0, help="attacks per second of each connection; 0: as many as possible"
+    )
+    parser.add_argument("--pause", type=float, default=0.002, help="minimum seconds of a step of the actor")
+    parser.add_argument("--slowdown", type=float, default=0.1, help="bound on the slowdown of training")
+    parser.add_argument("--descriptors", type=int, default=0, help="the learner's limit (ulimit -n); 0: unchanged")
     parser.set_defaults(run=run)
 
 
 class _Visitor:
-    """Actors that join and leave again while all this goes on."""
+    """Actors that join and leave again meanwhile."""
 
     def __init__(self, addresses: dict[str, str], security: Security) -> None:
         self._addresses = addresses
@@ -63,7 +65,7 @@ class _Visitor:
                 time.sleep(0.1)
 
     def _join(self, name: str, begun: float) -> bool:
-        """One attempt, as an actor makes it; False: to be tried again."""
+        """Try to join, as an actor does; returns False if it should retry."""
         try:
             with contextlib.closing(connect(self._addresses[name], self._security)) as transport:
                 transport.connect(_JOIN_SECONDS)
@@ -84,7 +86,7 @@ class _Visitor:
 
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Train without and with hostile connections in turn; what was measured."""
+    """Train without and with hostile connections in turn; returns the measurements."""
     with fleet_in(folder) as fleet:
         return _measure(options, fleet)
 
@@ -95,22 +97,22 @@ def _measure(options: argparse.Namespace, fleet: Fleet) -> dict[str, Any]:
     subject = Subject(fleet, pause=options.pause, values=values, prefix=prefix)
     phase = options.seconds / (2 * _ROUNDS)
     quiet, hostile, joins, failures = [], [], [], []
-    enemies: list[dict[str, Any]] = []
+    attackers: list[dict[str, Any]] = []
     most = [0, 0.0]
     begun = subject.read()
     warm: Reading | None = None
     for _ in range(_ROUNDS):
-        with _Visitor(subject.addresses, subject.security) as visitor:  # in both, for they take time too
+        with _Visitor(subject.addresses, subject.security) as visitor:  # in both phases, because they take time too
             quiet.append(_watch(subject, phase, most))
         failures += visitor.failures
-        enemy = _attack(fleet, subject, options)
+        attacker = _attack(fleet, subject, options)
         with _Visitor(subject.addresses, subject.security) as visitor:
             hostile.append(_watch(subject, phase, most))
-        enemies.append(json.loads(enemy.stdout.splitlines()[-1]))
-        enemy.kill()
+        attackers.append(json.loads(attacker.stdout.splitlines()[-1]))
+        attacker.kill()
         failures += visitor.failures
         joins += visitor.seconds
-        # The first round fills what is kept for later: allocators, the libraries' own tables.
+        # Memory is compared after the first round, which fills caches of allocators and libraries.
         warm = warm or subject.read()
     time.sleep(1.0)
     after = subject.read()
@@ -118,14 +120,16 @@ def _measure(options: argparse.Namespace, fleet: Fleet) -> dict[str, Any]:
     failures += subject.failures()
     assert warm is not None
     if slowdown > options.slowdown:
-        failures.append(f"training was slowed by {slowdown:.1%} where {options.slowdown:.0%} are the bound")
+        failures.append(f"training was slowed by {slowdown:.1%}, more than the bound of {options.slowdown:.0%}")
     if after.memory - warm.memory > _MEMORY_MB:
-        failures.append(f"memory grew by {after.memory - warm.memory:.0f} MB where {_MEMORY_MB:.0f} are the bound")
+        failures.append(
+            f"memory grew by {after.memory - warm.memory:.0f} MB, more than the bound of {_MEMORY_MB:.0f} MB"
+        )
     if not joins:
         failures.append("no actor joined meanwhile")
-    let_in = {name: count for enemy in enemies for name, count in enemy["let_in"].items()}
+    let_in = {name: count for attacker in attackers for name, count in attacker["let_in"].items()}
     if let_in:
-        failures.append(f"somebody was let in: {let_in}")
+        failures.append(f"attackers were admitted: {let_in}")
     return {
         "connections": options.connections,
         "steps_per_second_without": [rate for rate, _ in quiet],
@@ -133,8 +137,8 @@ def _measure(options: argparse.Namespace, fleet: Fleet) -> dict[str, Any]:
         "slowdown": slowdown,
         "learner_cores_without": [cores for _, cores in quiet],
         "learner_cores_with": [cores for _, cores in hostile],
-        "attackers_cores": [enemy["cpu"] / phase for enemy in enemies],
-        "attacks": [enemy["done"] for enemy in enemies],
+        "attackers_cores": [attacker["cpu"] / phase for attacker in attackers],
+        "attacks": [attacker["done"] for attacker in attackers],
         "let_in": let_in,
         "joined_meanwhile": len(joins),
         "slowest_join_seconds": max(joins, default=0.0),
@@ -146,7 +150,7 @@ def _measure(options: argparse.Namespace, fleet: Fleet) -> dict[str, Any]:
 
 def _attack(fleet: Fleet, subject: Subject, options: argparse.Namespace) -> Process:
     ports = [part for name in ("grpc", "zmq") for part in (f"--{name}", subject.addresses[name])]
-    enemy = fleet.start(
+    attacker = fleet.start(
         *ports,
         "--connections",
         str(options.connections),
@@ -156,15 +160,15 @@ def _attack(fleet: Fleet, subject: Subject, options: argparse.Namespace) -> Proc
     )
 
     def attacks() -> bool:
-        assert enemy.running, enemy.stderr
-        return bool(enemy.stdout)
+        assert attacker.running, attacker.stderr
+        return bool(attacker.stdout)
 
     wait_for(attacks, "the attack begins", 60.0)
-    return enemy
+    return attacker
 
 
 def _watch(subject: Subject, seconds: float, most: list[Any]) -> tuple[float, float]:
-    """Training for so long: its steps per second, and the cores the learner used."""
+    """Let it train for `seconds`; returns steps per second and the cores that the learner used."""
     first = now = subject.read()
     while now.time - first.time < seconds:
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Two hosts on this machine, and a router between them: network namespaces, made with Linux's `ip` as root."""
+"""Two hosts on this machine and a router between them: network namespaces, created with Linux's `ip` as root."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ def _ip(*arguments: str, check: bool = True) -> bool:
 
 
 def why_not() -> str:
-    """Why there can be no namespaces here; "" where there can."""
+    """Why this machine cannot create namespaces; "" if it can."""
     if os.geteuid() != 0:
-        return "needs root to make network namespaces"
+        return "needs root to create network namespaces"
     if shutil.which("ip") is None:
         return "needs `ip` (iproute2)"
     probe = f"seed-probe-{os.getpid()}"
     made = _ip("netns", "add", probe, check=False)
     _ip("netns", "delete", probe, check=False)
-    return "" if made else "may not make network namespaces"
+    return "" if made else "is not permitted to create network namespaces"
 
 
 class Hosts:
-    """A learner's host and the actors', until the end of the block.
+    """The learner's host and the actors' host; a context manager.
 
     Attributes:
-        learner, actors: what stands in front of a command that is to run there.
+        learner, actors: prefix of a command, to run it on that host.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Hosts:
         """Cut the hosts off from each other.
 
         Args:
-            how: "silent": the router throws away what comes; "unplugged": the actors' link is down, and they see it.
+            how: "silent": the router drops all packets; "unplugged": the actors' link goes down, which they can see.
         """
         if how == "silent":
             self._forward(False)

@@ -1,8 +1,8 @@
-"""Many actors in one process that cost next to nothing: one environment each, a heartbeat, and a step now and then.
+"""Many cheap actors in one process: one environment each, heartbeats, and a step from time to time.
 
     SEED_TOKEN=… python -m tests.reliability.light_actors --connect ADDRESS --count 500
 
-Prints a line of JSON twice a second: {"in": how many have come in, "steps": how many were answered, "failures": […]}.
+Prints a line of JSON twice a second: {"in": admitted actors, "steps": answered steps, "failures": […]}.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from seedcli.net.security.keys import Security, new_nonce, prove, tls_identity
 from seedcli.net.security.token import find_token
 from tests.reliability.subject import LAYOUT, SPEC
 
-_AT_ONCE = 50  # handshakes: a cluster does not start everything in one moment
+_AT_ONCE = 50  # handshakes: a cluster does not start all actors at once either
 _ANSWER_SECONDS = 60.0
 
 
@@ -61,7 +61,7 @@ class _ZmqLine:
         await self._sockets[0].send_multipart([header, payload])
 
     async def heartbeat(self, header: bytes) -> None:
-        if not self._beats:  # as an actor does: a second connection once it is in
+        if not self._beats:  # like an actor, a second connection once it is admitted
             self._sockets[1].connect(self._address)
             self._beats = True
         await self._sockets[1].send_multipart([header, b""])
@@ -93,7 +93,7 @@ class _GrpcLine:
 
 
 class _Crowd:
-    """All of them."""
+    """All actors of this process."""
 
     def __init__(self, address: str, count: int, step_seconds: float, name: str) -> None:
         self._address = address
@@ -103,13 +103,13 @@ class _Crowd:
         self._security = Security(find_token())
         self._context = zmq.asyncio.Context()
         self._context.set(zmq.MAX_SOCKETS, 4 * count + 64)
-        self._door = asyncio.Semaphore(_AT_ONCE)
+        self._handshakes = asyncio.Semaphore(_AT_ONCE)
         self.inside = 0
         self.steps = 0
         self.failures: list[str] = []
 
     async def run(self) -> None:
-        """Until the process is ended."""
+        """Run until the process is killed."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._report())
             for number in range(self._count):
@@ -122,7 +122,7 @@ class _Crowd:
 
     async def _actor(self, number: int) -> None:
         try:
-            async with self._door:
+            async with self._handshakes:
                 line: _Line = (
                     _ZmqLine(self._context, self._address, self._security)
                     if self._address.startswith("zmq://")
@@ -153,7 +153,7 @@ class _Crowd:
             if header.kind == expected:
                 return answer
             if header.kind != Kind.HEARTBEAT_ACK:
-                raise ConnectionError(f"{Kind(header.kind).name} where {expected.name} is expected: {answer[:200]!r}")
+                raise ConnectionError(f"{Kind(header.kind).name} instead of {expected.name}: {answer[:200]!r}")
 
     async def _live(self, line: _Line, ready: dict[str, Any], number: int) -> None:
         beat, session, sequence = ready["heartbeat_seconds"], ready["session"], 0
@@ -174,7 +174,7 @@ class _Crowd:
             if answer.kind == Kind.ACTION and answer.sequence == sequence:
                 return
             if answer.kind != Kind.HEARTBEAT_ACK:
-                raise ConnectionError(f"{Kind(answer.kind).name} where ACTION is expected")
+                raise ConnectionError(f"{Kind(answer.kind).name} instead of ACTION")
 
 
 async def _every(seconds: float) -> AsyncIterator[int]:

@@ -1,6 +1,6 @@
 """Mutations of valid frames: of their bytes, their headers, their JSON, their encoded rows.
 
-What comes out is mostly wrong in one place, so that it gets past all checks before that place.
+Most have one wrong place, so that they pass all checks before it.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _OTHERS: list[Any] = [
     *([0], [1, 1], [2**20] * 2, [2**31 - 1] * 2, [1] * 9, [1] * 5000, {"": 0}, {"shape": [1]}, [0, 255], [0, 1, 2]),
     {f"array-{i}": {} for i in range(65)},
 ]
-# A block of RFC 8878 in four bytes that holds 128 KiB of zeros, behind headers that say nothing of it, 12 or 16 bytes.
+# A block of four bytes (RFC 8878) that holds 128 KiB of zeros, after headers that claim no size, 12 and 16 bytes.
 _ZEROS = b"\x03\x00\x10\x00"
 _BLOCKS = [
     b"",
     b"\x28\xb5\x2f\xfd\x00\x58" + _ZEROS,
     b"\x28\xb5\x2f\xfd\x20\x0c" + _ZEROS,
     b"\x28\xb5\x2f\xfd\x20\x10" + _ZEROS,
-    b"\x28\xb5\x2f\xfd\x20\x10\x01\x00\x00",  # 16 bytes said, an empty last block
+    b"\x28\xb5\x2f\xfd\x20\x10\x01\x00\x00",  # 16 bytes claimed, an empty last block
     b"\x28\xb5\x2f\xfd\x20\x0c\x01\x00\x00",
     b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd",  # a skippable frame
     zstandard.ZstdCompressor(level=1).compress(bytes(2**22)),
@@ -58,7 +58,7 @@ _BLOCKS = [
 
 
 class Sent(NamedTuple):
-    """A frame as it is sent; `what` was changed."""
+    """A frame to send; `what` names the change."""
 
     header: bytes
     payload: bytes
@@ -83,13 +83,13 @@ class Mutator:
         lengths: bool = True,
         elsewhere: int = 0,
     ) -> Sent:
-        """A frame with something changed.
+        """Return a mutated frame.
 
         Args:
-            kind, payload, session, stream, sequence: of the valid one.
+            kind, payload, session, stream, sequence: of the valid frame.
             blocks: number of encoded arrays in the payload.
-            lengths: whether the header may claim another length than the payload has.
-            elsewhere: bytes of a row in shared memory, which the header claims and the payload does not hold.
+            lengths: whether the header may claim a wrong length.
+            elsewhere: bytes of a row in shared memory, which the header claims but the payload does not hold.
         """
         fields = {"stream": stream, "sequence": sequence, "session": session}
         ways: list[Callable[[], tuple[bytes, bytes, str]]] = []
@@ -138,7 +138,7 @@ class Mutator:
         raise KeyError(name)
 
     def noise(self, data: bytes) -> bytes:
-        """Bytes with some flipped, cut off, put in or all replaced."""
+        """Return `data` with bits flipped, bytes cut off or inserted, or all of it replaced."""
         pick = self.random.randrange(6)
         if pick == 0 or not data:
             return self.random.randbytes(self.random.choice([1, 16, HEADER_BYTES, 100, 1000]))
@@ -157,7 +157,7 @@ class Mutator:
     # -- JSON -------------------------------------------------------------------------------------------------
 
     def json(self, payload: bytes) -> bytes:
-        """A JSON object with a value of another kind, a field more, less or twice, or nested without end."""
+        """Return a JSON object with a changed value, an added, missing or duplicate field, or deep nesting."""
         text = payload.decode()
         message = json.loads(text)
         pick = self.random.randrange(12)
@@ -193,7 +193,7 @@ class Mutator:
         return self._dump(message).encode("utf-8", "surrogatepass")
 
     def _value(self, old: Any = None) -> Any:
-        """Anything; half of the time of the kind of `old`, which gets further."""
+        """Return any value; half of the time of the type of `old`, which passes more checks."""
         if old is not None and self.random.random() < 0.5:
             same = [value for value in (*_INTEGERS, *_TEXTS, *_OTHERS) if type(value) is type(old)]
             return self.random.choice(same)
@@ -206,7 +206,7 @@ class Mutator:
     # -- encoded rows -----------------------------------------------------------------------------------------
 
     def row(self, payload: bytes, blocks: int) -> bytes:
-        """An encoded row with other lengths or another block."""
+        """Return an encoded row with wrong lengths or another block."""
         lengths = list(struct.unpack_from(f"<{blocks}I", payload))
         head = len(payload) - sum(lengths)
         parts, at = [], head
@@ -233,7 +233,7 @@ class Mutator:
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Every place in nested JSON, as its holder and its key or index."""
+    """Every place in nested JSON, as its container and its key or index."""
     found: list[tuple[Any, Any]] = []
     keys: Any = list(value) if isinstance(value, Mapping) else range(len(value)) if isinstance(value, list) else ()
     for key in keys:

@@ -1,4 +1,4 @@
-"""What came of a chaos run: figures, and which promises were broken."""
+"""The report of a chaos run: figures, and failures."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from tests.reliability.plan import Life
 
 SOLVED = 475.0  # mean return of 100 episodes of CartPole-v1
-_RECOVERY_SECONDS = 60.0  # from a learner's end to the first step of the next one, however busy the machine
+_RECOVERY_SECONDS = 60.0  # from a learner's end to the first step of the next one, even on a busy machine
 _GROWTH = 0.10  # of a learner's memory, from its first long life to its last
 _LONG_SECONDS = 60.0
 
 
 def resumed_at(process: Process) -> int:
-    """Environment steps of the checkpoint that a learner says it goes on from; 0: from none."""
+    """Environment steps of the checkpoint that a learner has resumed from, by its log; 0: none."""
     found = re.search(r"continuing from \S+ at ([\d,]+) environment steps", process.stderr)
     return int(found[1].replace(",", "")) if found else 0
 
 
 def report(chaos: Chaos, orphans: list[str]) -> dict[str, Any]:
-    """Everything that was seen; `failures` are the promises that were broken, one sentence each."""
+    """The report; `failures` has one sentence for each broken promise."""
     plan, lives = chaos.plan, chaos.lives
     expected, others = complaints(process.stderr for process in chaos.written)
     taken = sum(max(0, life.steps - life.resumed_at) for life in lives if life.stepped is not None)
     seconds = time.monotonic() - chaos.begun
     result: dict[str, Any] = {
-        "seconds_of_harm": chaos.harmed,
+        "seconds_disturbed": chaos.disturbed_seconds,
         "seconds_in_all": seconds,
         "events": dict(sorted(chaos.events.items())),
         "learner_starts": len(lives),
@@ -57,7 +57,7 @@ def report(chaos: Chaos, orphans: list[str]) -> dict[str, Any]:
     failures += [f"logged: {line}" for line in others]
     failures += _memory_failures(result["learner_memory"])
     slow = [life for life in lives if (back := _seconds_to_step(life)) is not None and back > _RECOVERY_SECONDS]
-    failures += [f"a learner took {_seconds_to_step(life):.0f} s to its first step" for life in slow]
+    failures += [f"a learner needed {_seconds_to_step(life):.0f} s until its first step" for life in slow]
     if plan.records:
         result["records"], found = _records(verdicts(chaos.ledger), len(lives))
         failures += found
@@ -80,7 +80,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def _recovery(lives: Sequence[Life]) -> dict[str, Any]:
-    """Seconds from the end of a learner to the next one's serving and first step, and between those two."""
+    """Seconds from the end of a learner until the next one serves and until its first step, and between these."""
     serving = [life.served - life.down_since for life in lives if life.served and life.down_since]
     stepping = [seconds for life in lives if (seconds := _seconds_to_step(life)) is not None]
     between = [life.stepped - life.served for life in lives[1:] if life.stepped and life.served]
@@ -107,16 +107,16 @@ def _records(found: Sequence[Verdict], lives: int) -> tuple[dict[str, Any], list
     }
     failures = [f"a wrong record: {verdict.violation}" for verdict in found if verdict.violation]
     if not counts["records"] or not counts["trained"]:
-        failures.append(f"nothing was checked in {lives} lives of the learner")
+        failures.append(f"no record was checked in {lives} lives of the learner")
     return counts, failures
 
 
 def _solving(chaos: Chaos) -> tuple[dict[str, Any], list[str]]:
-    """Play the last checkpoint, and say when training first played well enough."""
+    """Evaluate the last checkpoint, and report when training first reached the solved return."""
     evaluation = chaos.fleet.start("eval", "run", "--episodes", "100", "--json")
     evaluation.ends_with(0)
     returns = json.loads(evaluation.stdout)["returns"]
-    during = [(when, value) for when, value in chaos.returns if when < chaos.harmed]
+    during = [(when, value) for when, value in chaos.returns if when < chaos.disturbed_seconds]
     mean = statistics.fmean(returns)
     solving = {
         "final_checkpoint_mean_of_100": mean,
@@ -124,5 +124,5 @@ def _solving(chaos: Chaos) -> tuple[dict[str, Any], list[str]]:
         "best_mean_of_100_in_training": max((value for _, value in during), default=None),
         "share_of_the_time_solved": statistics.fmean(value >= SOLVED for _, value in during) if during else 0.0,
     }
-    failures = [] if mean >= SOLVED else [f"CartPole is not solved: {mean:.1f} where {SOLVED:g} are needed"]
+    failures = [] if mean >= SOLVED else [f"CartPole is not solved: {mean:.1f} is below {SOLVED:g}"]
     return solving, failures

@@ -1,4 +1,4 @@
-"""What a chaos run is to do, and the processes it does it to."""
+"""The plan of a chaos run, and its processes."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from tests.reliability.relay import Relay
 from tests.reliability.watch import Sample
 from tests.system.harness import TINY, Learner, Process, counting, sets
 
-# What distinguishes one record from another: there is a state to mix up.
-REMEMBERING = ("agent.network.previous_action_reward=true", "agent.network.frame_stack=2")
+# Settings that give records a state, so that a mix-up of states shows.
+WITH_STATE = ("agent.network.previous_action_reward=true", "agent.network.frame_stack=2")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a chaos run does.
+    """The plan of a chaos run.
 
     Attributes:
-        seconds: that harm is done for.
-        actors: processes.
-        envs: of each.
-        every: seconds between events at actors.
-        learner_every: seconds between kills of the learner; half-way between them something else happens to it.
+        seconds: length of the disturbed part.
+        actors: number of processes.
+        envs: of each actor.
+        every: seconds between events of actors.
+        learner_every: seconds between kills of the learner; another event happens half-way between them.
         transport: "grpc", "zmq" or "both".
         records: play `Counter` and check every record, instead of CartPole.
         timeout: net.timeout_seconds; "long" events outlast it.
-        checkpoint_seconds: between checkpoints.
-        finish_steps: environment steps taken undisturbed in the end.
+        checkpoint_seconds: seconds between checkpoints.
+        finish_steps: environment steps of the undisturbed end.
         seed: of the events.
         values: `--set` for the learner.
     """
@@ -50,7 +50,7 @@ class Plan:
         values = [f"net.timeout_seconds={self.timeout:g}", f"training.checkpoint_seconds={self.checkpoint_seconds:g}"]
         values += ["telemetry.interval_seconds=0.5", "telemetry.tensorboard=false"]
         if self.records:
-            values = [*TINY, *REMEMBERING, *counting(pause=0.001), *values]
+            values = [*TINY, *WITH_STATE, *counting(pause=0.001), *values]
         values.append(f"net.heartbeat_seconds={min(2.0, self.timeout / 5):g}")
         command = ["--preset", "cartpole_vtrace", "--logdir", "run", "--continue", "--no-live"]
         return [*command, *sets(*values, *self.values)]
@@ -58,17 +58,17 @@ class Plan:
 
 @dataclass
 class Life:
-    """One learner process. Times are monotonic seconds; None: not yet, or never.
+    """One learner process. Times are monotonic seconds; None: it has not happened.
 
     Attributes:
         process: of the learner.
-        down_since: when the one before it was killed or told to stop.
+        down_since: when the process before it was killed or signalled to stop.
         served: when it printed its addresses.
-        resumed_at: environment steps of the checkpoint it went on from.
-        stepped: when the first line with more steps was seen.
+        resumed_at: environment steps of the checkpoint that it resumed from.
+        stepped: when the first line of metrics with more steps was seen.
         steps: the newest count of environment steps.
         samples: of the process.
-        sent: the last signal sent to it that ends a process, at `sent_at`.
+        sent: the last terminating signal sent to it, at `sent_at`.
     """
 
     process: Learner
@@ -84,9 +84,9 @@ class Life:
 
 @dataclass
 class Slot:
-    """An actor, whichever process it is at the moment, and the relay it reaches the learner through.
+    """An actor, its current process, and the relay between it and the learner.
 
-    One in three has no relay: it finds the learner in the run's folder, at new ports each time.
+    One in three has no relay and finds the learner in the run's folder, at new ports each time.
     """
 
     number: int

@@ -1,6 +1,6 @@
 """`seed` with a ledger, for `Counter` environments: `python -m tests.reliability.recorded_learner learner …`.
 
-The variable `verdict.LEDGER` says where. Ends with `verdict.WRONG` at the first wrong record.
+The environment variable `verdict.LEDGER` names its folder. Exits with `verdict.WRONG` at the first wrong record.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def install(ledger: Ledger) -> None:
-    """Have the ledger see every finished unroll before it may be trained on, and every batch."""
+    """Pass every finished unroll, before it can be trained on, and every batch to the ledger."""
     from seedcli.inference.device_policy import DevicePolicy
     from seedcli.training import sources
     from seedcli.training.batches import UnrollQueue

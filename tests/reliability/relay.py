@@ -1,4 +1,4 @@
-"""A network of one's own: TCP relays that can fall silent or break every connection, between actors and a learner."""
+"""TCP relays between actors and a learner that can stall or reset all connections."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from seedcli.net.addresses import machine_id
 
 _RETRY_SECONDS = 0.2
 _CHUNK = 65536
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST and throws away what waits
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST and drops unsent data
 
 Address = tuple[str, int]
 
 
 class Network:
-    """The thread that all relays of a test run in."""
+    """The thread and event loop of all relays of a test."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -30,7 +30,7 @@ class Network:
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run something in the thread, and return what it gives."""
+        """Run a coroutine in the thread; returns its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     def close(self) -> None:
@@ -49,15 +49,15 @@ class Network:
 
 
 class Relay:
-    """A port on this machine behind which the learner is, as a forwarded port or a service's address would be.
+    """A local port that forwards to the learner, like a tunnel or a service's address.
 
-    A connection is accepted at once and held until there is a learner, so that an absent learner looks like a silent
-    network and not like one that sends people away.
+    A connection is accepted at once and held until there is a learner, so that an absent learner looks like a stalled
+    network, not like a refused connection.
 
     Args:
-        network: where it runs.
-        learner: gives the learner's address at the moment; None: there is none.
-        folder: made, with an `address.json` that leads actors here as that of a run leads them to its learner.
+        network: in which it runs.
+        learner: returns the learner's current address; None: there is none.
+        folder: created, with an `address.json` that leads actors to this port.
         transport: "grpc" or "zmq".
     """
 
@@ -74,15 +74,15 @@ class Relay:
         (folder / "address.json").write_text(json.dumps(found))
 
     def stall(self) -> None:
-        """Let nothing through from now on, and tell nobody."""
+        """Stop forwarding, without closing connections."""
         self._network.call(self._set(False))
 
     def flow(self) -> None:
-        """Let everything through again, what has waited too."""
+        """Forward again, including data received meanwhile."""
         self._network.call(self._set(True))
 
     def reset(self) -> int:
-        """Break every connection, with an RST to both ends; returns how many ends."""
+        """Reset every connection with an RST to both ends; returns the number of ends."""
         ends: int = self._network.call(self._reset())
         return ends
 
@@ -131,4 +131,4 @@ class Relay:
                 await self._flowing.wait()
                 writer.write(data)
                 await writer.drain()
-            await self._flowing.wait()  # the end of a connection is not heard of either
+            await self._flowing.wait()  # a stalled relay does not forward the end of a connection either

@@ -1,4 +1,4 @@
-"""Printing what was measured: a table of two columns for people, JSON for scripts."""
+"""Print results: a table of two columns, or JSON for scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A learner that is killed and started again while many actors are connected: how soon do all of them step again?"""
+"""A learner with many connected actors is killed and restarted: time until all of them step again."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from tests.system.harness import TINY, Fleet, Process, checkpoints, counting, la
 _PROMISE = 10.0  # seconds
 _LIMIT = 300.0
 _START_AT_ONCE = 20  # processes
-_PAUSE = 0.2  # seconds of an environment's step: many actors, few steps
+_PAUSE = 0.2  # seconds of an environment step
 
 
 def run_restart(actors: int, fleet: Fleet, *, processes: bool = False) -> dict[str, Any]:
-    """Kill the learner of so many connected actors and start it again.
+    """Kill and restart a learner with connected actors.
 
     Args:
-        actors: with one environment each, half of them over each transport, which find the learner in its run's folder.
-        fleet: where processes belong.
-        processes: each actor is a `seed actor`; otherwise all run in the threads of one process.
+        actors: their number; each has one environment and finds the learner in its run's folder, half over each
+            transport.
+        fleet: of the processes.
+        processes: each actor is a `seed actor` process; else all are threads of one process.
 
     Returns:
-        Seconds from the moment the second learner serves until all of them step again, by decile of the actors where
-        they are threads; and `failures`.
+        Seconds from the time when the second learner serves until all actors step again, for threads also by decile;
+        and `failures`.
     """
     fleet.environ["XDG_CONFIG_HOME"] = str(fleet.folder / "config")
     values = sets(*TINY, *counting(pause=_PAUSE), "environment.step_timeout=0", f"actors.envs={actors}")
@@ -60,7 +61,7 @@ def run_restart(actors: int, fleet: Fleet, *, processes: bool = False) -> dict[s
 
 
 def _start(actors: int, fleet: Fleet, processes: bool) -> Process | None:
-    """The actors; the process of all where it is one."""
+    """Start the actors; returns the process of all if they are threads."""
     if not processes:
         return fleet.start("--connect", "run", "--actors", str(actors), module="tests.reliability.crowd")
     for number in range(actors):
@@ -73,7 +74,7 @@ def _start(actors: int, fleet: Fleet, processes: bool) -> Process | None:
 
 
 def _wait_until_all_step(actors: int, fleet: Fleet, crowd: Process | None, since: float) -> float:
-    """When that was, in seconds of the clock on the wall."""
+    """Wait until all actors step; returns the wall-clock time."""
 
     def when() -> float | None:
         fleet.check()
@@ -88,7 +89,7 @@ def _wait_until_all_step(actors: int, fleet: Fleet, crowd: Process | None, since
 
 
 def _tenths(seen: list[Moment], actors: int, served: float) -> list[float]:
-    """Seconds until a tenth of the actors stepped, two tenths, …, all."""
+    """Seconds until one tenth, two tenths, … and all of the actors stepped."""
     after = [moment for moment in seen if moment.time >= served]
     return [
         round(next(m.time for m in after if m.stepping * 10 >= actors * tenth) - served, 2) for tenth in range(1, 11)

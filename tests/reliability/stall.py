@@ -1,4 +1,4 @@
-"""How long checkpoints hold up training: real runs with far more checkpoints than anybody writes."""
+"""How long checkpoints stall training: real runs with far more checkpoints than usual."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from tests.system.harness import Fleet, checkpoints, fleet_in, last, sets
 
 _PROMISE = 1.0  # % of the time
-# What a run says in the end of its training thread: the part, seconds, share.
+# Line of the training thread in the table at the end of a run: part, seconds, share.
 _ROW = re.compile(r"^ *(?:training thread)? +checkpoint +([\d.]+) +([\d.]+)%", re.MULTILINE)
 _WALL = re.compile(r"where the time went, of (?:(\d+):)?(\d+):(\d+)")
 
-# Name → preset, steps and what else is set: a queue, a larger network, and a replay that is kept with every checkpoint.
+# Name → preset, steps and further settings: a queue, a larger network, and a replay saved with every checkpoint.
 RUNS = {
     "pong_vtrace": ("pong_vtrace", 60_000, ()),
     "football_vtrace": ("football_vtrace", 6_000, ("actors.count=1", "actors.envs=8", "training.batch_size=4")),
@@ -24,14 +24,14 @@ RUNS = {
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     """Add the command to those of `python -m tests.reliability`."""
-    parser = commands.add_parser("stall", parents=[shared], help="how long checkpoints hold up training")
+    parser = commands.add_parser("stall", parents=[shared], help="how long checkpoints stall training")
     parser.add_argument("--every", type=float, default=5.0, metavar="SECONDS", help="between checkpoints")
     parser.add_argument("--only", choices=tuple(RUNS), action="append", help="default: each of them")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Train with so many checkpoints; by run, what they cost, and `failures`."""
+    """Train with many checkpoints; returns their cost by run, and `failures`."""
     result: dict[str, Any] = {}
     failures = []
     with fleet_in(folder) as fleet:
@@ -56,13 +56,13 @@ def _train(fleet: Fleet, name: str, every: float) -> dict[str, Any]:
     written_at = checkpoints(fleet.folder / logdir)
     newest = fleet.folder / logdir / "checkpoints" / str(written_at[-1])
     hours, minutes, seconds = (int(part or 0) for part in wall.groups())
-    # The last one is written when training is over.
-    held_up = float(row[1]) / max(1, len(written_at) - 1)
+    # The last one is written after training.
+    stalled = float(row[1]) / max(1, len(written_at) - 1)
     return {
         "checkpoints": len(written_at),
         "of_mb": round(sum(path.stat().st_size for path in newest.iterdir()) / 1e6, 1),
         "updates": last(fleet.folder / logdir, "learner_updates"),
         "seconds": 3600 * hours + 60 * minutes + seconds,
         "share_of_the_time_percent": float(row[2]),
-        "milliseconds_each": round(1000 * held_up, 1),
+        "milliseconds_each": round(1000 * stalled, 1),
     }

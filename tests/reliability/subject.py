@@ -1,6 +1,6 @@
-"""What is attacked: a learner that trains on both ports with an actor of its own, and what is measured of it meanwhile.
+"""The learner under test, which trains with an actor and serves both ports, and its measurements.
 
-Everything is read from outside: from the kernel (memory, descriptors, threads) and from the run's metrics.
+All measurements are taken from outside: from the kernel (memory, descriptors, threads) and the run's metrics.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from seedcli.net.security.token import Token, new_token
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, RowLayout
 from tests.system.harness import COUNTER, TINY, Fleet, Learner, Process, counting, last, metrics, sets, wait_for
 
-ENVS = 8  # of the actor
-LOG_BYTES_A_SECOND = 4096  # that a learner under attack may write to its log
+ENVS = 8  # environments of the actor
+LOG_BYTES_A_SECOND = 4096  # bound on the log of a learner under attack
 _LIMIT = 60.0
-# Checkpoints only when asked for, so that what is measured is what peers cost.
+# No periodic checkpoints, so that measurements show only the cost of peers.
 _VALUES = (*TINY, "training.checkpoint_seconds=3600")
 SPEC = EnvSpec(f"gymnasium/{COUNTER}", ArraySpec((4,), "float32"), ActionSpec((4,)))
 LAYOUT = RowLayout(SPEC, 1)
@@ -29,7 +29,7 @@ LAYOUT = RowLayout(SPEC, 1)
 
 @dataclass(frozen=True)
 class Reading:
-    """The learner at one moment: memory in MB, its CPU seconds so far, environment steps so far at `steps_at` (s)."""
+    """The learner at one time: memory in MB, CPU seconds so far, environment steps so far at `steps_at` (s)."""
 
     time: float
     memory: float
@@ -47,12 +47,12 @@ class Subject:
     """A learner and an actor, training.
 
     Args:
-        fleet: that they belong to.
-        pause: seconds of each step of the actor: 0 uses all the CPU there is.
-        values: of the configuration, besides those of a run of seconds.
-        transport: of the actor; "shm": `seed train` with an actor of its own.
-        prefix: a command in front of the learner's.
-        folder: of the run, in the fleet's.
+        fleet: of the processes.
+        pause: minimum seconds of a step of the actor; 0 uses all of the CPU.
+        values: further values of the configuration.
+        transport: of the actor; "shm": `seed train` with its own actor.
+        prefix: put before the learner's command.
+        folder: of the run, within the fleet's.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Subject:
         else:
             learner: Learner = fleet.learner(*options, prefix=prefix)
             self.learner = learner
-            # On this machine: what is tested is the learner, not the network in front of it.
+            # The loopback address: the test is of the learner, not of the network.
             self.addresses = {
                 name: f"{'zmq://' if name == 'zmq' else ''}127.0.0.1:{address.rpartition(':')[2]}"
                 for name, address in learner.wait_until_it_serves().items()
@@ -106,7 +106,7 @@ class Subject:
         return "shm" in self.addresses
 
     def read(self) -> Reading:
-        """Measure now."""
+        """Take a reading."""
         lines = metrics(self.run)
         with self._process.oneshot():
             cpu = self._process.cpu_times()
@@ -125,7 +125,7 @@ class Subject:
         return last(self.run, name)
 
     def failures(self, joined: int = 0) -> list[str]:
-        """What is wrong with the two so far, one sentence each; `joined` other actors have come in and said so."""
+        """What went wrong so far, one sentence each; `joined` other actors may each have logged a line."""
         found = []
         if not self.learner.running:
             found.append(f"the learner has ended: {self.learner.stderr[-500:]}")
@@ -138,5 +138,5 @@ class Subject:
         written = self._log.stat().st_size - self._log_bytes
         allowed = LOG_BYTES_A_SECOND * (1 + time.monotonic() - self._begun) + 200 * joined
         if written > allowed:
-            found.append(f"the learner's log grew by {written} bytes where {allowed:.0f} are the bound")
+            found.append(f"the learner's log grew by {written} bytes, more than the bound of {allowed:.0f}")
         return found

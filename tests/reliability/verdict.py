@@ -1,4 +1,4 @@
-"""What a `ledger.Ledger` leaves behind; apart from it, because reading it needs no TensorFlow."""
+"""The result of a `ledger.Ledger`; in a separate module, so that reading it does not import TensorFlow."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-LEDGER = "LEDGER_FOLDER"  # environment variable that tells a recorded learner where its ledger is
+LEDGER = "LEDGER_FOLDER"  # environment variable with the folder of a recorded learner's ledger
 WRONG = 97  # exit status of a learner that has found a wrong record
 
 
 @dataclass
 class Verdict:
-    """What one process of the learner has found.
+    """The findings of one learner process.
 
     Attributes:
-        records: counted, each once; those in which consecutive unrolls overlap are one.
+        records: number of distinct records; the overlap of consecutive unrolls counts once.
         unrolls: finished columns.
         trained: columns trained on.
-        sessions: environments that began anew, in a session of the same actor or of another learner process.
-        environments: seen by this process.
+        sessions: number of times an environment began a new session, of an actor or of another learner process.
+        environments: number seen by this process.
         twins: environments that drew the number of an earlier one, with other records.
-        violation: what was wrong; "" where nothing was.
+        violation: the first error; "": none.
     """
 
     records: int = 0
@@ -34,6 +34,6 @@ class Verdict:
 
 
 def verdicts(folder: Path) -> list[Verdict]:
-    """What the processes of a run have found, in order; one that was killed at once has left nothing."""
+    """The verdicts of a run's processes, in order; a process that was killed early has none."""
     paths = sorted(folder.glob("*.json"), key=lambda path: int(path.stem))
     return [Verdict(**json.loads(path.read_text())) for path in paths]

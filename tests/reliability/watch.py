@@ -1,4 +1,4 @@
-"""What is seen of processes from outside: lines of metrics, memory, descriptors and threads over time, logs."""
+"""Observation of processes from outside: lines of metrics; memory, descriptors and threads over time; logs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import psutil
 
-_WARM_SECONDS = 30.0  # of a learner's life: functions are traced, buffers are made
-# What failing and returning peers bring about, and nothing else.
+_WARM_SECONDS = 30.0  # after a learner's start, in which functions are traced and buffers allocated
+# Warnings that failing and returning peers cause.
 _EXPECTED = (
     r"lost: silent for \d+ s",
     r"lost: the connection was closed",
     r"lost: the peer does not read its messages",
-    r"connections have ended in the handshake",  # an actor killed in the middle of one
+    r"connections have ended in the handshake",  # an actor killed during a handshake
     r"connections of unauthenticated peers were closed",
     r"no learner (has published its address|answered) ",
     r"the learner has been silent for \d+ s",
@@ -33,7 +33,7 @@ _expected = re.compile("|".join(_EXPECTED))
 
 
 class Lines:
-    """The lines of a run's metrics.jsonl as they come; a learner that resumes cuts off those after its checkpoint."""
+    """Reads new lines of a run's metrics.jsonl; a learner that resumes cuts off those after its checkpoint."""
 
     def __init__(self, run: Path) -> None:
         self._path = run / "metrics.jsonl"
@@ -41,7 +41,7 @@ class Lines:
         self._newest = 0.0
 
     def new(self) -> list[dict[str, Any]]:
-        """Those written since the last call."""
+        """Lines written since the last call."""
         if not self._path.exists():
             return []
         if self._path.stat().st_size < self._offset:
@@ -53,7 +53,7 @@ class Lines:
         self._offset += end
         lines = []
         for line in data[:end].splitlines():
-            # After the file was cut, this may begin inside a line, or with one that was there before.
+            # After the file was cut, this may begin inside a line, or with a line that was read before.
             with contextlib.suppress(ValueError):
                 found = json.loads(line)
                 if isinstance(found, dict) and found.get("time", 0.0) > self._newest:
@@ -64,7 +64,7 @@ class Lines:
 
 
 class Sample(NamedTuple):
-    """A process at one moment: monotonic seconds, resident memory in MB, open descriptors, threads."""
+    """A process at one time: monotonic seconds, resident memory in MB, open descriptors, threads."""
 
     time: float
     memory: float
@@ -73,7 +73,7 @@ class Sample(NamedTuple):
 
 
 def sample(pid: int) -> Sample | None:
-    """A process as it is now; None: it is gone."""
+    """Sample a process; None if it has ended."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():
@@ -85,7 +85,7 @@ def sample(pid: int) -> Sample | None:
 
 
 def summary(samples: Sequence[Sample]) -> dict[str, float]:
-    """Memory of one life: medians of the first and last quarter after it got warm, growth a minute; and the most."""
+    """Memory of one life after its warm-up: medians of the first and last quarter, growth per minute; and maxima."""
     if not samples:
         return {}
     warm = [s for s in samples if s.time - samples[0].time >= _WARM_SECONDS]
@@ -109,7 +109,7 @@ def summary(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def complaints(texts: Iterable[str]) -> tuple[Counter[str], list[str]]:
-    """Warnings and errors in what processes wrote: how often each expected kind came, and every other line."""
+    """Warnings and errors in the output of processes: counts of the expected ones, and every other line."""
     expected: Counter[str] = Counter()
     others = []
     for text in texts:

@@ -1,4 +1,4 @@
-"""Which codec an actor chooses, and that it then sends what it saw."""
+"""Which codecs an actor chooses, and that its encoded rows decode to its observations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SPEC = EnvSpec(
 
 
 class Pictures:
-    """Environments of one array that no codec shrinks and two that nearly all do; each step takes `pause` seconds."""
+    """Environments with one incompressible array and two compressible ones; each step takes `pause` seconds."""
 
     def __init__(self, num_envs: int, spec: EnvSpec = SPEC, pause: float = 0.0) -> None:
         self.spec, self.num_envs, self._pause = spec, num_envs, pause
@@ -64,7 +64,7 @@ class Pictures:
         pass
 
 
-def test_each_array_gets_what_suits_it() -> None:
+def test_each_array_gets_a_suitable_codec() -> None:
     chosen = choose_codecs(Pictures(4, pause=0.05), 1, CODECS)  # type: ignore[arg-type]
     assert chosen["noise"] == "raw" and chosen["picture"] == "zstd" and chosen["planes"] in ("zstd", "bits+zstd")
 
@@ -74,7 +74,7 @@ def test_only_offered_codecs_are_chosen() -> None:
     assert choose_codecs(env, 1, ("raw", "bits")) == {"noise": "raw", "picture": "raw", "planes": "bits"}
 
 
-def test_small_observations_are_sent_as_they_are_without_playing() -> None:
+def test_small_observations_are_sent_raw_without_sampling() -> None:
     env: Any = Pictures(2, EnvSpec("test/small", {"picture": ArraySpec((2047,), "uint8")}, ActionSpec((2,))))
     assert choose_codecs(env, 1, CODECS) == {"picture": "raw"}
     assert env.steps == env.resets == 0
@@ -83,7 +83,7 @@ def test_small_observations_are_sent_as_they_are_without_playing() -> None:
 def test_sampling_takes_a_bounded_time() -> None:
     env: Any = Pictures(1, pause=0.1)
     choose_codecs(env, 1, CODECS)
-    assert 4 <= env.steps <= 6, "half a second, and four steps at least"
+    assert 4 <= env.steps <= 6, "half a second, but at least four steps"
 
 
 def test_the_smallest_within_the_budget_is_best() -> None:
@@ -94,14 +94,14 @@ def test_the_smallest_within_the_budget_is_best() -> None:
     assert best([costs[0], Cost("zstd", 950, 0.0, 0.0)], 1000, 1.0).codec == "raw", "saves too little"
 
 
-def test_the_link_below_which_a_codec_pays_is_where_both_ways_take_as_long() -> None:
+def test_a_codec_pays_below_the_link_rate_at_which_both_ways_take_equally_long() -> None:
     cost = Cost("zstd", 1000, 20e-6, 30e-6)
     link = pays_below(cost, 226_000)
     assert 226_000 * 8 / link == pytest.approx(1000 * 8 / link + 50e-6)
     assert pays_below(Cost("zstd", 226_000, 1e-6, 1e-6), 226_000) == 0
 
 
-def test_measuring_decodes_what_it_encoded() -> None:
+def test_measuring_encodes_and_decodes() -> None:
     array = ArraySpec((84, 84, 1), "uint8")
     parts = [np.full(2 * array.nbytes, i, np.uint8) for i in range(3)]
     cost = measure_codec("zstd", array, 2, parts, decode=True)
@@ -109,7 +109,7 @@ def test_measuring_decodes_what_it_encoded() -> None:
 
 
 class Recorder(InstantLearner):
-    """Keeps every step's payload."""
+    """Keeps the payload of every step."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -142,12 +142,12 @@ def session(learner: InstantLearner, environments: Environments) -> ActorSession
     return ActorSession(learner, environments, actor_id="a", envs=5, streams=2, profile=Profile())
 
 
-def test_what_an_actor_sends_decodes_to_what_its_environments_showed(played: list[Pictures]) -> None:
+def test_rows_of_an_actor_decode_to_the_observations_of_its_environments(played: list[Pictures]) -> None:
     learner = Recorder(CONFIG, False)
     environments = Environments(threads=1)
     actor = session(learner, environments)
     actor.open()
-    assert [env.resets for env in played] == [2, 1], "the first was played to choose, then reset"
+    assert [env.resets for env in played] == [2, 1], "the first was played to choose codecs, then reset"
     first = len(played[0].shown) - 1
     for _ in range(10):
         assert actor.turn(0.0)

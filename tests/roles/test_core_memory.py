@@ -1,4 +1,4 @@
-"""A learner whose device is out of memory while it is built or resumed ends with what took the memory."""
+"""A learner whose device runs out of memory while it is built or resumed ends with a list of what takes the memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.system.harness import LIMIT, TINY, sets
 
 SPEC = EnvSpec("test/env", ArraySpec((1000,), "float32"), ActionSpec((3,)))
 MAX_ENVS = 5000
-# One layer of 8, the LSTM (what comes in: 8; 5 units, 4 gates, biases), the heads for 3 actions and the value.
+# One layer of 8, the LSTM (8 inputs, 5 units, 4 gates, biases), the heads for 3 actions and the value.
 WEIGHTS = (1000 * 8 + 8) + (8 * 20 + 5 * 20 + 20) + (5 * 3 + 3) + (5 + 1)
 STATES = f"the agent states of inference.max_envs = 5000 environments ({5001 * 2 * 5 * 4 / 1e6:.1f} MB)"
 
@@ -48,16 +48,16 @@ def _sentence(raised: pytest.ExceptionInfo[SeedError]) -> str:
     return sentence
 
 
-def test_weights_that_find_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_do_not_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "create_agent", exhausted)
     with pytest.raises(SeedError) as raised:
         _core(tmp_path)
     sentence = _sentence(raised)
     assert "it must hold the network's weights; make the network smaller" in sentence
-    assert "inference.max_envs" not in sentence, "it would not help"
+    assert "inference.max_envs" not in sentence, "a lower value would not help"
 
 
-def test_state_tables_that_find_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_tables_do_not_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf, "repeat", exhausted)
     with pytest.raises(SeedError) as raised:
         _core(tmp_path)
@@ -67,7 +67,7 @@ def test_state_tables_that_find_no_memory(tmp_path: Path, monkeypatch: pytest.Mo
     assert "lower inference.max_envs = 5000, " in sentence
 
 
-def test_an_optimizer_that_finds_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_optimizer_does_not_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Trainer", exhausted)
     with pytest.raises(SeedError) as raised:
         _core(tmp_path)
@@ -75,7 +75,7 @@ def test_an_optimizer_that_finds_no_memory(tmp_path: Path, monkeypatch: pytest.M
     assert STATES in sentence and "inference's copy of the weights (33.2 kB)" in sentence
 
 
-def test_a_checkpoint_that_finds_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restored_checkpoint_does_not_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     core = _core(tmp_path)
     core.checkpointer.save(core.counters(), wait=True)
     checkpoint = find_checkpoint(tmp_path / "checkpoints")
@@ -86,7 +86,7 @@ def test_a_checkpoint_that_finds_no_memory(tmp_path: Path, monkeypatch: pytest.M
         core.resume(checkpoint)
     sentence = _sentence(raised)
     assert f"while restoring {checkpoint.path}: " in sentence and STATES in sentence
-    moments = 2 * WEIGHTS * 4  # Adam's two of each weight; beside them two numbers
+    moments = 2 * WEIGHTS * 4  # Adam's two moments of each weight, without its two scalars
     assert f"the optimizer's state ({moments / 1e3:.1f} kB)" in sentence
 
 
@@ -116,7 +116,7 @@ sys.exit(main(sys.argv[1:]))
     ],
     ids=["built", "answered"],
 )
-def test_a_run_ends_with_that_sentence(tmp_path: Path, patch: str, doing: str) -> None:
+def test_a_run_ends_with_one_sentence(tmp_path: Path, patch: str, doing: str) -> None:
     options: list[Any] = ["train", "--preset", "cartpole_vtrace", "--deterministic", "--steps", "1000", "--envs", "4"]
     values = sets(*TINY, "agent.network.lstm=5", "inference.max_envs=64")
     ended = subprocess.run(

@@ -32,7 +32,7 @@ def leave(folder: Path, **address: Any) -> None:
     (folder / ADDRESS).write_text(json.dumps(address))
 
 
-# -- what was told, or nothing
+# -- the address given, or the default
 
 
 def test_environment_variable_takes_precedence_over_slurm() -> None:
@@ -54,21 +54,21 @@ def test_malformed_node_list_is_refused() -> None:
 
 
 @pytest.mark.parametrize("connect", ["", ",", " , "])
-def test_no_place_at_all(connect: str) -> None:
+def test_no_address_is_refused(connect: str) -> None:
     with pytest.raises(UsageError, match="no learner address given"):
         Discovery(connect)
 
 
 @pytest.mark.parametrize("connect", ["learner", "a:1,learner", "http://a:1", "a:1,zmq://b", "grpc://./run"])
-def test_what_is_neither_an_address_nor_a_folder(connect: str) -> None:
+def test_neither_an_address_nor_a_folder_is_refused(connect: str) -> None:
     with pytest.raises(UsageError, match="is not a learner's address"):
         Discovery(connect)
 
 
-# -- places in turn
+# -- several places
 
 
-def test_several_places_are_tried_in_turn_and_the_last_good_one_first() -> None:
+def test_several_places_are_tried_in_turn_starting_with_the_last_good_one() -> None:
     discovery = Discovery("a:1, zmq://b:2,c:3")
     assert str(discovery) == "a:1, zmq://b:2,c:3"
     assert [discovery.next() for _ in range(5)] == ["a:1", "zmq://b:2", "c:3", "a:1", "zmq://b:2"]
@@ -82,7 +82,7 @@ def test_an_actor_is_refused_once_every_place_has_refused_it() -> None:
     discovery.next()
     discovery.refused("a:1", error)
     discovery.next()
-    discovery.refused("a:1", error)  # the same again is no other
+    discovery.refused("a:1", error)  # the same place again
     discovery.next()
     discovery.succeeded()  # the other learner admitted it: earlier refusals no longer count
     discovery.next()
@@ -99,23 +99,23 @@ def test_an_actor_is_refused_once_every_place_has_refused_it() -> None:
 # -- a run's folder
 
 
-def test_the_learner_of_a_folder_is_one_whatever_addresses_it_has(tmp_path: Path) -> None:
+def test_all_addresses_of_a_folder_are_one_learner(tmp_path: Path) -> None:
     (tmp_path / "address.json").write_text(json.dumps({"hosts": ["nowhere", "there"], "grpc": 7}))
     discovery, error = Discovery(str(tmp_path)), RefusedError("another token")
-    assert discovery.next() == "nowhere:7"  # leads to nobody
+    assert discovery.next() == "nowhere:7"  # unreachable
     assert discovery.next() == "there:7"
     with pytest.raises(RefusedError, match="another token"):
         discovery.refused("there:7", error)
     discovery.succeeded()
     assert discovery.next() == "there:7"
-    discovery.refused("there:7", error)  # somebody else's learner, perhaps: the other address has not been tried since
-    # Beside another place, which is still to come, nothing is over.
+    discovery.refused("there:7", error)  # perhaps another learner: the other address has not been tried since
+    # Another place has not refused yet.
     both = Discovery(f"{tmp_path},elsewhere:1")
     assert [both.next() for _ in range(3)] == ["nowhere:7", "there:7", "elsewhere:1"]
     both.refused("there:7", error)
 
 
-def test_certificates_are_for_grpc_alone() -> None:
+def test_certificates_are_for_grpc_only() -> None:
     for connect in ("zmq://a:1", "b:2,zmq://a:1"):
         with pytest.raises(UsageError, match="--tls-ca are for gRPC"):
             Discovery(connect, tls=TlsFiles(ca="ca.pem"))
@@ -124,7 +124,7 @@ def test_certificates_are_for_grpc_alone() -> None:
     Discovery("./run,b:2", tls=TlsFiles(ca="ca.pem"))
 
 
-def test_a_transport_is_for_folders_alone() -> None:
+def test_a_transport_is_for_folders_only() -> None:
     with pytest.raises(UsageError, match="--transport zmq is for --connect RUN_FOLDER"):
         Discovery("a:1", transport="zmq")
 
@@ -147,13 +147,13 @@ def test_address_file_is_read_at_each_attempt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["./run", "run/", "/absolute/run", ".", ".."])
-def test_what_looks_like_a_folder_is_one(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_folders(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UnreachableError, match="no learner has published its address"):
         Discovery(place).next()
 
 
-def test_a_folder_that_exists_is_one_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_folder_is_a_folder_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     leave(tmp_path / "run", hosts=["node1"], grpc=1)
     assert Discovery("run").next() == "node1:1"
@@ -162,7 +162,7 @@ def test_a_folder_that_exists_is_one_whatever_its_name(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     "address", [{}, {"hosts": "node"}, {"grpc": 1}, {"hosts": ["a"], "grpc": "1"}, {"hosts": ["a"], "zmq": 1}], ids=str
 )
-def test_an_address_that_is_none_is_waited_for(tmp_path: Path, address: dict[str, Any]) -> None:
+def test_an_actor_waits_while_the_address_file_is_invalid(tmp_path: Path, address: dict[str, Any]) -> None:
     leave(tmp_path / "run", **address)
     with pytest.raises(UnreachableError):
         Discovery(str(tmp_path / "run")).next()
@@ -174,7 +174,7 @@ def test_the_transport_chooses_the_port(tmp_path: Path) -> None:
     assert [discovery.next() for _ in range(3)] == ["zmq://node1:8687", "zmq://[fe80::1]:8687", "zmq://node1:8687"]
 
 
-def test_on_one_machine_the_loopback_is_tried_first(tmp_path: Path) -> None:
+def test_the_loopback_is_tried_first_on_the_learners_machine(tmp_path: Path) -> None:
     left = announcement("0.0.0.0", {"grpc": 8686, "zmq": 8687})
     assert left["everywhere"] is True and left["hosts"] and left["machine"] == machine_id()
     leave(tmp_path / "run", **left)
@@ -213,13 +213,13 @@ def test_token_is_read_at_each_attempt(config: Path) -> None:
     assert keys[0] != keys[1]
 
 
-def test_what_needs_no_token(config: Path) -> None:
+def test_insecure_and_shared_memory_need_no_token(config: Path) -> None:
     assert Discovery("a:1", insecure=True).security("a:1") is None
     assert Discovery("shm:///tmp/x").security("shm:///tmp/x") is None
     assert not config.exists()
 
 
-def test_a_learner_makes_its_token_unless_it_is_insecure(config: Path) -> None:
+def test_a_learner_creates_its_token_unless_it_is_insecure(config: Path) -> None:
     assert learner_security(Config(net=NetConfig(insecure=True))) is None
     assert not config.exists()
     security = learner_security(make_config())
@@ -241,5 +241,5 @@ def test_a_learner_makes_its_token_unless_it_is_insecure(config: Path) -> None:
         (NetConfig(host="0.0.0.0", insecure=True), "0.0.0.0"),
     ],
 )
-def test_only_protected_listeners_are_open_to_all_unasked(net: NetConfig, host: str) -> None:
+def test_only_protected_listeners_bind_all_interfaces_by_default(net: NetConfig, host: str) -> None:
     assert bound_host(Config(net=net)) == host

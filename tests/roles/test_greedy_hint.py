@@ -1,4 +1,4 @@
-"""When `seed eval` says that greedy play falls short of training."""
+"""When `seed eval` hints that greedy play falls short of training."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ HALF = [0.0, 1.0] * 50  # mean 0.5, standard deviation 0.5
         ([0.7] * 100, [0.0] * 20, True),
         ([0.7] * 100, [0.7] * 20, False),
         ([0.7] * 100, [0.9] * 20, False),
-        ([0.7] * 100, [0.66] * 20, True),  # 0.04 is more than a twentieth of 0.7, and nothing varied
+        ([0.7] * 100, [0.66] * 20, True),  # 0.04 is more than a twentieth of 0.7, without variance
         ([0.7] * 100, [0.67] * 20, False),
         ([-100.0] * 100, [-500.0] * 20, True),
         ([-100.0] * 100, [-104.0] * 20, False),
         (HALF, [0.0] * 20, True),
-        (HALF, [0.0, 1.0] * 4 + [0.0] * 12, False),  # 0.2 of 0.5: three standard errors are 0.37
-        (HALF, [0.0] * 4, False),  # four failures of a coin prove nothing
-        (HALF, [0.3] * 1000, False),  # no chance, but less than half a standard deviation
+        (HALF, [0.0, 1.0] * 4 + [0.0] * 12, False),  # mean 0.2, not 0.5: three standard errors are 0.37
+        (HALF, [0.0] * 4, False),  # four failures of a coin are chance
+        (HALF, [0.3] * 1000, False),  # significant, but less than half a standard deviation
         ([1.0] * 19, [0.0] * 20, False),
         ([1.0] * 20, [0.0] * 20, True),
         ([], [0.0] * 20, False),

@@ -1,4 +1,4 @@
-"""When a learner calls itself healthy, and what stands in its metrics of its actors."""
+"""When a learner is healthy, and the metrics of its actors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def learner(clock: Clock) -> Any:
-    """As much of a learner as is looked at before there is an agent."""
+    """The parts of a learner that the reporter reads before there is an agent."""
     service = SimpleNamespace(
         last_turn=clock.now,
         departed=deque(),
@@ -72,7 +72,7 @@ def reporter(learner: Any, tmp_path: Path) -> Any:
 
 def test_stalled_inference_thread_is_unhealthy(reporter: Reporter, learner: Any, clock: Clock) -> None:
     reporter.enter("serving")
-    # Updates may take minutes: only the thread that answers actors must turn.
+    # Updates may take minutes: only the inference thread must make progress.
     for _ in range(10):
         clock.now += TURN_SECONDS - 1
         assert reporter.health() == Health("serving")
@@ -87,7 +87,7 @@ def test_inference_thread_may_be_idle_before_and_after_serving(reporter: Reporte
     clock.now += 10 * TURN_SECONDS
     assert reporter.health() == Health("starting")
     reporter.enter("serving")
-    assert reporter.health() == Health("serving"), "what it took to start is not counted"
+    assert reporter.health() == Health("serving"), "the start-up time does not count"
     reporter.enter("stopping")
     clock.now += 10 * TURN_SECONDS
     assert reporter.health() == Health("stopping")
@@ -113,17 +113,17 @@ def test_a_report_replaces_the_status_as_a_whole(reporter: Reporter, learner: An
     clock.now += 2
     learner.service.last_turn = clock.now
     snapshot = reporter.report()
-    assert first.snapshot is None, "a reader keeps what it has"
+    assert first.snapshot is None, "a status that was read does not change"
     assert reporter.status.snapshot is snapshot and reporter.status.run is first.run
     assert {row.actor_id: row.state for row in reporter.status.fleet} == {"gone": "lost", "in": "stepping"}
     assert reporter.status.turn_seconds == 0.0
     line = json.loads((reporter._folder.path / "metrics.jsonl").read_text())
     assert (line["actors"], line["actors_stepping"], line["actors_lost"], line["sessions_lost"]) == (1, 1, 1, 1)
-    assert line["envs"] == 3, "those of a lost actor are not counted"
+    assert line["envs"] == 3, "environments of a lost actor are not counted"
     assert "gone" not in json.dumps(line), "metrics.jsonl has counts, not rows"
 
 
-def test_devices_are_reported_by_what_their_threads_have_noted() -> None:
+def test_devices_are_reported_from_the_profiles_of_their_threads() -> None:
     import numpy as np
     import tensorflow as tf
 

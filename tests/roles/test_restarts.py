@@ -22,7 +22,7 @@ def test_failures_are_allowed_up_to_the_limit_and_expire():
     assert not Restarts(clock=lambda: now).failed("no restart is allowed", 0)
 
 
-def test_a_process_that_replaces_itself_remembers_its_failures():
+def test_failures_are_kept_when_a_process_replaces_itself():
     code = """
 import os, sys
 from seedcli.roles.restarts import Restarts
@@ -35,11 +35,11 @@ print(restarts.actor_id, restarts.failures, restarts.unreported, sys.argv[1], "S
     command = [sys.executable, "-c", code, "argument"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS, check=True)
     _, pid, failures, *sentence, argument, left = done.stdout.split()
-    assert failures == "2" and " ".join(sentence) == f"broke in {pid}", "the same process, twice replaced"
+    assert failures == "2" and " ".join(sentence) == f"broke in {pid}", "the same process, replaced twice"
     assert argument == "argument" and left == "False"
 
 
-def test_what_others_left_in_the_environment_is_ignored(monkeypatch):
+def test_invalid_environment_variables_are_ignored(monkeypatch):
     for value in ("no json", "7", json.dumps({"a": 1})):
         monkeypatch.setitem(os.environ, "SEED_ACTOR_FAILURES", value)
         assert Restarts().failures == 0

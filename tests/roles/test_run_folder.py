@@ -1,4 +1,4 @@
-"""A run's folder: where it lies, who may write to it, what is kept and what is removed."""
+"""A run's folder: its path, its lock, and which files are kept or removed."""
 
 import contextlib
 import errno
@@ -27,7 +27,7 @@ from tests.mounts import read_only, tmpfs
 
 
 def fill(folder: RunFolder) -> None:
-    """Write what a run writes."""
+    """Write the files of a run."""
     folder.write_config(load_config("cartpole_vtrace", environ={}))
     (folder.checkpoints / "640").mkdir(parents=True)
     (folder.checkpoints / "640" / "data").write_bytes(b"x")
@@ -104,7 +104,7 @@ def test_a_start_that_fails_before_its_first_step_leaves_nothing(
         with pytest.raises(KeyError), RunFolder.create(path, "cartpole_vtrace") as folder:
             fill(folder)
             raise KeyError
-        assert list(tmp_path.iterdir()) == [], "the folders above it too"
+        assert list(tmp_path.iterdir()) == [], "parent folders are removed too"
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     with pytest.raises(KeyError), RunFolder.create(Path("mine"), "cartpole_vtrace") as folder:
@@ -113,7 +113,7 @@ def test_a_start_that_fails_before_its_first_step_leaves_nothing(
     assert [entry.name for entry in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
-def test_a_failed_start_leaves_an_earlier_run_as_it_was(tmp_path: Path) -> None:
+def test_a_failed_start_leaves_an_earlier_run_unchanged(tmp_path: Path) -> None:
     path = finished(tmp_path / "run")
     before = {entry: entry.read_bytes() for entry in path.rglob("*") if entry.is_file() and entry.name != LOCK}
 
@@ -127,7 +127,7 @@ def test_a_failed_start_leaves_an_earlier_run_as_it_was(tmp_path: Path) -> None:
                 folder.log_path.write_text("of the new one")
             raise KeyError
         assert now() == before
-    # One that is killed meanwhile cannot put it back; the next start does.
+    # A start that is killed cannot restore the earlier run; the next start does.
     lost = RunFolder.create(path, "cartpole_vtrace", overwrite=True)
     lost.log_path.write_text("of the new one")
     lost.close()
@@ -166,7 +166,7 @@ def test_a_folder_without_a_run(tmp_path: Path) -> None:
     RunFolder.create(path, "cartpole_vtrace").close()  # a start that wrote nothing leaves no run
 
 
-def test_flags_that_contradict(tmp_path: Path) -> None:
+def test_contradictory_flags_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot both"):
         RunFolder.create(tmp_path, "cartpole_vtrace", resume=True, overwrite=True)
     with pytest.raises(UsageError, match="--resume needs --logdir"):
@@ -199,7 +199,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds a run's folder."""
+    """Start another process that holds a run's folder."""
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDING, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -259,19 +259,21 @@ def test_continue_contradicts_overwrite_and_needs_a_folder(tmp_path: Path) -> No
 def test_a_standby_waits_until_the_holder_dies(tmp_path: Path) -> None:
     path = finished(tmp_path / "run")
     with held(path) as holder:
-        told: list[str] = []
+        sentences: list[str] = []
 
         def wait(sentence: str) -> None:
-            told.append(sentence)
+            sentences.append(sentence)
             threading.Timer(1.0, holder.kill).start()
 
         begun = time.monotonic()
         with RunFolder.create(path, "x", resume=None, wait=wait) as folder:
             assert 1.0 <= time.monotonic() - begun < 15 and folder.resume
-            assert told == [f"{path} belongs to a running learner (process {holder.pid} on {socket.gethostname()})"]
+            assert sentences == [
+                f"{path} belongs to a running learner (process {holder.pid} on {socket.gethostname()})"
+            ]
             assert json.loads((path / LOCK).read_text())["pid"] == os.getpid()
-    with RunFolder.create(path, "x", resume=None, wait=told.append):
-        assert len(told) == 1, "a free folder is not waited for"
+    with RunFolder.create(path, "x", resume=None, wait=sentences.append):
+        assert len(sentences) == 1, "no wait for a free folder"
 
 
 def test_waiting_for_a_folder_ends_with_a_signal(tmp_path: Path) -> None:
@@ -291,10 +293,10 @@ def test_waiting_for_a_folder_ends_with_a_signal(tmp_path: Path) -> None:
             )
     finally:
         signal.signal(signal.SIGUSR1, before)
-    RunFolder.create(path, "x", resume=True).close()  # nothing of the wait holds the lock
+    RunFolder.create(path, "x", resume=True).close()  # the wait has left no lock
 
 
-def test_a_lock_of_a_folder_that_is_gone_counts_for_nothing(tmp_path: Path) -> None:
+def test_the_lock_of_a_moved_folder_does_not_count(tmp_path: Path) -> None:
     path = finished(tmp_path / "run")
     with held(path):
         shutil.move(path, tmp_path / "moved")
@@ -334,7 +336,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_configuration_is_whole_or_as_it_was(tmp_path: Path) -> None:
+def test_a_configuration_is_written_atomically(tmp_path: Path) -> None:
     small, other = load_config("cartpole_vtrace", environ={}), load_config("pong_vtrace", environ={})
     with tmpfs(tmp_path / "mounted", "size=64k") as mounted:
         with RunFolder.create(mounted / "run", "x") as folder:
@@ -349,7 +351,7 @@ def test_a_configuration_is_whole_or_as_it_was(tmp_path: Path) -> None:
             assert not list((mounted / "run").glob("*.tmp"))
 
 
-def test_a_configuration_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configuration_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     sync, replace = os.fsync, os.replace
 
@@ -368,7 +370,7 @@ def test_a_configuration_is_on_disk_before_it_has_its_name(tmp_path: Path, monke
     assert done == ["sync config.tmp", "rename config.toml", "sync run"]
 
 
-def test_an_address_is_found_by_who_looks_for_it(tmp_path: Path) -> None:
+def test_an_address_is_written_read_and_removed(tmp_path: Path) -> None:
     path = tmp_path / "run"
     assert RunFolder.read_address(path) is None
     address = {"hosts": ["node1", "10.0.0.1"], "grpc": 8686, "zmq": -1}
@@ -385,16 +387,16 @@ def test_an_address_is_found_by_who_looks_for_it(tmp_path: Path) -> None:
         assert RunFolder.read_address(path) is None
         folder.write_address(address)
     with RunFolder.create(path, "x", overwrite=True):
-        assert RunFolder.read_address(path) is None, "a run that is replaced serves nowhere"
+        assert RunFolder.read_address(path) is None, "overwriting a run removes its address"
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"grpc": 86', b"[1]", b"\xff\xfe", b"null"])
-def test_a_torn_address_is_none(tmp_path: Path, torn: bytes) -> None:
+def test_a_torn_address_file_is_ignored(tmp_path: Path, torn: bytes) -> None:
     (tmp_path / ADDRESS).write_bytes(torn)
     assert RunFolder.read_address(tmp_path) is None
 
 
-def test_an_address_that_finds_no_room_leaves_the_one_before_it(tmp_path: Path) -> None:
+def test_an_address_that_cannot_be_written_leaves_the_earlier_one(tmp_path: Path) -> None:
     with tmpfs(tmp_path / "mounted", "size=64k") as mounted, RunFolder.create(mounted / "run", "x") as folder:
         folder.write_address({"grpc": 1})
         full(mounted)

@@ -1,4 +1,4 @@
-"""Signals that ask a process to stop, sent to real processes."""
+"""Signals that send a process to stop, sent to real processes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ except Stopped as stopped:
 
 
 class Script:
-    """A process that says what it does; closing its standard input has it end."""
+    """A process that prints its progress; it ends when its standard input is closed."""
 
     def __init__(self, text: str, *prefix: str) -> None:
         if not prefix:  # the tests themselves may run under nohup
@@ -53,7 +53,7 @@ class Script:
         assert self.process.stdout is not None
         return self.process.stdout
 
-    def ask(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
         assert self._out.readline() == "noted\n"
 
@@ -81,32 +81,32 @@ def test_the_first_signal_is_a_clean_stop(
     scripts: list[Script], text: str, number: signal.Signals, status: int
 ) -> None:
     scripts.append(Script(text))
-    scripts[0].ask(number)
+    scripts[0].send(number)
     assert scripts[0].end() == status
 
 
 def test_a_second_signal_ends_a_learner_at_once(scripts: list[Script]) -> None:
     scripts.append(Script(NOTED))
-    scripts[0].ask(signal.SIGTERM)
+    scripts[0].send(signal.SIGTERM)
     scripts[0].process.send_signal(signal.SIGINT)
     assert scripts[0].process.wait(SECONDS) == 130
 
 
-def test_sigterms_in_one_moment_are_one_and_a_later_one_is_a_second(scripts: list[Script]) -> None:
+def test_sigterms_in_quick_succession_count_as_one_but_a_later_one_does_not(scripts: list[Script]) -> None:
     # As SLURM preempts a job: SIGTERM, SIGCONT, SIGTERM.
     scripts.append(Script(NOTED))
     for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGTERM):
         scripts[0].process.send_signal(number)
     assert scripts[0]._out.readline() == "noted\n"
     with pytest.raises(subprocess.TimeoutExpired):
-        scripts[0].process.wait(1.2)  # it goes on with its clean stop
+        scripts[0].process.wait(1.2)  # it continues its clean stop
     scripts[0].process.send_signal(signal.SIGTERM)
     assert scripts[0].process.wait(SECONDS) == 143
 
 
 def test_a_second_signal_ends_other_commands_at_once(scripts: list[Script]) -> None:
     scripts.append(Script(RAISED))
-    scripts[0].ask(signal.SIGTERM)
+    scripts[0].send(signal.SIGTERM)
     scripts[0].process.send_signal(signal.SIGTERM)
     assert scripts[0].process.wait(SECONDS) == -signal.SIGTERM
 
@@ -117,5 +117,5 @@ def test_nohup_is_respected(scripts: list[Script], text: str) -> None:
     scripts[0].process.send_signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):
         scripts[0].process.wait(0.5)
-    scripts[0].ask(signal.SIGTERM)
+    scripts[0].send(signal.SIGTERM)
     assert scripts[0].end() == 143

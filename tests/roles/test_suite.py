@@ -1,4 +1,4 @@
-"""`seed eval --suite`: scores, statistics, the choice of runs, and the whole command on checkpoints made here."""
+"""`seed eval --suite`: scores, statistics, the choice of runs, and the command on checkpoints created here."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ TINY_LAB = (
 
 
 def make_run(folder: Path, game: str, *steps: int, lab: bool = False) -> Path:
-    """A run folder as a learner leaves it, with an untrained agent's checkpoints after so many environment steps.
+    """Create a run folder with an untrained agent's checkpoints at the given environment steps.
 
-    Of an Atari game, or of a DeepMind Lab level.
+    The run is of an Atari game, or with `lab` of a DeepMind Lab level.
     """
     preset, sets = ("dmlab_vtrace", TINY_LAB) if lab else ("atari_vtrace", TINY)
     resolved = load_config(preset, sets=sets, flags={"--env": game}, environ={})
@@ -77,14 +77,14 @@ def make_run(folder: Path, game: str, *steps: int, lab: bool = False) -> Path:
 
 
 def damage(run: Path) -> None:
-    """Cut short the variables of every checkpoint of a run."""
+    """Truncate the variables of every checkpoint of a run."""
     for checkpoint in list_checkpoints(run / "checkpoints"):
         next(checkpoint.glob("variables.data*")).write_bytes(b"")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two games, at different depths, beside things that are no runs."""
+    """Runs of two games at different depths, and a folder that is not a run."""
     folder = tmp_path_factory.mktemp("runs")
     make_run(folder / "atari_vtrace" / "20250101-120000", "pong", 1000, 2000)
     make_run(folder / "assault", "assault", 300)
@@ -101,7 +101,7 @@ def evaluate(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tupl
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """The one sentence a call of `seed eval` is refused with, status 2."""
+    """Run `seed eval`, which must be refused with status 2; returns the sentence."""
     status = main(["eval", *map(str, arguments)])
     captured = capsys.readouterr()
     assert status == 2 and captured.out == "", captured
@@ -135,7 +135,7 @@ def test_dmlab30_is_the_30_levels_with_their_scores() -> None:
     assert (suite.count(1), suite.count(30)) == ("1 level", "30 levels")
 
 
-def test_what_a_run_is_evaluated_on() -> None:
+def test_the_environment_that_a_run_is_evaluated_on() -> None:
     suite = load_suite("dmlab30")
     trained = env_config(family="dmlab", id="x", height=72, kwargs={"datasetPath": "/data"})
     held_out, same = (suite.test_environment(suite.tasks[i], trained) for i in (0, 3))
@@ -150,7 +150,7 @@ def test_what_a_run_is_evaluated_on() -> None:
 
 
 def test_an_unknown_suite_names_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="'atari75' is no suite.*atari57, dmlab30"):
+    with pytest.raises(UsageError, match="'atari75' is not a suite.*atari57, dmlab30"):
         load_suite("atari75")
 
 
@@ -194,7 +194,7 @@ def test_interquartile_means_by_hand(scores: list[float], expected: float) -> No
     np.testing.assert_array_equal(interquartile_mean(stacked), [expected, 2 * expected])
 
 
-def test_no_score_counts_for_more_than_a_humans_in_a_capped_mean() -> None:
+def test_the_capped_mean_caps_each_score_at_that_of_a_human() -> None:
     assert capped_mean(np.array([0.5, 1.0, 30.0, -0.5])) == 0.5
     np.testing.assert_array_equal(capped_mean(np.array([[2.0, 3.0], [0.0, 0.5]])), [1.0, 0.25])
 
@@ -231,25 +231,25 @@ def test_statistics_and_intervals_against_plain_loops() -> None:
         resampled = sorted(
             statistic([statistics.fmean(other.choices(game, k=len(game))) for game in games]) for _ in range(4000)
         )
-        # Two bootstraps of thousands of resamples agree to a small part of the interval's width.
+        # Two bootstraps of thousands of resamples agree within a small part of the interval.
         width = resampled[3900] - resampled[100]
         assert low == pytest.approx(resampled[100], abs=0.08 * width)
         assert high == pytest.approx(resampled[3900], abs=0.08 * width)
         assert low < value < high
 
 
-def test_the_interval_of_the_mean_covers_the_truth_as_often_as_it_says() -> None:
+def test_the_interval_of_the_mean_has_its_nominal_coverage() -> None:
     draw = np.random.default_rng(11)
     covered = 0
     for trial in range(100):
         _, low, high = aggregate(draw.normal([[0.0], [4.0], [20.0]], 1.0, (3, 20)), trial, ["mean"])["mean"]
         covered += low <= 8.0 <= high
-        # Within games only: the spread between games is none of the uncertainty. σ/√(G·N) is 0.129.
+        # Only the variance within games counts, not that between games: σ/√(G·N) is 0.129.
         assert 0.3 < high - low < 0.7
     assert 85 <= covered <= 100
 
 
-def test_a_seed_gives_the_same_interval_again_and_one_episode_gives_none() -> None:
+def test_a_seed_repeats_its_interval_and_one_episode_has_none() -> None:
     scores = np.random.default_rng(0).normal(size=(4, 5))
     names = list(PLAIN)
     assert aggregate(scores, 1, names) == aggregate(scores, 1, names) != aggregate(scores, 2, names)
@@ -271,7 +271,7 @@ def test_runs_are_found_down_to_three_levels(tmp_path: Path) -> None:
     assert suite_runs.find_runs(tmp_path / "x" / "run") == [tmp_path / "x" / "run"]
 
 
-def test_of_two_runs_of_a_game_the_longer_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_longer_of_two_runs_of_a_game_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short, long = make_run(tmp_path / "a", "pong", 500), make_run(tmp_path / "b", "pong", 100, 900)
     (run,) = suite_runs.choose_runs(tmp_path, load_suite("atari57"))
     assert (run.path, run.env_steps, run.task.name) == (long, 900, "pong")
@@ -281,7 +281,7 @@ def test_of_two_runs_of_a_game_the_longer_is_played(tmp_path: Path, capsys: pyte
     assert suite_runs.choose_runs(tmp_path, load_suite("atari57"))[0].path == long
 
 
-def test_a_game_that_is_none_of_the_suite_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_game_outside_the_suite_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "a", "pong", 1)
     make_run(tmp_path / "b", "adventure", 1)
     (run,) = suite_runs.choose_runs(tmp_path, load_suite("atari57"))
@@ -296,7 +296,7 @@ def test_a_game_that_is_none_of_the_suite_is_left_out(tmp_path: Path, capsys: py
 # The command
 
 
-def test_json_holds_games_statistics_and_what_is_missing(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_holds_games_statistics_and_missing_games(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = (runs, "--episodes", "3", "--sample", "--envs", "2", "--json")
     status, out, err = evaluate(capsys, *arguments)
     assert status == 0 and out.count("\n") == 1
@@ -314,7 +314,7 @@ def test_json_holds_games_statistics_and_what_is_missing(runs: Path, capsys: pyt
         assert len(game["returns"]) == 3
         assert game["return_mean"] == pytest.approx(statistics.fmean(game["returns"]))
         assert game["human_normalised"] == pytest.approx((game["return_mean"] - low) / (human - low))
-    assert any(pong["returns"] + assault["returns"]), "nothing was scored"
+    assert any(pong["returns"] + assault["returns"]), "no episode scored"
     means = [game["human_normalised"] for game in found["games"]]
     assert list(found["aggregate"]) == ["median", "mean", "iqm"]
     for name in found["aggregate"]:
@@ -324,7 +324,7 @@ def test_json_holds_games_statistics_and_what_is_missing(runs: Path, capsys: pyt
         assert estimate["value"] == pytest.approx(statistic(means))
         assert estimate["low"] <= estimate["value"] <= estimate["high"]
     assert len(found["missing"]) == 55 and not {"pong", "assault"} & set(found["missing"])
-    # A line a game while it goes on, and the same call gives the same again.
+    # One line of progress per game; a second call has the same result.
     progress = [line for line in err.splitlines() if line.startswith("[")]
     assert [game["environment"] for game in found["games"]] == ["assault", "pong"]
     assert [line.split(":")[0] for line in progress] == ["[1/2] assault", "[2/2] pong"]
@@ -332,7 +332,7 @@ def test_json_holds_games_statistics_and_what_is_missing(runs: Path, capsys: pyt
     assert evaluate(capsys, *arguments)[1] == out
 
 
-def test_returns_are_those_of_the_run_evaluated_alone(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_returns_equal_those_of_evaluating_one_run(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--episodes", "2", "--seed", "4", "--json")
     status, out, _ = evaluate(capsys, runs / "assault", *options)
     assert status == 0
@@ -356,7 +356,7 @@ def test_without_json_there_are_tables(runs: Path, capsys: pytest.CaptureFixture
 def test_unreadable_runs_count_as_missing(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path(shutil.copytree(runs, tmp_path / "runs"))
     damage(folder / "assault")
-    # Of several checkpoints the newest good one is played.
+    # The newest good checkpoint is played.
     pong = folder / "atari_vtrace" / "20250101-120000"
     next((pong / "checkpoints" / "2000").glob("variables.data*")).write_bytes(b"")
     status, out, err = evaluate(capsys, folder, "--episodes", "1", "--json")
@@ -407,10 +407,10 @@ def test_wrong_options_are_refused_before_playing(
 # DMLab-30
 
 
-def test_levels_are_tested_on_what_was_held_out(
+def test_levels_are_evaluated_on_their_held_out_versions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a double of the simulator: trained on _train, played on _test, and with other episodes than in training."""
+    """On a double of the simulator: levels trained on _train are played on _test, with other episodes."""
     runs = tmp_path / "runs"
     make_run(runs / "a", "rooms_collect_good_objects_train", 100, lab=True)
     make_run(runs / "b", "rooms_watermaze", 200, lab=True)
@@ -454,7 +454,7 @@ def picture(path: Path) -> np.ndarray:
 
 
 def blue_rows(pixels: np.ndarray) -> int:
-    """How many bars are drawn: runs of rows that hold many pixels more blue than red."""
+    """Number of bars: runs of rows with many pixels that are more blue than red."""
     filled = (pixels[..., 2] - pixels[..., 0] > 40).sum(axis=1) > 60
     return int((np.diff(filled.astype(np.int8)) == 1).sum())
 
@@ -469,16 +469,16 @@ def test_a_chart_has_a_bar_for_each_game(tmp_path: Path, games: int) -> None:
     height, width, _ = pixels.shape
     assert width == 1350 and 250 < height < 3000
     assert blue_rows(pixels) == games
-    # Each bar has its height and its name: rows enough to read a line of text.
+    # Each bar has enough rows for a line of text, its name.
     assert height / games >= 35
 
 
-def test_a_chart_of_extreme_scores_shows_them_all(tmp_path: Path) -> None:
+def test_a_chart_shows_extreme_scores(tmp_path: Path) -> None:
     suite = load_suite("atari57")
     scores = {"boxing": -11.5, "pong": 0.5, "atlantis": 142.0, "alien": 1.5}
     path = tmp_path / "chart.png"
     write_chart(path, suite, scores, aggregate(np.array([[score] for score in scores.values()]), 1, suite.statistics))
-    assert blue_rows(picture(path)) == 4, "a small score is still seen beside a large one"
+    assert blue_rows(picture(path)) == 4, "a small score is visible next to a large one"
 
 
 def test_charts_that_cannot_be_written(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ LIMIT = 20.0
 
 
 class Port:
-    """A listener that accepts every connection, in this process, and trusts those that `trusted` names."""
+    """A listener in this process that accepts every connection and trusts those in `trusted`."""
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -29,7 +29,7 @@ class Port:
         return address in self.trusted
 
     def visit(self, *, trusted: bool = False) -> socket.socket:
-        """Connect to it; returns the client's socket."""
+        """Connect; returns the client's socket."""
         visitor = socket.create_connection(self._socket.getsockname())
         visitor.settimeout(LIMIT)
         if trusted:
@@ -57,15 +57,15 @@ def control(port: Port) -> Iterator[AdmissionControl]:
 
 
 def is_ended(visitor: socket.socket) -> bool:
-    """Whether the other end closes the connection."""
+    """Wait for the other end to close the connection."""
     try:
         return visitor.recv(1) == b""
     except ConnectionError:
         return True
 
 
-def stands(visitor: socket.socket) -> bool:
-    """Whether nothing has come from the other end, neither data nor its end."""
+def is_open(visitor: socket.socket) -> bool:
+    """Whether the other end has sent neither data nor its end."""
     visitor.settimeout(0.01)
     try:
         visitor.recv(1)
@@ -81,7 +81,7 @@ def test_a_connection_without_proof_in_time_is_ended_and_one_with_it_stays(
     begun = time.monotonic()
     actor, intruder = port.visit(trusted=True), port.visit()
     assert is_ended(intruder) and time.monotonic() - begun > 0.9
-    assert stands(actor) and control.ended == 1
+    assert is_open(actor) and control.ended == 1
 
 
 def test_a_peer_whose_session_ended_gets_the_full_time_again(
@@ -105,7 +105,7 @@ def test_a_connection_with_much_data_before_the_proof_is_ended(
         visitor.sendall(bytes(60_000))
     quiet.sendall(bytes(1_000))
     assert is_ended(intruder)
-    assert stands(actor) and stands(quiet)
+    assert is_open(actor) and is_open(quiet)
 
 
 def test_a_few_connections_are_admitted_although_actors_hold_most_descriptors(
@@ -117,7 +117,7 @@ def test_a_few_connections_are_admitted_although_actors_hold_most_descriptors(
     monkeypatch.setattr(admission_control, "descriptor_limit", lambda: control.descriptors)
     intruders = [port.visit() for _ in range(admission_control._MIN_UNAUTHENTICATED + 4)]
     assert all(is_ended(intruder) for intruder in intruders[:4])
-    assert all(map(stands, intruders[4:])) and all(map(stands, actors))
+    assert all(map(is_open, intruders[4:])) and all(map(is_open, actors))
     assert control.crowded
 
 
@@ -128,7 +128,7 @@ def test_the_oldest_connections_are_ended_when_there_are_too_many(
     actor = port.visit(trusted=True)
     intruders = [port.visit() for _ in range(8)]
     assert all(is_ended(intruder) for intruder in intruders[:3])
-    assert all(stands(visitor) for visitor in (actor, *intruders[3:]))
+    assert all(is_open(visitor) for visitor in (actor, *intruders[3:]))
 
 
 def test_no_connection_is_too_old_while_the_service_is_stalled(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_no_connection_is_too_old_while_the_service_is_stalled(port: Port, monke
     try:
         intruder = port.visit()
         time.sleep(2.0)
-        assert stands(intruder)
+        assert is_open(intruder)
         monkeypatch.setattr(control, "_last_turn", time.monotonic)
         intruder.settimeout(LIMIT)
         assert is_ended(intruder)
@@ -151,7 +151,7 @@ def test_connections_are_found_and_ended_when_no_descriptor_is_left(
 ) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     intruder, actor = port.visit(), port.visit(trusted=True)
-    # Below what is open already: nothing more can be opened, not even a folder.
+    # Below the number that is open: nothing more can be opened, not even a folder.
     resource.setrlimit(resource.RLIMIT_NOFILE, (intruder.fileno() + 10, limits[1]))
     monkeypatch.setattr(admission_control, "PROOF_SECONDS", 0.5)
     hoard = []
@@ -164,12 +164,10 @@ def test_connections_are_found_and_ended_when_no_descriptor_is_left(
         for duplicate in hoard:
             duplicate.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert stands(actor)
+    assert is_open(actor)
 
 
-def test_the_learner_is_crowded_by_actors_and_not_by_unauthenticated_peers(
-    port: Port, control: AdmissionControl
-) -> None:
+def test_only_actors_make_the_learner_crowded(port: Port, control: AdmissionControl) -> None:
     control.descriptors, control.unauthenticated = admission_control.descriptor_limit() - 5, 0
     assert control.crowded
     control.unauthenticated = control.descriptors // 2

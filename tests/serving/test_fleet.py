@@ -1,4 +1,4 @@
-"""What the learner says of each of its actors, as they come, fall silent, wait, die and come back."""
+"""The state that the learner reports of each actor: joining, stepping, silent, waiting, lost, reconnected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEARTBEAT = 1.0
 
 
 class Watched:
-    """A service with its clock in hand, and a watch over its actors."""
+    """A service with a clock that the test sets, and a watch over its actors."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fleet = Fleet(monkeypatch)
@@ -31,7 +31,7 @@ class Watched:
         return {name: row.state for name, row in self.look().items()}
 
     def pass_seconds(self, seconds: float) -> None:
-        """Time passes, and the service takes what has come."""
+        """Advance the clock, and let the service handle its messages."""
         self.fleet.now += seconds
         self.fleet.turn()
 
@@ -55,7 +55,7 @@ def test_an_actor_that_steps(watched: Watched) -> None:
     actor.answers()
     row = watched.look()["a"]
     assert (row.envs, row.steps, row.state, row.reason) == (3, 3, "stepping", "")
-    assert row.steps_per_second is None, "one look knows no rate"
+    assert row.steps_per_second is None, "a rate needs two looks"
     for sequence in (1, 2):
         actor.send(sequence)
         actor.answers()
@@ -75,9 +75,9 @@ def test_an_actor_without_heartbeats_is_silent_until_the_next_one(watched: Watch
     assert watched.states() == {"quiet": "stepping", "loud": "stepping"}
 
 
-def test_no_actor_is_silent_while_the_service_is_held_up(watched: Watched) -> None:
+def test_no_actor_is_silent_while_the_service_is_busy(watched: Watched) -> None:
     watched.fleet.join("a")
-    watched.fleet.now += 100.0  # an agent is built, say: no turn
+    watched.fleet.now += 100.0  # no turn, as while an agent is built
     assert watched.states() == {"a": "stepping"}
 
 
@@ -97,14 +97,14 @@ def test_an_actor_that_is_not_answered_waits(watched: Watched, monkeypatch: pyte
     fill(0)
     begun = time.perf_counter()
     monkeypatch.setattr("seedcli.serving.fleet_report.time.perf_counter", lambda: begun + 60)
-    assert watched.states() == {"a": "stepping"}, "its other stream can go on"
+    assert watched.states() == {"a": "stepping"}, "its other stream can continue"
     fill(1)
     assert watched.states() == {"a": "waiting"}
     monkeypatch.setattr("seedcli.serving.fleet_report.time.perf_counter", lambda: begun)
     assert watched.states() == {"a": "stepping"}, "an answer takes a moment"
     watched.pass_seconds(5.0)
     monkeypatch.setattr("seedcli.serving.fleet_report.time.perf_counter", lambda: begun + 60)
-    assert watched.states() == {"a": "silent"}, "what waits still beats"
+    assert watched.states() == {"a": "silent"}, "a waiting actor still sends heartbeats"
 
 
 def test_a_lost_actor_is_shown_for_a_minute_with_the_reason(watched: Watched) -> None:

@@ -25,7 +25,7 @@ from tests.inference.helpers import SPEC, make_engine
 
 
 class Fleet:
-    """A service over the in-process transport, and clients that play actors."""
+    """A service over the in-process transport, and its clients."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Fleet:
 
 
 class Actor:
-    """A client that has been let in."""
+    """A client that has been admitted."""
 
     def __init__(self, fleet: Fleet, name: str, envs: int, streams: int, spec: EnvSpec, codec: str) -> None:
         self.fleet = fleet
@@ -146,8 +146,8 @@ def test_environments_beyond_the_limit_are_refused_with_the_numbers(fleet):
     fleet.join("c", envs=2)
 
 
-def introduce(fleet: Fleet, token: Token | None, name: str = "a", failure: str = "") -> None:
-    """An actor with this token, up to its configuration."""
+def announce_actor(fleet: Fleet, token: Token | None, name: str = "a", failure: str = "") -> None:
+    """Perform the handshake of an actor with this token, up to its configuration."""
     client = fleet.server.client()
     client.token = token
     client.pump_with(fleet.turn)
@@ -157,17 +157,17 @@ def introduce(fleet: Fleet, token: Token | None, name: str = "a", failure: str =
 def test_unauthenticated_peers_learn_and_change_nothing(fleet, caplog):
     mine, other = (Token(f"{name}-token-of-these-tests-0123456789", "here") for name in ("my", "another"))
     fleet.server.token = mine
-    introduce(fleet, mine, "good")
+    announce_actor(fleet, mine, "good")
     seeds = fleet.service.reception.seeds_given
     for token, words in ((other, "the token is not this learner's"), (None, "requires a token")):
         for _ in range(20):
             with pytest.raises(RefusedError, match=words):
-                introduce(fleet, token, "good", failure="what only a member of the fleet may have logged")
+                announce_actor(fleet, token, "good", failure="what only a member of the fleet may have logged")
     assert fleet.service.reception.seeds_given == seeds and fleet.service.environment_failures == 0
     assert not fleet.service.sessions() and fleet.engine is None, "nothing is built for an unauthenticated peer"
     assert "what only a member" not in caplog.text
     assert len([record for record in caplog.records if "refused" in record.getMessage()]) <= 2, "logged once"
-    introduce(fleet, mine, "good", failure="this one is of the fleet")
+    announce_actor(fleet, mine, "good", failure="this one is of the fleet")
     assert fleet.service.environment_failures == 1
 
 
@@ -183,7 +183,7 @@ def test_a_reconnecting_actor_replaces_its_session(fleet):
     assert [s.number for s in fleet.service.sessions()] == [again.ready.session]
     assert fleet.engine.connected_envs == 8
     first.send(0)
-    assert first.answers() == [], "the earlier connection is dead"
+    assert first.answers() == [], "the earlier session has ended"
     again.send(0)
     assert len(again.answers()) == 1
 
@@ -195,7 +195,7 @@ def test_every_actor_gets_different_seeds(fleet):
 
 
 @pytest.mark.parametrize("fault", ["duplicate", "ahead", "stream", "session", "size"])
-def test_a_step_out_of_order_ends_its_connection_alone(fleet, fault):
+def test_a_step_out_of_order_ends_only_its_connection(fleet, fault):
     good, bad = fleet.join("good"), fleet.join("bad")
     good.send(0)
     bad.send(0)
@@ -236,7 +236,7 @@ def test_a_non_finite_reward_drops_unrolls_but_not_the_session(fleet):
         good.send(sequence)
         assert [a.header.kind for a in odd.answers() + good.answers()] == [Kind.ACTION] * 2
     assert len(fleet.service.sessions()) == 2 and fleet.service.protocol_errors == 0
-    assert fleet.engine.stats.dropped_unrolls == 2, "record 2 stands in one unroll of each of two environments"
+    assert fleet.engine.stats.dropped_unrolls == 2, "record 2 is in one unroll of each of two environments"
 
 
 def test_a_session_times_out_without_heartbeats(fleet):
@@ -245,7 +245,7 @@ def test_a_session_times_out_without_heartbeats(fleet):
         fleet.now += 5.0
         waiting.client.send(pack_header(Kind.HEARTBEAT, session=waiting.ready.session))
         assert [a.header.kind for a in waiting.answers()] == [Kind.HEARTBEAT_ACK]
-        fleet.now += 0.6  # a service that was held up reads first and judges at the next look
+        fleet.now += 0.6  # a service that was busy reads first and checks timeouts at its next look
         fleet.turn()
     assert [s.actor_id for s in fleet.service.sessions()] == ["waiting"]
     assert fleet.engine.connected_envs == 2
@@ -269,7 +269,7 @@ def test_steps_of_an_unknown_session_are_answered_with_unknown(fleet):
     assert {frame.header.kind for frame in unknown.inbox} == {Kind.UNKNOWN}
 
 
-def test_a_handshake_that_is_not_finished_in_time_is_ended(fleet):
+def test_an_unfinished_handshake_times_out(fleet):
     slow = fleet.server.client()
     slow.pump_with(fleet.turn)
     handshake = ClientHandshake(slow, actor_id="slow", envs=1, streams=1, timeout=5.0)
@@ -298,7 +298,7 @@ def _evaluating(fleet: Fleet) -> dict[str, int]:
 
 
 def test_a_whole_fleet_shares_the_evaluation_environments(monkeypatch):
-    """The published fleet: 30 of 32 actors with 20 environments evaluate with one each."""
+    """As in the published fleet: 30 of 32 actors with 20 environments have one evaluation environment each."""
     fleet = Fleet(monkeypatch, max_envs=640, fleet_envs=640, evaluation_envs=30)
     actors = [fleet.join(f"actor-{i}", envs=20, streams=2) for i in range(32)]
     assert [actor.configuration["evaluation_envs"] for actor in actors] == [1] * 30 + [0] * 2
@@ -318,7 +318,7 @@ def test_a_whole_fleet_shares_the_evaluation_environments(monkeypatch):
         (1, 20, 4, 0),  # never all of an actor's environments
         (2, 20, 19, 1),
         (3, 3, 2, 2),
-        (40, 20, 4, 4),  # never more than were asked for
+        (40, 20, 4, 4),  # never more than configured
         (7, 100, 1, 1),  # rounded up
         (8, 8, 0, 0),
     ],
@@ -342,7 +342,7 @@ def test_a_reconnecting_actor_keeps_its_evaluation_share(monkeypatch):
     assert _evaluating(fleet) == {"a": 1, "b": 1, "c": 0}
 
 
-def test_a_share_is_free_again_when_its_actor_leaves(monkeypatch):
+def test_a_leaving_actor_frees_its_evaluation_share(monkeypatch):
     fleet = Fleet(monkeypatch, max_envs=40, fleet_envs=20, evaluation_envs=1)
     first = fleet.join("a", envs=10)
     assert fleet.join("b", envs=10).configuration["evaluation_envs"] == 0
@@ -364,7 +364,7 @@ def test_notices_of_actors_are_logged_once(monkeypatch, caplog):
 
 
 def test_concurrent_handshakes_get_different_evaluation_shares(monkeypatch):
-    """A share is promised with CONFIGURE, long before the environments are built."""
+    """A share is assigned with CONFIGURE, long before the environments are built."""
     fleet = Fleet(monkeypatch, max_envs=60, fleet_envs=60, evaluation_envs=2)
     handshakes = []
     for name in ("a", "b", "c"):
@@ -378,7 +378,7 @@ def test_concurrent_handshakes_get_different_evaluation_shares(monkeypatch):
     assert _evaluating(fleet) == {"a": 1, "b": 1, "c": 0}
 
 
-def test_a_handshake_that_breaks_off_frees_its_share(monkeypatch):
+def test_an_aborted_handshake_frees_its_evaluation_share(monkeypatch):
     fleet = Fleet(monkeypatch, max_envs=60, fleet_envs=40, evaluation_envs=1)
     client = fleet.server.client()
     client.pump_with(fleet.turn)
@@ -425,7 +425,7 @@ def test_encoded_rows_are_answered_like_raw_ones_and_counted(fleet):
 
 
 @pytest.mark.parametrize("fault", ["noise", "nothing", "cut", "longer", "plain", "bomb"])
-def test_a_corrupt_row_ends_its_connection_alone(fleet, fault):
+def test_a_corrupt_row_ends_only_its_connection(fleet, fault):
     good, bad = fleet.join("good", codec="zstd"), fleet.join("bad", codec="zstd")
     for sequence in range(2):
         good.send_encoded(sequence)
@@ -453,7 +453,7 @@ def test_a_corrupt_row_ends_its_connection_alone(fleet, fault):
 
 
 @pytest.mark.parametrize(("compression", "codec"), [("off", "zstd"), ("auto", "lz4"), ("on", "bits")])
-def test_codecs_that_were_not_offered_or_do_not_fit_are_refused(monkeypatch, compression, codec):
+def test_codecs_not_offered_and_unsuitable_codecs_are_refused(monkeypatch, compression, codec):
     fleet = Fleet(monkeypatch, compression=compression)
     client = fleet.server.client()
     client.pump_with(fleet.turn)

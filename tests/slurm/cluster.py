@@ -1,4 +1,4 @@
-"""A SLURM of two nodes on this machine: its daemons, its files and its sockets belong to the test alone."""
+"""A SLURM cluster of two nodes on this machine, with its own daemons, files and sockets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import psutil
 import seedcli
 from tests.system.harness import checkpoints, wait_for
 
-# More CPUs than the machine may have, so that a job of several processes fits: config_overrides has slurmd accept it.
+# More CPUs than the machine may have, so that jobs of several processes fit; config_overrides makes slurmd accept it.
 CONFIGURATION = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -53,25 +53,25 @@ NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8 RealMe
 PartitionName=low Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1
 PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=off
 """
-_MARK = "PYTEST_SLURM_CLUSTER"  # inherited by what a job starts, so that it is found again
+_MARK = "PYTEST_SLURM_CLUSTER"  # environment variable that marks all processes of a job
 
 
 def missing() -> str:
-    """Why there can be no cluster here; empty if there can."""
+    """Why this machine cannot run a cluster; "" if it can."""
     absent = [name for name in ("slurmctld", "slurmd", "munged", "sbatch", "setpriv") if shutil.which(name) is None]
     if absent:
         return f"{', '.join(absent)} not installed (Debian: slurm-wlm, munge)"
-    return "" if os.geteuid() == 0 else "a SLURM of one's own needs root"
+    return "" if os.geteuid() == 0 else "starting SLURM needs root"
 
 
 class Job:
-    """A job that was submitted, with the run it trains."""
+    """A submitted job and its run."""
 
     def __init__(self, cluster: Cluster, number: str, run: Path) -> None:
         self.cluster, self.number, self.run = cluster, number, run
 
     def show(self) -> dict[str, str]:
-        """What SLURM says of it, such as JobState and ExitCode."""
+        """SLURM's values of the job, such as JobState and ExitCode."""
         line = self.cluster.call("scontrol", "show", "job", "--oneliner", self.number)
         return dict(word.split("=", 1) for word in line.split() if "=" in word)
 
@@ -81,7 +81,7 @@ class Job:
 
     @property
     def running_seconds(self) -> int:
-        """How long it has run since it was last started."""
+        """Seconds since its last start."""
         hours, minutes, seconds = self.show()["RunTime"].split(":")
         return 3600 * int(hours) + 60 * int(minutes) + int(seconds)
 
@@ -92,7 +92,7 @@ class Job:
 
     def wait_for_state(self, state: str) -> None:
         def reached() -> bool:
-            time.sleep(0.2)  # each question starts a process
+            time.sleep(0.2)  # each query starts a process
             now = self.state
             ended = now in {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
             assert now == state or not ended, f"job {self.number} is {now}, not {state}:\n{self.logs()}"
@@ -101,7 +101,7 @@ class Job:
         wait_for(reached, f"job {self.number} is {state}")
 
     def wait_for_checkpoint(self) -> int:
-        """Steps of its newest checkpoint, once there is one."""
+        """Wait for a checkpoint; returns the steps of the newest."""
 
         def newest() -> int:
             assert self.state in {"PENDING", "RUNNING"}, self.logs()
@@ -110,28 +110,28 @@ class Job:
         return wait_for(newest, f"job {self.number} writes a checkpoint")
 
     def start_now(self, **values: str) -> None:
-        """Queued again, it would wait two minutes; further values of the job are set too."""
+        """Start a requeued job, which would wait two minutes; sets further values of the job."""
         self.wait_for_state("PENDING")
         wait_for(lambda: not self.cluster.steps(self.number), f"the end of all steps of job {self.number}")
-        # SLURM counts in seconds: a start in the one in which the last run ended finds its credential revoked.
+        # SLURM counts in seconds: a start in the second in which the last run ended finds its credential revoked.
         updates = [f"{name}={value}" for name, value in {"StartTime": "now+3", **values}.items()]
         self.cluster.call("scontrol", "update", f"JobId={self.number}", *updates)
 
     def log(self, name: str) -> str:
-        """One of its processes' logs, "learner-4" or "actor-4-0"."""
+        """The log of a process, e.g. "learner-4" or "actor-4-0"."""
         return (self.run / "slurm" / f"{name}.log").read_text()
 
     def logs(self) -> str:
-        """All of them, and its own, for messages of failed tests."""
+        """The logs of all processes and of the job, for messages of failed tests."""
         files = [*self.run.glob("slurm/*"), *self.cluster.work.glob(f"*-{self.number}.log")]
         return "\n".join(f"--- {file}\n{file.read_text()}" for file in files)
 
 
 class Cluster:
-    """Two nodes, two partitions: jobs of `high` push those of `low`, the default, back into the queue.
+    """A cluster of two nodes and two partitions: jobs in `high` preempt those in `low`, the default.
 
     Args:
-        folder: for everything that is written.
+        folder: of all files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -150,7 +150,7 @@ class Cluster:
         }
 
     def start(self) -> None:
-        """Start its daemons and wait until both nodes take jobs."""
+        """Start the daemons and wait until both nodes accept jobs."""
         for name in ("work", "home", "state"):
             (self.folder / name).mkdir()
         (self.folder / "slurm.conf").write_text(
@@ -170,7 +170,7 @@ class Cluster:
 
     def _daemon(self, *command: str) -> None:
         with (self.folder / "daemons.log").open("ab") as log:
-            # The kernel kills it should the tests be killed.
+            # The kernel kills it if the tests are killed.
             self._daemons.append(
                 subprocess.Popen(
                     ["setpriv", "--pdeathsig", "KILL", *command], stdout=log, stderr=log, env=self._environ
@@ -189,7 +189,7 @@ class Cluster:
         return shown.stdout.split() == ["idle", "idle"]
 
     def call(self, *command: str, **environ: str) -> str:
-        """Run a command of SLURM and return what it prints."""
+        """Run a command of SLURM; returns its output."""
         done = subprocess.run(
             command, capture_output=True, text=True, env=self._environ | environ, cwd=self.work, timeout=60
         )
@@ -197,12 +197,12 @@ class Cluster:
         return done.stdout
 
     def submit(self, script: Path, run: Path, environ: Mapping[str, str] | None = None) -> Job:
-        """Submit a script whose run is in the folder `run`."""
+        """Submit a script with its run in the folder `run`."""
         number = self.call("sbatch", "--parsable", str(script), **(environ or {}), SEED_RUN=str(run)).strip()
         return Job(self, number, run)
 
     def processes(self, run: Path) -> list[psutil.Process]:
-        """Every process that jobs of this run have started and that still lives."""
+        """All live processes that jobs of this run have started."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -213,8 +213,8 @@ class Cluster:
         return found
 
     def steps(self, number: str) -> list[psutil.Process]:
-        """The processes that watch over a job's steps. The end of a job that has just been started again may still
-        come from one of an earlier start, and would count as the new one's."""
+        """The processes that manage a job's steps. One of an earlier start may still report the end of its step, which
+        would count as the end of a restarted job."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -223,11 +223,11 @@ class Cluster:
         return found
 
     def is_empty(self) -> bool:
-        """Whether no job is queued, runs or is just ending."""
+        """Whether no job is queued, running or ending."""
         return not self.call("squeue", "--noheader").strip()
 
     def stop(self) -> None:
-        """End all jobs and then the daemons; nothing outlives this."""
+        """End all jobs, then the daemons, then any process left."""
         try:
             if all(daemon.poll() is None for daemon in self._daemons):
                 self.call("scancel", "--full", "--signal=KILL", "--user=root")
@@ -249,7 +249,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster_in(folder: Path) -> Iterator[Cluster]:
-    """A cluster that is gone in the end."""
+    """A cluster that is stopped at the end."""
     cluster = Cluster(folder)
     try:
         cluster.start()

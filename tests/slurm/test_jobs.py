@@ -26,7 +26,7 @@ Print = Callable[..., Path]
 
 @pytest.fixture
 def script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Print:
-    """Print a script for a run that counts its steps, some hundred a second."""
+    """Print a script for a run of `Counter`, of a few hundred steps a second."""
 
     def print_script(*arguments: str, steps: int) -> Path:
         values = sets(*TINY, *counting(0.004))
@@ -38,18 +38,18 @@ def script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Print:
     return print_script
 
 
-def completes(job: Job, *, restarts: int) -> None:
+def assert_completes(job: Job, *, restarts: int) -> None:
     job.wait_for_state("COMPLETED")
     shown = job.show()
     assert (shown["ExitCode"], shown["Restarts"]) == ("0:0", str(restarts)), job.logs()
 
 
-def goes_on(job: Job, *stopped_at: int, learner: str = "") -> None:
-    """What was trained before the job was stopped was not trained again.
+def assert_continued(job: Job, *stopped_at: int, learner: str = "") -> None:
+    """Assert that a job resumed from its checkpoints, without repeating steps.
 
     Args:
-        job: which.
-        stopped_at: steps of the checkpoints it was stopped with.
+        job: to check.
+        stopped_at: steps of the checkpoints at which it was stopped.
         learner: name of the log of the learner that holds the run; empty: of the only one.
     """
     steps = [line["env_steps"] for line in metrics(job.run)]
@@ -59,12 +59,12 @@ def goes_on(job: Job, *stopped_at: int, learner: str = "") -> None:
 
 
 def newer(job: Job, than: int) -> int:
-    """Steps of its newest checkpoint; 0 where that is not a newer one."""
+    """Steps of the newest checkpoint; 0 if it is not newer than `than`."""
     return newest if (newest := max(checkpoints(job.run))) > than else 0
 
 
 def stopped(job: Job, before: int) -> int:
-    """Steps of the checkpoint that a job wrote as it was stopped, now that it waits in the queue."""
+    """Wait until a stopped job is queued again; returns the steps of the checkpoint that it wrote."""
     job.wait_for_state("PENDING")
     wait_for(lambda: not job.cluster.processes(job.run), "the end of the job's processes")
     at = max(checkpoints(job.run))
@@ -73,8 +73,7 @@ def stopped(job: Job, before: int) -> int:
 
 
 def killed(job: Job, *, host: int = 0) -> int:
-    """Kill the learner of a host; returns the steps of the checkpoint that the job, which waits in the queue again,
-    goes on from."""
+    """Kill the learner of a host and wait until the job is queued again; returns the steps of its checkpoint."""
 
     def learner() -> list[psutil.Process]:
         found = [process for process in job.cluster.processes(job.run) if process.cmdline()[2:3] == ["learner"]]
@@ -89,7 +88,7 @@ def killed(job: Job, *, host: int = 0) -> int:
 
 
 def serving(run: Path) -> tuple[int, ...]:
-    """Actors of each of two learner hosts."""
+    """Numbers of actors of two learner hosts."""
     return tuple(last(folder, "actors") for folder in (run, run / "hosts" / "1"))
 
 
@@ -101,7 +100,7 @@ def states(cluster: Cluster, array: str) -> set[str]:
 def test_the_cartpole_example_completes(cluster: Cluster, tmp_path: Path) -> None:
     environ = {"SEED_RUN__STEPS": "60000", "SEED_TELEMETRY__INTERVAL_SECONDS": "0.2"}
     job = cluster.submit(EXAMPLES / "cartpole.sbatch", tmp_path / "run", environ)
-    completes(job, restarts=0)
+    assert_completes(job, restarts=0)
     assert max(checkpoints(job.run)) >= 60_000
     assert max(line["actors"] for line in metrics(job.run)) == 2
     assert "trained for" in job.log(f"learner-{job.number}")
@@ -113,7 +112,7 @@ def test_the_cartpole_example_completes(cluster: Cluster, tmp_path: Path) -> Non
     wait_for(lambda: not cluster.processes(job.run), "the end of the job's processes")
 
 
-def test_a_job_on_two_nodes_is_requeued_and_preempted_and_killed_and_finishes(
+def test_a_job_on_two_nodes_resumes_after_requeue_preemption_and_kill(
     cluster: Cluster, script: Print, tmp_path: Path
 ) -> None:
     job = cluster.submit(script("--actors", "3", "--nodes", "2", steps=9_000), tmp_path / "run")
@@ -128,34 +127,32 @@ def test_a_job_on_two_nodes_is_requeued_and_preempted_and_killed_and_finishes(
     wait_for(lambda: newer(job, preempted_at), "a checkpoint after the second stop")
     killed_at = killed(job)
     job.start_now()
-    completes(job, restarts=3)
-    goes_on(job, requeued_at, preempted_at, killed_at)
+    assert_completes(job, restarts=3)
+    assert_continued(job, requeued_at, preempted_at, killed_at)
 
 
-def test_the_time_limit_is_met_with_a_checkpoint_and_the_job_goes_on(
-    cluster: Cluster, script: Print, tmp_path: Path
-) -> None:
+def test_a_job_resumes_from_a_checkpoint_after_its_time_limit(cluster: Cluster, script: Print, tmp_path: Path) -> None:
     job = cluster.submit(script("--actors", "2", steps=12_000), tmp_path / "run")
     before = job.wait_for_checkpoint()
-    # Now that it trains, the limit is drawn near: SLURM, which looks every half minute, has it stop a minute ahead.
+    # Lower the limit once it trains: SLURM, which checks every half minute, stops it a minute ahead.
     minutes = math.ceil((job.running_seconds + 40) / 60)
     cluster.call("scontrol", "update", f"JobId={job.number}", f"TimeLimit={minutes}")
     at = stopped(job, before)
     assert "requeued" in job.logs()
     job.start_now(TimeLimit="10")
-    completes(job, restarts=1)
-    goes_on(job, at)
+    assert_completes(job, restarts=1)
+    assert_continued(job, at)
 
 
-def test_an_array_of_actors_comes_and_goes_with_its_learner(cluster: Cluster, script: Print, tmp_path: Path) -> None:
+def test_an_array_of_actors_starts_and_ends_with_its_learner(cluster: Cluster, script: Print, tmp_path: Path) -> None:
     job = cluster.submit(script("--array", "--actors", "2", steps=6_000), tmp_path / "run")
     before = job.wait_for_checkpoint()
     first = job.array
-    cluster.call("scancel", "--signal=TERM", job.number)  # the script queues the job again, and ends its array
+    cluster.call("scancel", "--signal=TERM", job.number)  # the script requeues the job and ends its array
     at = stopped(job, before)
     job.start_now()
-    completes(job, restarts=1)
-    goes_on(job, at)
+    assert_completes(job, restarts=1)
+    assert_continued(job, at)
     wait_for(cluster.is_empty, "the end of the array")
     second = job.array
     assert states(cluster, first) == {"CANCELLED"}
@@ -164,7 +161,7 @@ def test_an_array_of_actors_comes_and_goes_with_its_learner(cluster: Cluster, sc
     assert all("connected" in job.log(f"actor-{second}-{actor}") for actor in (0, 1))
 
 
-def test_a_dead_actor_is_replaced_and_scancel_ends_all_with_a_checkpoint(
+def test_a_killed_actor_is_restarted_and_scancel_ends_the_job_with_a_checkpoint(
     cluster: Cluster, script: Print, tmp_path: Path
 ) -> None:
     job = cluster.submit(
@@ -173,9 +170,9 @@ def test_a_dead_actor_is_replaced_and_scancel_ends_all_with_a_checkpoint(
     wait_for(lambda: last(job.run, "actors") == 2, "both actors have joined")
     actors = [process for process in cluster.processes(job.run) if "actor" in process.cmdline()[2:3]]
     actors[0].send_signal(signal.SIGKILL)
-    wait_for(lambda: "failure 1 of 6" in job.logs(), "the actor's death is noticed")
+    wait_for(lambda: "failure 1 of 6" in job.logs(), "the actor's end is noticed")
     wait_for(
-        lambda: job.logs().count("connected to") == 3 and last(job.run, "actors") == 2, "another has taken its place"
+        lambda: job.logs().count("connected to") == 3 and last(job.run, "actors") == 2, "another actor has replaced it"
     )
     job.wait_for_checkpoint()  # that of the first update
     cluster.call("scancel", job.number)
@@ -186,12 +183,12 @@ def test_a_dead_actor_is_replaced_and_scancel_ends_all_with_a_checkpoint(
     assert job.show()["Restarts"] == "0"
 
 
-def test_two_learner_hosts_train_together_are_requeued_and_killed_and_finish(
-    cluster: Cluster, script: Print, tmp_path: Path
-) -> None:
+def test_two_learner_hosts_resume_after_requeue_and_kill(cluster: Cluster, script: Print, tmp_path: Path) -> None:
     job = cluster.submit(script("--learner-hosts", "2", "--actors", "2", steps=8_000), tmp_path / "run")
     other = job.run / "hosts" / "1"
-    wait_for(lambda: serving(job.run) == (1, 1), "each host serves one of the actors, which know the run's folder only")
+    wait_for(
+        lambda: serving(job.run) == (1, 1), "each host serves one of the actors, which are given only the run's folder"
+    )
     before = job.wait_for_checkpoint()
     cluster.call("scontrol", "requeue", job.number)
     at = stopped(job, before)
@@ -200,18 +197,18 @@ def test_two_learner_hosts_train_together_are_requeued_and_killed_and_finish(
     killed_at = killed(job, host=1)
     lines = {folder: len(metrics(folder)) for folder in (job.run, other)}
     job.start_now()
-    completes(job, restarts=2)
+    assert_completes(job, restarts=2)
 
-    goes_on(job, at, killed_at, learner=f"learner-{job.number}-0")
+    assert_continued(job, at, killed_at, learner=f"learner-{job.number}-0")
     assert "host 1/2: " in job.log(f"learner-{job.number}-1")
     assert [folder.name for folder in (job.run / "hosts").iterdir()] == ["1"] and not checkpoints(other)
     for folder, earlier in lines.items():
         now = metrics(folder)
         assert {line["learner_updates"] for line in now[:earlier]} - {0}, "updates before the last stop"
-        assert max(line["actors"] for line in now[earlier:]) == 1, "an actor after it, on each host"
+        assert max(line["actors"] for line in now[earlier:]) == 1, "each host had an actor after it"
         for counter in ("env_steps", "learner_updates"):
             counted = [line[counter] for line in now]
-            assert counted == sorted(counted), f"{counter} of {folder} fall"
+            assert counted == sorted(counted), f"{counter} of {folder} decrease"
     ends = [metrics(folder)[-1] for folder in lines]
     assert ends[0]["env_steps"] == ends[1]["env_steps"] == max(checkpoints(job.run)) >= 8_000
     assert ends[0]["learner_updates"] == ends[1]["learner_updates"] > 0

@@ -1,4 +1,4 @@
-"""What `seed slurm` prints, without a SLURM."""
+"""The scripts that `seed slurm` prints, without SLURM."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
 
 
 def directives(script: str) -> list[str]:
-    """The options that sbatch reads: #SBATCH lines ahead of the first command."""
+    """The options that sbatch reads: #SBATCH lines before the first command."""
     head = script.partition("\nrun=")[0]
     return re.findall(r"^#SBATCH (.*)$", head, re.MULTILINE)
 
@@ -70,11 +70,11 @@ def words_of(script: str, program: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_is_shell(name: str, tmp_path: Path) -> None:
+def test_a_script_is_valid_shell(name: str, tmp_path: Path) -> None:
     path = tmp_path / "job.sbatch"
     path.write_text(job_script(SCRIPTS[name]))
     subprocess.run(["bash", "-n", str(path)], check=True, timeout=10)
-    # sbatch reads options up to the first command only: none may stand behind it.
+    # sbatch reads options only up to the first command.
     text = path.read_text().partition("END_OF_ACTORS")[0]
     commands = [number for number, line in enumerate(text.splitlines()) if line and not line.startswith("#")]
     options = [number for number, line in enumerate(text.splitlines()) if line.startswith("#SBATCH")]
@@ -83,14 +83,14 @@ def test_a_script_is_shell(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_has_no_pitfalls(name: str, tmp_path: Path) -> None:
+def test_a_script_passes_shellcheck(name: str, tmp_path: Path) -> None:
     path = tmp_path / "job.sbatch"
     path.write_text(job_script(SCRIPTS[name]))
     subprocess.run(["shellcheck", "--severity=warning", "--exclude=SC1090,SC1091", str(path)], check=True, timeout=30)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_is_what_its_command_prints(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_example_equals_the_output_of_its_command(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = re.findall(r"^# Printed by: seed slurm (.*)$", path.read_text(), re.MULTILINE)
     assert printed(capsys, *shlex.split(line)) == (0, path.read_text(), "")
 
@@ -102,14 +102,14 @@ def test_there_are_examples_of_each_layout() -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_says_the_command_that_prints_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_names_the_command_that_prints_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     script = job_script(SCRIPTS[name])
     said = command(SCRIPTS[name])
     assert f"# Printed by: {said}\n" in script
     assert printed(capsys, *shlex.split(said)[2:]) == (0, script, "")
 
 
-def test_every_value_arrives() -> None:
+def test_every_value_is_in_the_script() -> None:
     script = job_script(SCRIPTS["everything"])
     # 8 CPUs of a learner are 4 tasks of 2; with 3 actors 11 of them, on 3 nodes of 4.
     assert directives(script) == [
@@ -127,12 +127,12 @@ def test_every_value_arrives() -> None:
 
 
 def learner_step(script: str) -> list[str]:
-    """The options that srun starts the learner's step with."""
+    """The options of srun for the learner's step."""
     (line,) = [line for line in script.replace("\\\n", " ").splitlines() if "--job-name=learner " in line]
     return shlex.split(line.partition("seed learner")[0])[1:]
 
 
-def test_learner_hosts_are_tasks_of_one_step_one_a_node() -> None:
+def test_learner_hosts_are_tasks_of_one_step_on_separate_nodes() -> None:
     script = job_script(SCRIPTS["learner hosts"])
     # 4 CPUs of a learner are 2 tasks of 2; with 5 actors 9 of them, on 2 nodes of 5.
     assert directives(script)[2:6] == ["--nodes=2", "--ntasks-per-node=5", "--cpus-per-task=2", "--gpus-per-node=1"]
@@ -141,7 +141,7 @@ def test_learner_hosts_are_tasks_of_one_step_one_a_node() -> None:
         "--gpus-per-node=1", "--output=$logs/learner-%j-%t.log",
     ]  # fmt: skip
     assert "--trust-network" in words_of(script, "seed learner")
-    assert "TensorFlow's connections between the nodes\n# are neither encrypted nor authenticated" in script
+    assert "TensorFlow's connections between the nodes are neither\n# encrypted nor authenticated" in script
     (actors,) = [line for line in script.splitlines() if "--job-name=actors" in line]
     assert "--ntasks=5" in actors and "--gpus-per-node=0" in actors
 
@@ -152,7 +152,7 @@ def test_the_job_of_an_array_has_a_node_for_each_learner_host() -> None:
     assert learner_step(script)[1:4] == ["--nodes=4", "--ntasks=4", "--ntasks-per-node=1"]
 
 
-def test_one_learner_trusts_no_network() -> None:
+def test_a_single_learner_does_not_trust_the_network() -> None:
     script = job_script(SCRIPTS["one job"])
     assert "--trust-network" not in script
     assert learner_step(script) == [
@@ -160,7 +160,7 @@ def test_one_learner_trusts_no_network() -> None:
     ]  # fmt: skip
 
 
-def test_values_are_text_to_the_shell(tmp_path: Path) -> None:
+def test_values_are_quoted_for_the_shell(tmp_path: Path) -> None:
     logdir = f'{tmp_path}/it\'s $(touch hacked) `touch hacked` }} "run"'
     script = job_script(Job(preset="cartpole_vtrace", actors=1, logdir=logdir))
     head = script.partition("\n# One actor.")[0]
@@ -183,9 +183,11 @@ TOOLS = {
 }
 
 
-def ends(run: Path, status: int, *, job: Job = SCRIPTS["one job"], state: str = "RUNNING", seconds: int = 0) -> str:
-    """What a job prints, with SLURM's own programs played, whose learner ends with `status`, `seconds` after its
-    start, while the job is in `state` for SLURM."""
+def run_script(
+    run: Path, status: int, *, job: Job = SCRIPTS["one job"], state: str = "RUNNING", seconds: int = 0
+) -> str:
+    """Run a job's script with fakes of SLURM's programs; returns its output. The learner ends with `status`, `seconds`
+    after its start, while the job is in `state`."""
     run.mkdir(exist_ok=True)
     for name, text in TOOLS.items():
         (run / name).write_text(f"#!/bin/bash\n{text}\n")
@@ -209,31 +211,31 @@ def ends(run: Path, status: int, *, job: Job = SCRIPTS["one job"], state: str = 
 
 
 @pytest.mark.parametrize("status", [134, 137, 139, 143, 253])
-def test_a_learner_that_is_stopped_or_dies_is_queued_again(tmp_path: Path, status: int) -> None:
-    assert ends(tmp_path, status).endswith("scontrol requeue 7\n")
-    assert "scontrol" not in ends(tmp_path / "2", status, state="COMPLETING"), "SLURM decides"
-    assert "scontrol" not in ends(tmp_path / "3", status, job=SCRIPTS["not requeued"])
+def test_a_job_is_requeued_if_its_learner_is_stopped_or_dies(tmp_path: Path, status: int) -> None:
+    assert run_script(tmp_path, status).endswith("scontrol requeue 7\n")
+    assert "scontrol" not in run_script(tmp_path / "2", status, state="COMPLETING"), "SLURM decides"
+    assert "scontrol" not in run_script(tmp_path / "3", status, job=SCRIPTS["not requeued"])
 
 
 @pytest.mark.parametrize("status", [1, 2, 3, 4, 129, 130])
-def test_a_learner_that_fails_or_is_told_to_end_is_not_queued_again(tmp_path: Path, status: int) -> None:
-    assert "scontrol" not in ends(tmp_path, status)
+def test_a_job_is_not_requeued_if_its_learner_fails_or_is_interrupted(tmp_path: Path, status: int) -> None:
+    assert "scontrol" not in run_script(tmp_path, status)
 
 
-def test_a_learner_that_dies_at_each_start_is_not_queued_again_for_ever(tmp_path: Path) -> None:
+def test_a_job_is_requeued_a_limited_number_of_times_if_its_learner_dies_at_each_start(tmp_path: Path) -> None:
     for death in (1, 2, 3):
-        assert f"after death {death} of 4, to resume from the checkpoint\nscontrol requeue" in ends(tmp_path, 137)
-    last = ends(tmp_path, 139)
+        assert f"after death {death} of 4, to resume from the checkpoint\nscontrol requeue" in run_script(tmp_path, 137)
+    last = run_script(tmp_path, 139)
     assert "ended with status 139\nnot requeued: the learner has died 4 times in a row" in last
     assert "scontrol" not in last
 
 
 def test_death_count_resets_after_an_hour_or_a_clean_stop(tmp_path: Path) -> None:
-    ends(tmp_path, 137)
-    assert "after death 2 of 4" in ends(tmp_path, 137)
-    assert "after death 1 of 4" in ends(tmp_path, 137, seconds=3600)
-    ends(tmp_path, 143, state="COMPLETING")  # preempted
-    assert "after death 1 of 4" in ends(tmp_path, 137)
+    run_script(tmp_path, 137)
+    assert "after death 2 of 4" in run_script(tmp_path, 137)
+    assert "after death 1 of 4" in run_script(tmp_path, 137, seconds=3600)
+    run_script(tmp_path, 143, state="COMPLETING")  # preempted
+    assert "after death 1 of 4" in run_script(tmp_path, 137)
 
 
 def test_the_users_environment_does_not_change_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +366,9 @@ def test_malformed_time_limits(time: str) -> None:
         ),
     ],
 )
-def test_bad_input_is_one_sentence(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_refused_in_one_sentence(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     status, out, err = printed(capsys, *arguments)
     assert (status, out) == (2, "")
     assert err.startswith("seed: ") and err.count("\n") == 1 and said in err
@@ -374,11 +378,11 @@ def test_bad_input_is_one_sentence(arguments: list[str], said: str, capsys: pyte
     "arguments",
     [
         ["football_vtrace_8gpu", "--gpus", "8"],
-        ["football_vtrace_8gpu", "--gpus", "4"],  # all of them do both
+        ["football_vtrace_8gpu", "--gpus", "4"],  # all of them infer and train
         ["football_vtrace_8gpu", "--learner-hosts", "2", "--gpus", "8"],
         ["football_vtrace_8gpu", "--sbatch=--gres=gpu:a100:8"],
         ["football_vtrace_tpu8"],
-        ["football_vtrace", "--set", "topology.training_devices=2"],  # SLURM alone knows what the node has
+        ["football_vtrace", "--set", "topology.training_devices=2"],  # only SLURM knows the devices of the node
     ],
 )
 def test_a_topology_that_may_fit_is_printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Real processes of `seed`: started, watched through what they write, and gone when a test ends."""
+"""Real processes of `seed`: started, observed through their output, and ended with the test."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ TINY = (
     "telemetry.tensorboard=false",
     "net.heartbeat_seconds=0.5",
 )
-# The kernel kills what runs when its tests are killed (Linux): a run of 10¹² steps would go on for ever.
+# On Linux the kernel kills a process when its tests are killed: a run of 10¹² steps would never end.
 _START = """
 import ctypes, os, signal, sys
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests under nohup does not mean these
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup of the tests must not reach their processes
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 os.execv(sys.executable, [sys.executable, "-m", *sys.argv[1:]])
 """
-_MARK = "PYTEST_SEED_SESSION"  # inherited by what a process starts, so that it is found again
+_MARK = "PYTEST_SEED_SESSION"  # environment variable that marks all processes of a fleet
 
 T = TypeVar("T")
 
 
 def wait_for(condition: Callable[[], T], what: str, limit: float = LIMIT) -> T:
-    """Wait until `condition` gives something true, and return it."""
+    """Wait until `condition` returns a true value; returns it."""
     deadline = time.monotonic() + limit
     while not (value := condition()):
         assert time.monotonic() < deadline, f"not within {limit:.0f} s: {what}"
@@ -56,17 +56,17 @@ def wait_for(condition: Callable[[], T], what: str, limit: float = LIMIT) -> T:
 
 
 def sets(*values: str) -> list[str]:
-    """`--set` in front of each value."""
+    """Put `--set` before each value."""
     return [part for value in values for part in ("--set", value)]
 
 
 def counting(pause: float = 0.0) -> list[str]:
-    """Values that make a run play `Counter`, each environment step of an actor taking at least `pause` seconds."""
+    """Values for a run of `Counter`, with at least `pause` seconds per environment step."""
     return ["environment.family=gymnasium", f"environment.id={COUNTER}", f"environment.kwargs={{ pause = {pause} }}"]
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
-    """The finished lines of a run's metrics.jsonl."""
+    """The complete lines of a run's metrics.jsonl."""
     path = run / "metrics.jsonl"
     if not path.exists():
         return []
@@ -85,15 +85,15 @@ def checkpoints(run: Path) -> list[int]:
 
 
 class Process:
-    """One `seed` process in a session of its own, its output in files.
+    """One `seed` process in its own session, with its output in files.
 
     Args:
         arguments: of the command line.
-        folder: where it runs, and where its output goes.
+        folder: working folder, also for the output files.
         mark: of its fleet.
         environ: added to the environment.
-        module: what is run with `python -m`.
-        prefix: a command in front of Python's.
+        module: to run with `python -m`.
+        prefix: put before Python's command.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Process:
         self._out, self._err = folder / f"{number}.out", folder / f"{number}.err"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SEED_")}
         own = {"PYTHONPATH": str(Path(seedcli.__file__).parent.parent), _MARK: mark}
-        own["XDG_CONFIG_HOME"] = str(folder / "config")  # where the token of this fleet is
+        own["XDG_CONFIG_HOME"] = str(folder / "config")  # holds the token of this fleet
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.popen = subprocess.Popen(
                 [*prefix, sys.executable, "-c", _START, module, *arguments],
@@ -139,25 +139,25 @@ class Process:
 
     @property
     def sentence(self) -> str:
-        """The error a process ended with: its last line, and there must be no traceback."""
+        """The last line of stderr, which must be an error; there must be no traceback."""
         assert "Traceback" not in self.stderr, self.stderr
         lines = [line for line in self.stderr.splitlines() if line.strip()]
         assert lines and lines[-1].startswith("seed: "), self.stderr
         return lines[-1]
 
     def children(self) -> list[psutil.Process]:
-        """Processes it has started, and those that they have started."""
+        """All its descendants."""
         return psutil.Process(self.pid).children(recursive=True)
 
     def actors(self) -> list[psutil.Process]:
-        """The actors it has started."""
+        """Its children, the actors."""
         return psutil.Process(self.pid).children()
 
     def send(self, number: signal.Signals) -> None:
         self.popen.send_signal(number)
 
     def wait(self, limit: float = LIMIT) -> int:
-        """Its exit status."""
+        """Wait for its end; returns the exit status."""
         try:
             return self.popen.wait(limit)
         except subprocess.TimeoutExpired:
@@ -166,12 +166,12 @@ class Process:
             ) from None
 
     def ends_with(self, status: int, limit: float = LIMIT) -> None:
-        """Wait for its end, which must have this status."""
+        """Wait for its end and check the exit status."""
         ended = self.wait(limit)
         assert ended == status, f"seed {' '.join(self.arguments)} ended with {ended}, not {status}:\n{self.stderr}"
 
     def kill(self) -> None:
-        """SIGKILL to it and its process group."""
+        """Kill it and its process group."""
         self.killed = True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -183,7 +183,7 @@ class Learner(Process):
 
     @property
     def addresses(self) -> dict[str, str]:
-        """What it prints for actors to connect to, by transport."""
+        """The addresses that it prints, by transport."""
         found = re.findall(r"seed actor --connect (\S+) --envs \d+", self.stderr)
         return {"zmq" if address.startswith("zmq://") else "grpc": address for address in found}
 
@@ -200,8 +200,8 @@ class Fleet:
     """The processes of one test.
 
     Attributes:
-        folder: where they run.
-        environ: what is added to the environment of those that are started from now on.
+        folder: working folder of all.
+        environ: added to the environment of processes started later.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -219,7 +219,7 @@ class Fleet:
     def learner(
         self, *arguments: str, ports: Sequence[int] = (0, 0), module: str = "seedcli", prefix: Sequence[str] = ()
     ) -> Learner:
-        """Start a `seed learner` on any free ports, or on these (gRPC, ZeroMQ)."""
+        """Start a `seed learner` on the given ports (gRPC, ZeroMQ); 0: any free port."""
         grpc_port, zmq_port = map(str, ports)
         process = Learner(
             ["learner", *arguments, "--grpc-port", grpc_port, "--zmq-port", zmq_port],
@@ -237,13 +237,13 @@ class Fleet:
         return self.start("actor", "--connect", address, *arguments)
 
     def check(self) -> None:
-        """No process has failed so far."""
+        """Check that no process has failed."""
         for process in self._processes:
             if not process.killed and process.popen.poll():
                 raise AssertionError(f"seed {' '.join(process.arguments)} failed:\n{process.stderr}")
 
     def marked(self) -> list[psutil.Process]:
-        """Every process that this fleet's processes have started, and they themselves."""
+        """All live processes of this fleet, including descendants."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -252,7 +252,7 @@ class Fleet:
         return found
 
     def close(self) -> None:
-        """Kill what still runs; nothing that it has started may outlive it."""
+        """Kill all processes; check that no descendant outlives them."""
         for process in self._processes:
             process.kill()
         try:
@@ -266,7 +266,7 @@ class Fleet:
 
 @contextlib.contextmanager
 def fleet_in(folder: Path) -> Iterator[Fleet]:
-    """A fleet whose processes are gone in the end."""
+    """A fleet that is closed at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     fleet = Fleet(folder)
     try:

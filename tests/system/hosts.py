@@ -1,4 +1,4 @@
-"""Several learner hosts on this machine, as processes; run as a module, a `seed` that TensorFlow cannot connect."""
+"""Several learner hosts on this machine, as processes; as a module, a `seed` whose TensorFlow cannot connect."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 
 from tests.system.harness import Fleet, Learner
 
-PATIENCE = "topology.host_timeout=60"
-# What ZeroMQ says first, for CURVE, and messages as large as it takes before the handshake has ended.
+HOST_TIMEOUT = "topology.host_timeout=60"
+# ZeroMQ's greeting for CURVE, and messages of the largest size accepted before the handshake has ended.
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + bytes(47)
 _MEGABYTES = _GREETING + (b"\x06" + (65_000).to_bytes(8) + bytes(65_000)) * 50
-FAULT = "PYTEST_FAULTY_HOST"  # in the environment: "stopped" or "taken", see `main`
+FAULT = "PYTEST_FAULTY_HOST"  # environment variable: "stopped" or "taken", see `main`
 
 
 def free_addresses(count: int) -> list[str]:
-    """Addresses of this machine that nothing listens at."""
+    """Addresses of this machine with free ports."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -41,12 +41,12 @@ def learners(
     """Start the learner hosts of one run.
 
     Args:
-        fleet: where they run.
-        count: how many.
+        fleet: of the processes.
+        count: number of hosts.
         arguments: of all of them.
-        each: of each, beside those.
-        modules: which each of them runs; `seed`'s own by default.
-        tf_config: they learn of each other from TF_CONFIG, not from `--hosts` and `--host-index`.
+        each: further arguments of each.
+        modules: module that each runs; default: `seedcli`.
+        tf_config: the hosts are given in TF_CONFIG, not by `--hosts` and `--host-index`.
     """
     hosts = free_addresses(count)
     started = []
@@ -62,7 +62,7 @@ def learners(
 
 
 class Crowd(threading.Thread):
-    """Unauthenticated peers at a port, a new one for each that is ended. Half are silent, half send all they can.
+    """Unauthenticated peers at a port, replaced when they are ended. Half are silent, half send as fast as they can.
 
     Args:
         address: "host:port".
@@ -84,7 +84,7 @@ class Crowd(threading.Thread):
     def run(self) -> None:
         peers: list[socket.socket] = []
         while not self._quit.wait(0.05):
-            for _ in range(min(20, self._count - len(peers))):  # a few at once: it is no test of the kernel
+            for _ in range(min(20, self._count - len(peers))):  # a few at once, to spare the kernel's backlog
                 with contextlib.suppress(ConnectionRefusedError):
                     peers.append(socket.create_connection(self._address, 5.0))
                     peers[-1].setblocking(False)
@@ -93,7 +93,7 @@ class Crowd(threading.Thread):
                     while peer.recv(4096):
                         pass  # ZeroMQ's greeting
                 except BlockingIOError:
-                    with contextlib.suppress(OSError):  # the next look finds why
+                    with contextlib.suppress(OSError):  # the next recv finds the reason
                         if peer.fileno() % 2:
                             peer.send(_MEGABYTES)
                     continue
@@ -114,9 +114,9 @@ class Crowd(threading.Thread):
 
 
 def main() -> int:
-    """Run `seed` as a host that joins the others, and whose TensorFlow then does not connect.
+    """Run `seed` as a host that joins the others, but whose TensorFlow then does not connect.
 
-    It is "stopped" (SIGSTOP) just before, or the port it has announced is "taken" by a process that says nothing.
+    Either the process is "stopped" (SIGSTOP) just before, or the port that it has announced is "taken".
     """
     from seedcli.cli import main as cli
     from seedcli.roles.learner import host as several

@@ -1,4 +1,4 @@
-"""Whether every record of `Counter` environments is where it should be, on the learner's side."""
+"""Check on the learner's side that every record of `Counter` environments is in its place."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ NUMBER, EPISODE, STEP, ACTION = range(4)
 
 
 def marks(observation: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """What stands where behaviour logits would: a mark of the observation [..., 4], to know it by.
+    """Marks that identify an observation [..., 4], recorded in place of the behaviour logits.
 
-    Element by element, for a product of matrices is rounded otherwise in a batch of one row than in one of several.
+    Computed element by element, because matrix products round differently in batches of different sizes.
     """
     return observation * np.array([1, 0.01, 0.1, 0.3], np.float32)
 
 
 def marked(begin: Any) -> Any:
-    """`DevicePolicy.begin`, the logits that it has recorded replaced by `marks`."""
+    """Wrap `DevicePolicy.begin`, to record `marks` instead of logits."""
 
     def marking(self: Any, observation: Any, *arguments: Any, **options: Any) -> Promise:
         promise: Promise = begin(self, observation, *arguments, **options)
@@ -38,7 +38,7 @@ def marked(begin: Any) -> Any:
 
 @dataclass
 class Column:
-    """One environment's part of one unroll, copied: arrays [R, ...]."""
+    """A copy of one environment's part of an unroll: arrays [R, ...]."""
 
     observation: npt.NDArray[np.float32]
     reward: npt.NDArray[np.float32]
@@ -55,22 +55,22 @@ class Column:
         return float(self.observation[0, NUMBER])
 
     def key(self) -> bytes:
-        """Everything but the version."""
+        """The bytes of all arrays except the version."""
         parts = (self.observation, self.reward, self.terminated, self.truncated, self.action, self.logits, self.frames)
         return b"".join(part.tobytes() for part in parts) + bytes([self.previous_action])
 
     def check(self) -> None:
-        """Consecutive records of one environment, each with its own reward, flags, action and state."""
+        """Check that records follow each other, each with its own reward, flags, action and state."""
         number, episode, step, led_by = self.observation.T
         assert (number == number[0]).all(), "records of two environments in one column"
         assert ((step >= 0) & (step <= MAX_LENGTH)).all()
         assert (self.reward == counter_reward(episode, step)).all(), "a reward of another record"
         assert not (self.terminated & self.truncated).any()
-        assert (episode[self.terminated] % 2 == 0).all(), "a termination where a truncation belongs"
-        assert (episode[self.truncated] % 2 == 1).all(), "a truncation where a termination belongs"
+        assert (episode[self.terminated] % 2 == 0).all(), "a termination instead of a truncation"
+        assert (episode[self.truncated] % 2 == 1).all(), "a truncation instead of a termination"
         final = (self.terminated | self.truncated)[:-1]
-        assert (step[1:] == np.where(final, 0, step[:-1] + 1)).all(), "a step is missing or twice"
-        assert (episode[1:] == episode[:-1] + final).all(), "an episode is missing or twice"
+        assert (step[1:] == np.where(final, 0, step[:-1] + 1)).all(), "a step is missing or duplicated"
+        assert (episode[1:] == episode[:-1] + final).all(), "an episode is missing or duplicated"
         assert (led_by[1:] == np.where(final, -1, self.action[:-1])).all(), "an action that was not taken"
         assert (led_by[step == 0] == -1).all()
         assert np.array_equal(self.logits, marks(self.observation)), "logits of another record"
@@ -82,7 +82,7 @@ class Column:
 
 
 def columns_of(buffer: UnrollBuffer) -> list[Column]:
-    """A finished buffer's columns, copied."""
+    """Copies of a finished buffer's columns."""
     rows, state = buffer.rows, buffer.state
     return [
         Column(
@@ -121,7 +121,7 @@ def columns_of_batch(unrolls: UnrollBatch) -> list[Column]:
 
 
 class Book:
-    """Keeps every finished unroll and every training batch, to be checked when all is over."""
+    """Keeps every finished unroll and every training batch, to check them at the end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -129,29 +129,29 @@ class Book:
         self.trained: list[Column] = []
 
     def numbers(self) -> set[float]:
-        """The environments of which an unroll was finished."""
+        """Numbers of the environments with a finished unroll."""
         with self._lock:
             return {column.number for column in self.finished}
 
     def finish(self, buffer: UnrollBuffer) -> None:
-        """A buffer was handed on."""
+        """Keep a finished buffer."""
         columns = columns_of(buffer)
         with self._lock:
             self.finished += columns
 
     def train(self, unrolls: UnrollBatch) -> None:
-        """A batch was assembled."""
+        """Keep an assembled batch."""
         columns = columns_of_batch(unrolls)
         with self._lock:
             self.trained += columns
 
     def check(self, *, restarts: int = 0) -> None:
-        """No wrong record anywhere.
+        """Check all records.
 
         Args:
-            restarts: environments that have begun anew in a later session of their actor.
+            restarts: number of environments that started again in a later session of their actor.
         """
-        begun_anew = 0
+        restarted = 0
         newest: dict[float, Column] = {}
         counted: set[tuple[float, int, int]] = set()
         for column in self.finished:
@@ -159,26 +159,26 @@ class Book:
             before = newest.get(column.number)
             start = 1
             if before is None or not _overlap(before, column):
-                assert column.observation[0, STEP] == 0, "the first record of a session is not the first of an episode"
+                assert column.observation[0, STEP] == 0, "the first record of a session does not begin an episode"
                 if before is not None:
                     assert column.observation[0, EPISODE] > before.observation[-1, EPISODE]
-                    begun_anew += 1
+                    restarted += 1
                 start = 0
             newest[column.number] = column
             for number, episode, step, _ in column.observation[start:].tolist():
                 key = (number, int(episode), int(step))
-                assert key not in counted, f"the record {key} twice"
+                assert key not in counted, f"record {key} is duplicated"
                 counted.add(key)
-        assert begun_anew == restarts
+        assert restarted == restarts
         unread = {column.key() for column in self.finished}
         assert len(unread) == len(self.finished)
         for column in self.trained:
             column.check()
-            assert column.key() in unread, "a column was trained on twice, or is not what was finished"
+            assert column.key() in unread, "a column was trained on twice, or differs from the finished one"
             unread.remove(column.key())
 
 
 def _overlap(before: Column, after: Column) -> bool:
-    """Whether `after` begins with the record that `before` ends with, and with the same answer to it."""
+    """Whether `after` begins with the last record of `before`, including its action."""
     arrays = ("observation", "reward", "terminated", "truncated", "action", "logits", "version")
     return all(np.array_equal(getattr(before, name)[-1], getattr(after, name)[0]) for name in arrays)

@@ -1,4 +1,4 @@
-"""Short versions of `python -m tests.reliability chaos` and `restart`, and the check that they rest on."""
+"""Short versions of `python -m tests.reliability chaos` and `restart`, and tests of the ledger that they use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.reliability.restart import run_restart
 from tests.system.harness import Fleet
 from tests.system.records import Column, marks
 
-RECORDS = 9  # of an unroll
+RECORDS = 9  # per unroll
 
 
 def test_chaos_loses_no_record(fleet: Fleet) -> None:
@@ -32,14 +32,14 @@ def test_chaos_loses_no_record(fleet: Fleet) -> None:
     assert result["records"]["sessions"] > plan.actors * plan.envs
 
 
-def test_fifty_actors_return_to_a_learner_that_was_started_again(fleet: Fleet) -> None:
+def test_fifty_actors_reconnect_after_learner_restart(fleet: Fleet) -> None:
     result = run_restart(50, fleet)
     assert not result["failures"]
     assert result["seconds_from_serving_until_all_step_again"] < 10
 
 
 class _Play:
-    """An environment and the unrolls that a learner makes of it: consecutive ones share a record."""
+    """An environment and its unrolls as a learner makes them: consecutive ones share a record."""
 
     def __init__(self) -> None:
         self._env = Counter()
@@ -49,11 +49,11 @@ class _Play:
         self._over = True
 
     def restart(self) -> None:
-        """A new session: what there was of an unroll is gone, and the environment is reset."""
+        """Begin a new session: discard the partial unroll and reset the environment."""
         self._records, self._over = [], True
 
     def unroll(self) -> Column:
-        """The next one."""
+        """Return the next unroll."""
         first = self._records[-1:]
         before = self._before if first else np.zeros(4, np.float32)
         led_by = self._led_by if first else 0
@@ -84,7 +84,7 @@ class _Play:
         )
 
 
-def test_the_ledger_follows_sessions_over_lives_of_the_learner(tmp_path: Path) -> None:
+def test_the_ledger_follows_sessions_over_learner_restarts(tmp_path: Path) -> None:
     ledger, play, other = Ledger(tmp_path), _Play(), _Play()
     columns = [play.unroll() for _ in range(20)]
     ledger.add(columns)
@@ -132,7 +132,7 @@ def _state_of_another(columns: list[Column]) -> None:
     "fault",
     [_skip_one, _repeat_one, _begin_again, _reward_of_another, _action_of_another, _state_of_another],
 )
-def test_the_ledger_sees_every_kind_of_wrong_record(tmp_path: Path, fault: Callable[[list[Column]], None]) -> None:
+def test_the_ledger_detects_every_kind_of_wrong_record(tmp_path: Path, fault: Callable[[list[Column]], None]) -> None:
     play = _Play()
     columns = [play.unroll() for _ in range(12)]
     Ledger(tmp_path / "right").add(copy.deepcopy(columns))
@@ -141,7 +141,7 @@ def test_the_ledger_sees_every_kind_of_wrong_record(tmp_path: Path, fault: Calla
         Ledger(tmp_path / "wrong").add(columns)
 
 
-def test_the_ledger_sees_what_is_trained_on_twice_or_changed(tmp_path: Path) -> None:
+def test_the_ledger_detects_columns_that_are_trained_on_twice_or_changed(tmp_path: Path) -> None:
     play, ledger = _Play(), Ledger(tmp_path)
     columns = [play.unroll() for _ in range(3)]
     ledger.add(columns)
@@ -152,5 +152,5 @@ def test_the_ledger_sees_what_is_trained_on_twice_or_changed(tmp_path: Path) -> 
     changed.logits = changed.logits.copy()
     changed.action = changed.action.copy()
     changed.action[-1] = (changed.action[-1] + 1) % 4
-    with pytest.raises(AssertionError, match="not what was finished"):
+    with pytest.raises(AssertionError, match="differs from the finished one"):
         ledger.take([changed])

@@ -1,4 +1,4 @@
-"""What users see of damaged checkpoints and of disks that are full or cannot be written."""
+"""Messages and recovery of runs with damaged checkpoints, and of runs on full and read-only disks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.system.harness import TINY, Fleet, Process, checkpoints, counting, fl
 ENDLESS = ("--preset", "cartpole_vtrace", "--steps", "1e12", "--actors", "1", "--envs", "8")
 
 
-# The run whose checkpoints are harmed is deterministic; a learner goes on with it in threads.
+# The run whose checkpoints are damaged is deterministic; a learner resumes it with threads.
 THREADED = sets("run.deterministic=false")
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A run's folder with several checkpoints."""
+    """The folder of a run with several checkpoints."""
     with fleet_in(tmp_path_factory.mktemp("finished")) as fleet:
         values = sets(*TINY, *counting(), "training.checkpoint_seconds=0.1", "training.keep_checkpoints=4")
         options = ["--preset", "cartpole_vtrace", "--steps", "6000", "--logdir", "run", "--deterministic"]
@@ -32,7 +32,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def run(finished: Path, fleet: Fleet) -> Path:
-    """A copy of the run to do harm to."""
+    """A copy of the run, to be damaged."""
     path = fleet.folder / "run"
     shutil.copytree(finished, path)
     assert len(checkpoints(path)) >= 3
@@ -70,10 +70,10 @@ def test_torn_checkpoint_is_reported_and_the_one_before_it_resumed(fleet: Fleet,
         assert f"it is set aside as damaged-{torn.name}" in line
     resumed.kill()
     assert checkpoints(run)[-1] == older and (run / "checkpoints" / f"damaged-{newer}").is_dir()
-    assert all(line["env_steps"] <= older for line in metrics(run)), "metrics go on from the same point"
+    assert all(line["env_steps"] <= older for line in metrics(run)), "metrics continue from the same point"
 
 
-def test_a_run_without_a_good_checkpoint_is_refused_and_left_as_it_is(fleet: Fleet, run: Path) -> None:
+def test_a_run_without_a_good_checkpoint_is_refused_and_unchanged(fleet: Fleet, run: Path) -> None:
     for env_steps in checkpoints(run):
         _tear(run, env_steps)
     kept = [path for path in sorted(run.rglob("*")) if path.name not in ("learner.log", "learner.lock", run.name)]
@@ -90,7 +90,7 @@ def test_a_run_without_a_good_checkpoint_is_refused_and_left_as_it_is(fleet: Fle
 def test_remains_of_a_killed_writer_are_repaired_and_removed(fleet: Fleet, run: Path) -> None:
     folder = run / "checkpoints"
     newest = checkpoints(run)[-1]
-    # Killed after the old one of this number had made room, before the new one took its place.
+    # As if killed between renaming the old checkpoint of this number and the new one.
     (folder / str(newest)).rename(folder / f".{newest}.replaced")
     for name in (f".{newest}.partial", ".7.removed"):
         (folder / name).mkdir()
@@ -110,7 +110,7 @@ def _until(process: Process, run: Path, env_steps: int) -> None:
     wait_for(there, f"a checkpoint, and more than {env_steps} environment steps")
 
 
-def test_training_outlives_a_full_disk(fleet: Fleet) -> None:
+def test_training_continues_on_a_full_disk(fleet: Fleet) -> None:
     with tmpfs(fleet.folder / "disk", "size=3m") as disk:
         run = disk / "run"
         values = sets(*TINY, *counting(pause=0.001), "training.checkpoint_seconds=0.3")
@@ -127,7 +127,7 @@ def test_training_outlives_a_full_disk(fleet: Fleet) -> None:
             assert train.running, train.stderr
             assert checkpoints(run) == stood and find_checkpoint(run).env_steps == stood[-1]
             ballast.unlink()
-            wait_for(lambda: checkpoints(run)[-1] > stood[-1] or not train.running, "a checkpoint where there is room")
+            wait_for(lambda: checkpoints(run)[-1] > stood[-1] or not train.running, "a checkpoint once there is room")
             env_steps = checkpoints(run)[-1]
             _until(train, run, env_steps)
             assert find_checkpoint(run).env_steps >= env_steps
@@ -152,7 +152,7 @@ def test_a_run_on_a_read_only_disk_is_refused(fleet: Fleet, finished: Path) -> N
             assert "--logdir" in train.sentence
 
 
-def test_a_run_that_finds_no_room_to_begin_is_refused(fleet: Fleet) -> None:
+def test_a_run_on_a_full_disk_is_refused(fleet: Fleet) -> None:
     with tmpfs(fleet.folder / "disk", "size=1m") as disk:
         fill(disk)
         train = fleet.start("train", *ENDLESS, "--logdir", str(disk / "run"), *sets(*TINY, *counting()))

@@ -1,15 +1,17 @@
-"""Deterministic runs that are resumed: they stay what they were, or somebody says otherwise."""
+"""Resumed deterministic runs: they stay deterministic unless the user changes it."""
 
 from __future__ import annotations
 
+import shutil
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.system.harness import TINY, Fleet, Process, metrics, sets
+from tests.system.harness import TINY, Fleet, Process, fleet_in, metrics, sets
 
-# The clock must not decide where a run stands, nor how far apart its lines of metrics are.
+# Nothing may depend on the clock: neither checkpoints nor lines of metrics.
 SMALL = (*TINY, "training.unroll_length=4", "training.batch_size=4", "training.checkpoint_seconds=1000")
 
 
@@ -19,23 +21,35 @@ def _train(fleet: Fleet, *arguments: str, name: str = "run") -> tuple[Process, P
     return process, fleet.folder / name
 
 
-def _begin(fleet: Fleet, *arguments: str, name: str = "run") -> Path:
-    options = ["--preset", "cartpole_vtrace", "--steps", "800", "--envs", "4", *sets(*SMALL)]
-    return _train(fleet, *options, *arguments, name=name)[1]
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+    """The folders of two deterministic runs with the same options."""
+    options = ["--preset", "cartpole_vtrace", "--steps", "800", "--envs", "4", "--deterministic", *sets(*SMALL)]
+    with fleet_in(tmp_path_factory.mktemp("begun")) as fleet:
+        yield _train(fleet, *options, name="one")[1], _train(fleet, *options, name="two")[1]
+
+
+@pytest.fixture
+def run(begun: tuple[Path, Path], fleet: Fleet) -> Path:
+    """A copy of a deterministic run, to be resumed."""
+    return Path(shutil.copytree(begun[0], fleet.folder / "run"))
 
 
 def _mode(run: Path) -> tuple[bool, bool]:
-    """Whether its configuration says that it is deterministic, and whether its last line of metrics knows no clock."""
-    said = tomllib.loads((run / "config.toml").read_text())["run"]["deterministic"]
-    return said, metrics(run)[-1]["time"] is None
+    """Whether the configuration is deterministic, and whether the last line of metrics has no time."""
+    deterministic = tomllib.loads((run / "config.toml").read_text())["run"]["deterministic"]
+    return deterministic, metrics(run)[-1]["time"] is None
 
 
 @pytest.mark.parametrize("again", [(), ("--preset", "cartpole_vtrace", "--envs", "4", *sets(*SMALL))])
-def test_a_deterministic_run_is_resumed_deterministically(fleet: Fleet, again: tuple[str, ...]) -> None:
+def test_a_deterministic_run_is_resumed_deterministically(
+    fleet: Fleet, begun: tuple[Path, Path], again: tuple[str, ...]
+) -> None:
     written = []
-    for name in ("one", "two"):
-        run = _begin(fleet, "--deterministic", name=name)
-        assert _mode(run) == (True, True)
+    for folder in begun:
+        name = folder.name
+        assert _mode(folder) == (True, True)
+        shutil.copytree(folder, fleet.folder / name)
         resumed, run = _train(fleet, "--resume", "--steps", "1600", *again, name=name)
         assert "resuming a deterministic run: one thread in lock-step, as before" in resumed.stderr
         assert _mode(run) == (True, True) and metrics(run)[-1]["env_steps"] >= 1600
@@ -44,8 +58,7 @@ def test_a_deterministic_run_is_resumed_deterministically(fleet: Fleet, again: t
     assert written[0] == written[1]
 
 
-def test_a_learner_refuses_a_deterministic_run(fleet: Fleet) -> None:
-    run = _begin(fleet, "--deterministic")
+def test_a_learner_refuses_a_deterministic_run(fleet: Fleet, run: Path) -> None:
     before = (run / "config.toml").read_bytes(), (run / "metrics.jsonl").read_bytes()
     for arguments in (["--resume"], ["--continue", "--preset", "cartpole_vtrace", *sets(*SMALL)], ["--standby"]):
         learner = fleet.start("learner", "--logdir", "run", "--steps", "1600", *arguments)
@@ -58,8 +71,7 @@ def test_a_learner_refuses_a_deterministic_run(fleet: Fleet) -> None:
     assert ((run / "config.toml").read_bytes(), (run / "metrics.jsonl").read_bytes()) == before
 
 
-def test_a_run_changes_its_mode_only_where_somebody_says_so(fleet: Fleet) -> None:
-    run = _begin(fleet, "--deterministic")
+def test_a_run_changes_its_mode_only_if_the_user_says_so(fleet: Fleet, run: Path) -> None:
     resumed, _ = _train(fleet, "--resume", "--steps", "1600", *sets("run.deterministic=false"))
     assert "was deterministic and is resumed with threads (run.deterministic = false from --set)" in resumed.stderr
     assert _mode(run) == (False, False)

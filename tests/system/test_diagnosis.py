@@ -1,4 +1,4 @@
-"""Training that goes wrong on purpose is warned of, and training that goes well is not."""
+"""A run that cannot learn logs a warning, a run that learns does not."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import pytest
 
 from tests.system.harness import Fleet, sets
 
-# The least that is judged: a fifth of a run, and 200 updates of 32 steps each.
+# The minimum for a warning: a fifth of a run, and 200 updates of 32 steps each.
 STEPS = 12_000
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Settings that break training, and what must be said of it."""
+    """Settings that break training, and the expected warning."""
 
     environment: str
     values: tuple[str, ...]
-    said: str
+    sentence: str
     look_at: str
 
 
@@ -49,7 +49,7 @@ CONSTANT = Fault(
 
 
 def train(fleet: Fleet, environment: str, *values: str) -> str:
-    """A deterministic run; what it wrote to stderr."""
+    """Train deterministically; returns stderr."""
     options = ["--preset", "gymnasium_vtrace", "--env", environment, "--steps", str(STEPS), "--logdir", "run"]
     process = fleet.start("train", "--deterministic", *options, *sets("telemetry.tensorboard=false", *values))
     process.ends_with(0)
@@ -64,17 +64,17 @@ def train(fleet: Fleet, environment: str, *values: str) -> str:
         pytest.param(CONSTANT, id="constant policy", marks=pytest.mark.slow),
     ],
 )
-def test_a_run_that_cannot_learn_says_what_to_look_at(fleet: Fleet, fault: Fault) -> None:
+def test_a_run_that_cannot_learn_names_the_settings_to_look_at(fleet: Fleet, fault: Fault) -> None:
     stderr = train(fleet, fault.environment, *fault.values)
     warnings = [line for line in stderr.splitlines() if "warning: " in line and "look at" in line]
-    assert len(warnings) == 2, stderr  # once while it runs, and in the summary
+    assert len(warnings) == 2, stderr  # during the run, and in the summary
     for line in warnings:
-        assert fault.said in line and f"look at {fault.look_at}" in line
+        assert fault.sentence in line and f"look at {fault.look_at}" in line
     log = (fleet.folder / "run" / "learner.log").read_text()
-    assert log.count(fault.said) == 2, log  # the same two
+    assert log.count(fault.sentence) == 2, log  # the same two
 
 
 @pytest.mark.parametrize("environment", ["CartPole-v1", pytest.param("Pendulum-v1", marks=pytest.mark.slow)])
 def test_a_run_that_learns_has_no_warning(fleet: Fleet, environment: str) -> None:
-    """The control: the preset as it is."""
+    """The control: the unchanged preset."""
     assert "look at" not in train(fleet, environment)

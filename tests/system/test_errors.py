@@ -1,4 +1,4 @@
-"""Each thing a user can get wrong: one sentence that names it, and the exit status it has."""
+"""Errors of users: one sentence that names the error, and its exit status."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def test_wrong_usage(fleet: Fleet, arguments: str) -> None:
     assert process.stdout == ""
     assert len(process.stderr.splitlines()) == 1
     assert REFUSALS[arguments] in process.sentence
-    assert not (fleet.folder / "runs").exists(), "something was made before the configuration was found good"
+    assert not (fleet.folder / "runs").exists(), "an invalid configuration must create nothing"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("deepmind_lab") is not None, reason="DeepMind Lab is installed")
-def test_a_missing_simulator_is_said_once(fleet: Fleet) -> None:
+def test_a_missing_simulator_is_reported_once(fleet: Fleet) -> None:
     values = ("actors.count=1", "actors.envs=2", "training.batch_size=2", "inference.max_envs=8")
     process = fleet.start("train", "--preset", "dmlab_vtrace", "--no-live", *sets(*values))
     process.ends_with(2)
@@ -64,8 +64,8 @@ def test_a_learner_that_does_not_answer(fleet: Fleet, scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["", "zmq://"])
-def test_what_answers_is_no_learner(fleet: Fleet, scheme: str) -> None:
-    """Another protocol is refused; what only accepts may be a learner that stands still, and is waited for."""
+def test_an_address_that_is_not_a_learners(fleet: Fleet, scheme: str) -> None:
+    """A server with another protocol is refused; one that only accepts may be a stalled learner, so the actor waits."""
     write_token(fleet.folder / "config" / "seed" / "token")
     with socket.create_server(("127.0.0.1", 0)) as other, socket.create_server(("127.0.0.1", 0)) as silent:
         stop = threading.Event()
@@ -104,11 +104,11 @@ def test_a_port_in_use(tmp_path: Path, capsys: pytest.CaptureFixture[str], key: 
         assert main(["learner", "--preset", "cartpole_vtrace", "--logdir", str(run), *values]) == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1 and f"port {port}" in message and f"--{key.replace('_', '-')} …" in message
-    # Nothing was made that stands in the way of the next try.
+    # The folder is free for the next start.
     RunFolder.create(run, "cartpole_vtrace").close()
 
 
-def test_a_host_that_is_not_this_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_host_of_another_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     assert main(["learner", "--preset", "cartpole_vtrace", "--logdir", str(run), "--host", "192.0.2.1"]) == 2
     message = capsys.readouterr().err
@@ -124,16 +124,16 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture(scope="module")
 def learner(processes: Fleet) -> Learner:
-    """A learner that takes 8 environments of CartPole and never ends."""
+    """A learner for up to 8 environments of CartPole."""
     values = sets(*TINY, "actors.envs=8", "inference.max_envs=8")
     learner = processes.learner("--preset", "cartpole_vtrace", "--logdir", "run", "--steps", "1e12", *values)
     learner.wait_until_it_serves()
     return learner
 
 
-@pytest.fixture(params=["zmq", "grpc"])
+@pytest.fixture(scope="module", params=["zmq", "grpc"])
 def actor(request: pytest.FixtureRequest, learner: Learner, processes: Fleet) -> Iterator[Process]:
-    """An actor of CartPole that has been stepping for a while."""
+    """An actor of CartPole that has stepped for a while; tests only look at it."""
     run = processes.folder / "run"
     wait_for(lambda: last(run, "envs") == 0, "room for an actor")
     before = last(run, "env_steps")
@@ -144,7 +144,7 @@ def actor(request: pytest.FixtureRequest, learner: Learner, processes: Fleet) ->
     actor.kill()
 
 
-def test_more_environments_than_there_is_room_for(learner: Learner, processes: Fleet, actor: Process) -> None:
+def test_more_environments_than_fit(learner: Learner, processes: Fleet, actor: Process) -> None:
     for address in learner.addresses.values():
         refused = processes.actor(address, "--envs", "3")
         refused.ends_with(4)
@@ -154,7 +154,7 @@ def test_more_environments_than_there_is_room_for(learner: Learner, processes: F
     assert actor.running
 
 
-def test_an_actor_is_small(actor: Process) -> None:
+def test_an_actor_needs_little_memory(actor: Process) -> None:
     status = Path(f"/proc/{actor.pid}/status").read_text()
     resident = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:"))
     assert resident < 150 * 1000, f"{resident} kB"
@@ -162,7 +162,7 @@ def test_an_actor_is_small(actor: Process) -> None:
     assert "numpy" in loaded and "tensorflow" not in loaded
 
 
-def test_one_learner_a_folder(learner: Learner, processes: Fleet) -> None:
+def test_a_folder_has_one_learner(learner: Learner, processes: Fleet) -> None:
     for extra in ([], ["--resume"], ["--overwrite"]):
         second = processes.learner("--preset", "cartpole_vtrace", "--logdir", "run", *extra)
         second.ends_with(2)
@@ -170,8 +170,8 @@ def test_one_learner_a_folder(learner: Learner, processes: Fleet) -> None:
     assert learner.running
 
 
-def test_help_is_quick_and_light(fleet: Fleet) -> None:
-    """A generous bound, because the machine may be busy; the figure itself is a benchmark's."""
+def test_help_is_fast_and_imports_no_tensorflow(fleet: Fleet) -> None:
+    """The bound is generous, because the machine may be busy."""
     best = float("inf")
     for _ in range(3):
         begun = time.monotonic()
@@ -195,7 +195,7 @@ gymnasium.register("Broken-v0", entry_point=Broken)
 """
 
 
-def test_a_run_that_fails_before_its_first_step_leaves_nothing_in_the_way(fleet: Fleet) -> None:
+def test_a_run_that_fails_before_its_first_step_leaves_no_folder(fleet: Fleet) -> None:
     (fleet.folder / "broken.py").write_text(BROKEN)
     common = ("train", "--preset", "cartpole_vtrace", "--logdir", "run", "--steps", "300", "--envs", "4", *sets(*TINY))
     failed = fleet.start(*common, "--env", "broken:Broken-v0", *sets("environment.restarts=0"))
@@ -206,7 +206,7 @@ def test_a_run_that_fails_before_its_first_step_leaves_nothing_in_the_way(fleet:
     fleet.start(*common).ends_with(0)
 
 
-def test_a_signal_while_tensorflow_is_loaded_ends_quietly_and_leaves_nothing(fleet: Fleet) -> None:
+def test_a_signal_while_tensorflow_is_loaded_ends_silently_and_leaves_no_folder(fleet: Fleet) -> None:
     learner = fleet.learner("--preset", "cartpole_vtrace", "--logdir", "run")
     wait_for(lambda: (fleet.folder / "run").exists(), "its folder")
     time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""`seed eval`, on runs that `seed train` makes here."""
+"""`seed eval` on runs of `seed train`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEYS = {"checkpoint", "env_steps", "actions", "episodes", "return_mean", "return
 
 
 class Run(NamedTuple):
-    """A finished training and what `seed eval --watch` said of it meanwhile."""
+    """A finished training and the `seed eval --watch` that followed it."""
 
     folder: Path
     train: Process
@@ -51,7 +51,7 @@ def run(processes: Fleet) -> Run:
     return Run(folder, train, watch)
 
 
-def test_a_training_leaves_what_it_promises(run: Run) -> None:
+def test_a_training_writes_its_files(run: Run) -> None:
     lines = metrics(run.folder)
     assert lines[-1]["env_steps"] >= 6000
     assert lines[-1]["learner_updates"] > 0 and lines[-1]["episodes"] > 0 and lines[-1]["protocol_errors"] == 0
@@ -65,22 +65,22 @@ def test_watch_plays_each_new_checkpoint_and_ends_with_the_training(run: Run) ->
     played = [json.loads(line) for line in run.watch.stdout.splitlines()]
     steps = [evaluation["env_steps"] for evaluation in played]
     assert steps == sorted(set(steps)) and set(steps) <= set(checkpoints(run.folder))
-    assert steps[-1] == checkpoints(run.folder)[-1], "the last checkpoint was missed"
+    assert steps[-1] == checkpoints(run.folder)[-1], "the last checkpoint was not played"
     for evaluation in played:
         assert evaluation.keys() == KEYS
         assert evaluation["episodes"] == len(evaluation["returns"]) == 2
         assert evaluation["return_mean"] == pytest.approx(np.mean(evaluation["returns"]))
-        assert evaluation["return_mean"] == evaluation["length_mean"], "CartPole gives 1 a step"
+        assert evaluation["return_mean"] == evaluation["length_mean"], "the reward of CartPole is 1 a step"
 
 
 def evaluate(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr of `seed eval` in this process, which has TensorFlow loaded already."""
+    """Exit status, stdout and stderr of `seed eval`, run in this process, which has loaded TensorFlow already."""
     status = main(["eval", *arguments])
     captured = capsys.readouterr()
     return status, captured.out, captured.err
 
 
-def test_a_device_without_the_memory_is_said(
+def test_a_device_without_enough_memory_is_reported(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluator, "AgentPolicy", exhausted)
@@ -89,7 +89,7 @@ def test_a_device_without_the_memory_is_said(
     assert "ran out of memory while building the evaluator" in stderr and "lower --envs" in stderr
 
 
-def test_a_run_and_its_newest_checkpoint_are_the_same(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluating_a_run_is_evaluating_its_newest_checkpoint(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     newest = list_checkpoints(run.folder / "checkpoints")[-1]
     one, two = (evaluate(capsys, str(path), "--episodes", "3", "--json") for path in (run.folder, newest))
     assert one == two and one[0] == 0 and one[2] == ""
@@ -101,7 +101,7 @@ def test_a_run_and_its_newest_checkpoint_are_the_same(run: Run, capsys: pytest.C
 
 
 def _with_returns(checkpoint: Path, returns: list[float] | None) -> None:
-    """Have a checkpoint say that its last episodes of training had these returns; None: what older versions say."""
+    """Write returns of the last episodes of training into a checkpoint; None: as an older version wrote it."""
     state = json.loads((checkpoint / "state.json").read_text())
     del state["counters"]["recent_returns"], state["counters"]["episode_return_100"]
     if returns is not None:
@@ -110,7 +110,9 @@ def _with_returns(checkpoint: Path, returns: list[float] | None) -> None:
     reseal(checkpoint, "state.json")
 
 
-def test_greedy_play_far_below_training_is_said_on_stderr(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hint_on_stderr_if_greedy_play_is_far_below_training(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = [str(checkpoint), "--episodes", "4", "--json"]
     trained = json.loads((checkpoint / "state.json").read_text())["counters"]
     assert trained["episode_return_100"] == pytest.approx(np.mean(trained["recent_returns"]))
@@ -124,7 +126,7 @@ def test_greedy_play_far_below_training_is_said_on_stderr(checkpoint: Path, caps
     assert (status, err, json.loads(out)["actions"]) == (0, "", "sampled")
 
 
-def test_returns_are_compared_only_where_they_are_of_the_same_task_and_kind(
+def test_returns_are_compared_only_for_the_same_task_and_sampled_training(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _with_returns(checkpoint, [900.0] * 100)
@@ -154,14 +156,14 @@ def test_a_checkpoint_of_an_earlier_version_is_played(checkpoint: Path, capsys: 
     assert (status, err) == (0, "") and json.loads(out)["episodes"] == 2
 
 
-def test_without_json_there_is_a_table(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_json_a_table_is_printed(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = evaluate(capsys, str(run.folder), "--episodes", "2", "--sample")
     assert status == 0 and "return mean" in out and "CartPole-v1, sampled actions" in out and "\x1b" not in out
 
 
-def test_a_folder_that_holds_a_run(run: Run, fleet: Fleet) -> None:
+def test_a_folder_with_a_run_is_not_overwritten(run: Run, fleet: Fleet) -> None:
     def written() -> dict[str, int]:
-        # All but the lock, which a learner takes before it looks.
+        # All files but the lock, which a learner takes first.
         return {path.name: path.stat().st_mtime_ns for path in run.folder.iterdir() if path.name != LOCK}
 
     before = written()
@@ -180,12 +182,12 @@ def test_a_run_is_not_resumed_with_another_agent(run: Run, fleet: Fleet, tmp_pat
     )
     resumed.ends_with(2)
     assert "another agent" in resumed.sentence
-    assert ((folder / "config.toml").read_text(), metrics(folder)) == (config, lines), "the run was spoilt"
+    assert ((folder / "config.toml").read_text(), metrics(folder)) == (config, lines), "the run must not change"
 
 
 @pytest.fixture
 def checkpoint(run: Run, tmp_path: Path) -> Path:
-    """A copy of a checkpoint, to be spoilt."""
+    """A copy of a checkpoint, to be damaged."""
     newest = list_checkpoints(run.folder / "checkpoints")[-1]
     return Path(shutil.copytree(newest, tmp_path / newest.name))
 
@@ -198,13 +200,13 @@ def refusal(capsys: pytest.CaptureFixture[str], path: Path) -> str:
 
 
 def reseal(checkpoint: Path, name: str) -> None:
-    """Correct the checksum of a file that was changed."""
+    """Update the checksum of a changed file."""
     complete = json.loads((checkpoint / "COMPLETE").read_text())
     complete["blake2b"][name] = hashlib.blake2b((checkpoint / name).read_bytes()).hexdigest()
     (checkpoint / "COMPLETE").write_text(json.dumps(complete))
 
 
-def test_a_folder_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "does not exist" in refusal(capsys, tmp_path / "absent")
     assert "no complete checkpoint" in refusal(capsys, tmp_path)
 
@@ -242,7 +244,7 @@ def test_a_checkpoint_of_another_agent(checkpoint: Path, capsys: pytest.CaptureF
     assert "another agent" in refusal(capsys, checkpoint)
 
 
-def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(
+def test_the_previous_checkpoint_is_played_if_the_newest_is_damaged(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = Path(shutil.copytree(run.folder, tmp_path / "run"))
@@ -262,20 +264,20 @@ def frames(path: Path) -> np.ndarray:
     return pictures
 
 
-def assert_it_moves(path: Path) -> None:
+def assert_pictures_change(path: Path) -> None:
     pictures = frames(path)
     assert len(pictures) > 10
     changes = np.abs(np.diff(pictures.astype(np.int16), axis=0)).max(axis=(1, 2, 3))
-    assert (changes > 16).sum() > len(changes) // 2, "the pictures hardly differ"
+    assert (changes > 16).sum() > len(changes) // 2, "consecutive pictures hardly differ"
 
 
 def test_a_video_of_cartpole(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     video = tmp_path / "cartpole.mp4"
-    # Sampled, an untrained pole takes its time to fall.
+    # Sampled actions, with which the pole of an untrained agent stands longer.
     status, out, err = evaluate(capsys, str(run.folder), "--sample", "--episodes", "1", "--json", "--video", str(video))
     assert status == 0 and json.loads(out)["episodes"] == 1
     assert str(video) in err
-    assert_it_moves(video)
+    assert_pictures_change(video)
 
 
 def test_a_video_of_atari(fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,7 +290,7 @@ def test_a_video_of_atari(fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFi
     assert status == 0
     assert json.loads(out)["length_mean"] <= 50, "200 frames are 50 steps"
     assert open_checkpoint(list_checkpoints(run / "checkpoints")[-1]).spec.name == "atari/pong"
-    assert_it_moves(video)
+    assert_pictures_change(video)
     assert frames(video).shape[1:3] == (420, 320)
 
 

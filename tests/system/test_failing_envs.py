@@ -9,7 +9,7 @@ import pytest
 
 from tests.system.harness import TINY, Fleet, Learner, Process, last, sets, wait_for
 
-# Each process breaks as often as the file with its number says; every break takes one off.
+# A process fails as often as the file named by its pid says; every failure decrements the number.
 MODULE = """
 import ctypes, os, subprocess, time
 from pathlib import Path
@@ -41,9 +41,9 @@ class Faulty(gymnasium.Env):
             if self._how in ("raises", "stuck"):
                 raise RuntimeError("the simulator broke")
             if self._how == "hangs":
-                subprocess.run(["sleep", "3600"])  # a simulator with a process of its own
+                subprocess.run(["sleep", "3600"])  # a simulator in a child process
             if self._how == "locks":
-                ctypes.PyDLL(None).sleep(3600)  # keeps Python's lock
+                ctypes.PyDLL(None).sleep(3600)  # holds the GIL
             observation = np.full(3, np.nan, np.float32) if self._how == "nan" else np.zeros(4, np.float32)
         return observation, 0.0, False, self._steps % 10 == 0, {}
 
@@ -64,7 +64,7 @@ SENTENCES = {
 
 
 def start(fleet: Fleet, how: str, *values: str) -> tuple[Learner, Process, Process, Path]:
-    """A learner whose environments can break, and two actors that are in."""
+    """Start a learner whose environments can fail, and two actors that have joined."""
     (fleet.folder / "faulty.py").write_text(MODULE)
     (fleet.folder / "faults").mkdir()
     run = fleet.folder / "run"
@@ -85,68 +85,70 @@ def start(fleet: Fleet, how: str, *values: str) -> tuple[Learner, Process, Proce
     return learner, one, other, run
 
 
-def break_times(fleet: Fleet, actor: Process, times: int) -> None:
-    """Have the actor's environments break so often."""
+def fail_times(fleet: Fleet, actor: Process, times: int) -> None:
+    """Make the actor's environments fail `times` times."""
     path = fleet.folder / "faults" / str(actor.pid)
     path.with_suffix(".new").write_text(str(times))
     path.with_suffix(".new").rename(path)
 
 
 @pytest.mark.parametrize("how", SENTENCES)
-def test_a_failure_is_named_and_counted_and_the_actor_goes_on(fleet: Fleet, how: str) -> None:
+def test_a_failure_is_named_and_counted_and_the_actor_continues(fleet: Fleet, how: str) -> None:
     learner, one, other, run = start(fleet, how, "environment.restarts=3", "environment.step_timeout=1")
     for number in (1, 2):
-        break_times(fleet, one, 1)
+        fail_times(fleet, one, 1)
         wait_for(lambda n=number: last(run, "environment_failures") == n, "the learner counts the failure")  # type: ignore[misc]
         wait_for(lambda: last(run, "envs") == 4, "the actor is back")
-    assert one.running and other.running, "neither process has ended"
+    assert one.running and other.running, "no actor must have ended"
     assert SENTENCES[how] in one.stderr and "(2 of 3)" in one.stderr and "faulty:Faulty-v0" in one.stderr
     assert SENTENCES[how] in learner.stderr and "one" in learner.stderr
     assert SENTENCES[how] not in other.stderr
     steps = last(run, "trained_steps")
-    wait_for(lambda: last(run, "trained_steps") > steps + 500, "training goes on")
+    wait_for(lambda: last(run, "trained_steps") > steps + 500, "training continues")
     assert last(run, "protocol_errors") == 0
-    assert not [process for process in fleet.marked() if process.name() == "sleep"], "what hung has gone"
+    assert not [process for process in fleet.marked() if process.name() == "sleep"], (
+        "the hanging process must have ended"
+    )
     one.send(signal.SIGTERM)
     one.ends_with(143)
 
 
 @pytest.mark.parametrize("how", ["raises", "hangs"])
-def test_an_actor_whose_environments_fail_again_and_again_stops_and_others_go_on(fleet: Fleet, how: str) -> None:
+def test_an_actor_whose_environments_keep_failing_ends_and_others_continue(fleet: Fleet, how: str) -> None:
     learner, one, other, run = start(fleet, how, "environment.restarts=2", "environment.step_timeout=1")
-    break_times(fleet, one, 1000)
+    fail_times(fleet, one, 1000)
     one.ends_with(1)
     assert SENTENCES[how] in one.sentence and "environment.restarts = 2" in one.sentence
     wait_for(lambda: last(run, "envs") == 2, "the learner has noticed")
     steps = last(run, "trained_steps")
-    wait_for(lambda: last(run, "trained_steps") > steps + 500, "the other actor goes on")
+    wait_for(lambda: last(run, "trained_steps") > steps + 500, "the other actor continues")
     assert other.running and learner.running
-    assert last(run, "environment_failures") == 3, "the last one too"
+    assert last(run, "environment_failures") == 3, "the last failure is counted too"
 
 
-def test_environments_that_cannot_even_be_closed(fleet: Fleet) -> None:
+def test_environments_that_hang_while_they_are_closed(fleet: Fleet) -> None:
     _, one, _, run = start(fleet, "stuck", "environment.restarts=3", "environment.step_timeout=1")
     (fleet.folder / "stuck").touch()
-    break_times(fleet, one, 1)
+    fail_times(fleet, one, 1)
     wait_for(lambda: last(run, "environment_failures") == 2, "both failures are counted")
     wait_for(lambda: last(run, "envs") == 4, "the actor is back")
     assert "the simulator broke" in one.stderr and "has not returned for" in one.stderr
 
 
-def test_an_environment_that_hangs_with_pythons_lock_ends_its_actor(fleet: Fleet) -> None:
-    """Nothing in its process can recover; a supervisor may restart it."""
+def test_an_environment_that_hangs_with_the_gil_ends_its_actor(fleet: Fleet) -> None:
+    """The process cannot recover; a supervisor may restart it."""
     _, one, other, run = start(fleet, "locks", "environment.step_timeout=1")
-    break_times(fleet, one, 1)
+    fail_times(fleet, one, 1)
     one.ends_with(-signal.SIGKILL)
     assert "gymnasium/faulty:Faulty-v0 has not returned for" in one.sentence and "holds the GIL" in one.sentence
     steps = last(run, "trained_steps")
-    wait_for(lambda: last(run, "trained_steps") > steps + 500, "the other actor goes on")
+    wait_for(lambda: last(run, "trained_steps") > steps + 500, "the other actor continues")
     assert other.running
 
 
 def test_a_signal_ends_an_actor_whose_environments_hang(fleet: Fleet) -> None:
     _, one, _, _ = start(fleet, "hangs", "environment.step_timeout=300")
-    break_times(fleet, one, 1)
+    fail_times(fleet, one, 1)
     wait_for(lambda: [p for p in fleet.marked() if p.name() == "sleep"], "the environment hangs")
     one.send(signal.SIGTERM)
     one.ends_with(143, limit=15)

@@ -1,6 +1,6 @@
-"""Mutations of valid frames: no crash, no hang, memory and log bounded, training goes on, every reject branch reached.
+"""Mutations of valid frames: no crash, no hang, bounded memory and log, training continues, full branch coverage.
 
-The long ones: `python -m tests.reliability fuzz`.
+Long runs: `python -m tests.reliability fuzz`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from tests.reliability.fuzz_coverage import fuzz_with_coverage
 from tests.reliability.fuzz_network import fuzz_network
 
 
-def test_every_branch_of_the_parsers_is_reached_and_nothing_but_a_refusal_comes_of_it() -> None:
+def test_mutations_reach_every_branch_of_the_parsers_and_are_only_refused() -> None:
     result, missing = fuzz_with_coverage(30_000, seed=1)
     assert result["failures"] == [] and missing == []
     outcomes = result["outcomes"]
-    # The control: what is sent gets far enough for each stage to take some of it, and refuse some.
+    # The control: each stage accepts some of the mutations and refuses others.
     for stage in ("unauthenticated: challenge", "proof: configure", "specification: ready", "session: action"):
         assert outcomes[stage] > 0
     for stage in (

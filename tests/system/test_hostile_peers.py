@@ -1,4 +1,4 @@
-"""Whatever arrives at a learner's ports, the training in progress goes on unharmed."""
+"""Nothing that arrives at a learner's ports disturbs its training."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SPEC = EnvSpec(f"gymnasium/{COUNTER}", ArraySpec((4,), "float32"), ActionSpec((4
 LAYOUT = RowLayout(SPEC, 1)
 ENCODER = RowEncoder(LAYOUT, {"observation": "zstd"})
 SECONDS = 30.0
-STEPS = 8000  # of the training: it lasts longer than the attacks
+STEPS = 8000  # of the training, which lasts longer than the attacks
 
 _names = itertools.count()
 
@@ -55,7 +55,7 @@ def framed(kind: int, payload: bytes, claimed: int | None = None) -> list[bytes]
 
 
 def unauthenticated_frames() -> dict[str, list[bytes]]:
-    """First messages of a peer that is no actor, as header and payload; each must end its connection."""
+    """Invalid first messages of a peer, as header and payload; each must end its connection."""
     header = pack_header(Kind.HELLO, 0)
     return {
         "noise": [os.urandom(32), os.urandom(100)],
@@ -94,7 +94,7 @@ def over_zmq(address: str, parts: list[bytes]) -> None:
 
 def over_grpc(address: str, parts: list[bytes]) -> None:
     """Send a message and wait for what the learner says to it."""
-    messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None ends the stream, which must wait for that
+    messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None ends the stream
     messages.put(b"".join(parts))
     with grpc.insecure_channel(address) as channel:
         call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(messages.get, None), timeout=SECONDS)
@@ -123,7 +123,7 @@ def noise_over_tcp(address: str) -> None:
 
 
 class Intruder:
-    """A peer that was let in like an actor, with one environment, and sends what it likes.
+    """A peer that was admitted like an actor, with one environment, and then misbehaves.
 
     Args:
         address: the learner's.
@@ -152,20 +152,20 @@ class Intruder:
         claimed = len(payload) if claimed is None else claimed
         self.transport.send(pack_header(fields.pop("kind", Kind.STEP), claimed, session=session, **fields), payload)
 
-    def heard(self) -> int | None:
-        """The kind of the next frame; the learner may at any time ask whether a connection still stands."""
+    def next_kind(self) -> int | None:
+        """The kind of the next frame other than heartbeats, which the learner may send at any time."""
         while (frame := self.transport.receive(SECONDS)) is not None:
             if frame.header.kind != Kind.HEARTBEAT_ACK:
                 return frame.header.kind
         return None
 
     def answer(self) -> None:
-        assert self.heard() == Kind.ACTION
+        assert self.next_kind() == Kind.ACTION
 
-    def is_thrown_out(self) -> bool:
-        """Whether the learner ends the session, with or without an answer to what was right before."""
+    def is_ended(self) -> bool:
+        """Whether the learner ends the session, with or without answers to earlier valid steps."""
         try:
-            while (kind := self.heard()) == Kind.ACTION:
+            while (kind := self.next_kind()) == Kind.ACTION:
                 pass
         except ConnectionLost:
             return True
@@ -210,7 +210,7 @@ INTRUSIONS: dict[str, Callable[[Intruder], None]] = {
 
 
 def encoded(**values: Any) -> bytes:
-    """A row as a session with codecs sends it."""
+    """A row, encoded as in a session with codecs."""
     row = np.zeros(LAYOUT.nbytes, np.uint8)
     for name, value in values.items():
         getattr(LAYOUT.views(row), name)[:] = value
@@ -219,7 +219,7 @@ def encoded(**values: Any) -> bytes:
 
 
 def with_block(block: bytes) -> bytes:
-    """A row whose only block is another one."""
+    """An encoded row with its only block replaced."""
     scalars = encoded()[4:10]
     return struct.pack("<I", len(block)) + scalars + block
 
@@ -238,8 +238,8 @@ def _corrupt_later(intruder: Intruder) -> None:
 
 
 BOMB = zstandard.ZstdCompressor(level=1).compress(bytes(256 * 2**20))
-# A block of RFC 8878 in four bytes that holds 128 KiB of zeros, behind a header that says nothing of its size, and
-# behind one that says 16 bytes, as many as the array has.
+# A block of four bytes (RFC 8878) that holds 128 KiB of zeros, after a header without a size, and after one that
+# claims the 16 bytes of the array.
 _ZEROS = b"\x03\x00\x10\x00"
 SMALL_BOMB = b"\x28\xb5\x2f\xfd\x00\x58" + _ZEROS
 LYING_BOMB = b"\x28\xb5\x2f\xfd\x20\x10" + _ZEROS
@@ -267,16 +267,16 @@ CORRUPTIONS: dict[str, Callable[[Intruder], None]] = {
 def intrude(address: str, intrusion: Callable[[Intruder], None], codec: str = "raw") -> bool:
     intruder = Intruder(address, codec)
     try:
-        # The learner may end the connection while something is still being sent.
+        # The learner may end the connection during a send.
         with contextlib.suppress(ConnectionLost):
             intrusion(intruder)
-        return intruder.is_thrown_out()
+        return intruder.is_ended()
     finally:
         intruder.transport.close()
 
 
 def behave(address: str) -> None:
-    """The control: what intruders are thrown out for is what they do wrong, and nothing else."""
+    """The control: peers that send only valid steps keep their session."""
     intruder = Intruder(address)
     for sequence in range(20):
         intruder.step(intruder.row(observation=sequence), sequence=sequence)
@@ -293,7 +293,7 @@ def behave(address: str) -> None:
 
 
 def attacks(addresses: dict[str, str]) -> Iterator[str]:
-    """Everything, one after the other; gives the name of what was done."""
+    """Perform all attacks, one after the other; yields their names."""
     for send, address in ((over_zmq, addresses["zmq"]), (over_grpc, addresses["grpc"])):
         behave(address)
         noise_over_tcp(address)
@@ -302,19 +302,19 @@ def attacks(addresses: dict[str, str]) -> Iterator[str]:
             send(address, parts)
             yield f"{name} at {address}"
         for name, intrusion in INTRUSIONS.items():
-            assert intrude(address, intrusion), f"{name} at {address} was not answered"
+            assert intrude(address, intrusion), f"{name} at {address} did not end the session"
             yield f"{name} at {address}"
         for name, intrusion in CORRUPTIONS.items():
-            assert intrude(address, intrusion, "zstd"), f"{name} at {address} was not answered"
+            assert intrude(address, intrusion, "zstd"), f"{name} at {address} did not end the session"
             yield f"{name} at {address}"
     for parts in ([os.urandom(32)], [pack_header(Kind.HELLO, 0)], [b"x"] * 50, [*framed(Kind.HELLO, hello()), b"more"]):
         over_zmq(addresses["zmq"], parts)
         yield f"{len(parts)} parts"
 
 
-def test_training_goes_on_whatever_arrives(fleet: Fleet) -> None:
+def test_invalid_messages_do_not_disturb_training(fleet: Fleet) -> None:
     run = fleet.folder / "run"
-    # Open to everybody, so that all of it reaches the learner's own checks.
+    # Insecure, so that all messages reach the learner's own checks.
     options = ["--preset", "cartpole_vtrace", "--steps", str(STEPS), "--logdir", "run", "--insecure"]
     learner = fleet.learner(*options, *sets(*TINY, *counting(pause=0.002)))
     addresses = learner.wait_until_it_serves()
@@ -323,7 +323,7 @@ def test_training_goes_on_whatever_arrives(fleet: Fleet) -> None:
     before = last(run, "env_steps")
     done = []
     try:
-        # Until the training is over, and at least once through: a second round is cut short where it ends first.
+        # Repeat the attacks until the training is over, at least once.
         for name in itertools.chain.from_iterable(attacks(addresses) for _ in range(100)):
             done.append(name)
             if not learner.running:
@@ -332,7 +332,7 @@ def test_training_goes_on_whatever_arrives(fleet: Fleet) -> None:
         if learner.running and last(run, "env_steps") < STEPS:
             raise
     once = 2 * (1 + len(unauthenticated_frames()) + len(INTRUSIONS) + len(CORRUPTIONS)) + 4
-    assert len(done) >= once, f"the training was over after {len(done)} of {once} attacks"
+    assert len(done) >= once, f"the training ended after {len(done)} of {once} attacks"
     learner.ends_with(0)
     for actor in actors:
         actor.ends_with(0)
@@ -344,16 +344,16 @@ def test_training_goes_on_whatever_arrives(fleet: Fleet) -> None:
     assert "dropped: " in learner.stderr
 
 
-def test_hostile_connections_at_both_ports_neither_get_in_nor_stop_anything(tmp_path: Path) -> None:
-    """The short form of `python -m tests.reliability hostile`: the bound is generous, for the machine is shared."""
+def test_hostile_connections_are_not_admitted_and_do_not_stop_training(tmp_path: Path) -> None:
+    """Short form of `python -m tests.reliability hostile`; the bound is generous, because the machine is shared."""
     options = argparse.Namespace(connections=50, seconds=12.0, rate=2.0, pause=0.005, slowdown=0.6, descriptors=0)
     result = hostile.run(options, tmp_path)
     assert result["failures"] == []
     assert result["joined_meanwhile"] > 0 and min(map(len, result["attacks"])) > 5
 
 
-def test_a_flood_of_connections_leaves_the_learner_the_descriptors_it_needs(tmp_path: Path) -> None:
-    """As fast as they can, at a learner that may open few: training, checkpoints and actors that join go on."""
+def test_a_flood_of_connections_leaves_the_learner_enough_descriptors(tmp_path: Path) -> None:
+    """As fast as possible, at a learner with few descriptors: training and checkpoints continue, actors can join."""
     options = argparse.Namespace(connections=24, seconds=12.0, rate=50.0, pause=0.005, slowdown=0.95, descriptors=192)
     result = hostile.run(options, tmp_path)
     assert result["failures"] == []
@@ -364,7 +364,7 @@ def test_a_flood_of_connections_leaves_the_learner_the_descriptors_it_needs(tmp_
 
 
 def test_an_unauthenticated_peer_cannot_fill_the_memory(tmp_path: Path) -> None:
-    """Before the token is proved: the largest message there is, claimed on many connections and sent at full speed."""
+    """It claims the largest message on many connections and sends it at full speed."""
     with fleet_in(tmp_path) as fleet:
         subject = Subject(fleet, pause=0.005)
         before, most = subject.read(), 0.0
@@ -386,16 +386,16 @@ def test_an_unauthenticated_peer_cannot_fill_the_memory(tmp_path: Path) -> None:
         while any(thread.is_alive() for thread in threads):
             most = max(most, subject.read().memory)
             time.sleep(0.1)
-        # What the kernel hands over between two looks of admission control: without it, gigabytes.
+        # The bound is what arrives between two checks of admission control; without it, gigabytes.
         assert most - before.memory < 700
         wait_for(lambda: subject.read().memory - before.memory < 64, "the memory is free again", 20.0)
         assert subject.failures() == []
 
 
-def test_many_authenticated_connections_cost_little(tmp_path: Path) -> None:
-    """The short form of `python -m tests.reliability connections`."""
+def test_many_authenticated_connections_need_few_resources(tmp_path: Path) -> None:
+    """Short form of `python -m tests.reliability connections`."""
     result = connections.run(argparse.Namespace(transport=["both"], count=100, seconds=3.0), tmp_path)
     assert result["failures"] == []
     assert result["both_steps_of_the_crowd"] > 0
-    # 50 over gRPC take one each, 50 over ZeroMQ two.
+    # 50 over gRPC take one descriptor each, 50 over ZeroMQ two.
     assert result["both_descriptors"]["held"] >= result["both_descriptors"]["before"] + 150

@@ -27,12 +27,12 @@ def _namespaces() -> bool:
 @pytest.mark.parametrize("transport", ["grpc", "zmq"])
 def test_a_slow_link_carries_four_times_the_steps(transport: str) -> None:
     if not _namespaces():
-        pytest.skip("needs root, and ip and tc that may make network namespaces")
+        pytest.skip("needs root, and ip and tc that may create network namespaces")
     command = [sys.executable, str(SCRIPT), "--mbit", "100", "--seconds", "3", "--transport", transport]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=380, check=True)
     result = json.loads(done.stdout)
     plain = result["replay_plain"]
-    # Plain frames fill the link: what they need is what it gives.
+    # Plain frames saturate the link.
     assert 0.7 * 100e6 < 8 * plain["steps_per_second"] * plain["bytes_per_step"] < 1.3 * 100e6
     assert result["replay_ratio"] >= 4
     assert result["replay_encoded"]["bytes_per_step"] <= plain["bytes_per_step"] / 6

@@ -1,4 +1,4 @@
-"""Actors that come, go, are killed and stand still: every record lands where it should, once."""
+"""Actors that join, leave, are killed and stall: every record is trained on in its place, once."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from seedcli.training.batches import Piece, TrainingBatch, UnrollQueue
 from tests.system.harness import COUNTER, LIMIT, TINY, Fleet, counting, wait_for
 from tests.system.records import STEP, Book, marked
 
-REMEMBERING = (
+WITH_STATE = (
     "agent.network.previous_action_reward=true",
     "agent.network.frame_stack=2",
-)  # so that there are states to mix up
+)  # so that a mix-up of states shows
 
 
 class Training:
-    """A learner in this process, with every unroll and batch in a book."""
+    """A learner in this process that records every unroll and batch."""
 
     def __init__(self, fleet: Fleet, folder: RunFolder, book: Book, *values: str) -> None:
-        sets = (*TINY, *REMEMBERING, "net.grpc_port=0", "net.zmq_port=0", "net.insecure=true", "run.steps=1e9", *values)
+        sets = (*TINY, *WITH_STATE, "net.grpc_port=0", "net.zmq_port=0", "net.insecure=true", "run.steps=1e9", *values)
         resolved = load_config(None, environ={}, sets=sets)
         self.book = book
         self._fleet = fleet
@@ -44,22 +44,22 @@ class Training:
         self.learner.start()
 
     def wait(self, condition: Callable[[], Any], what: str) -> None:
-        def true_and_well() -> Any:
+        def checked() -> Any:
             if self.learner.failure is not None:
                 raise self.learner.failure
             self._fleet.check()
             return condition()
 
-        wait_for(true_and_well, what)
+        wait_for(checked, what)
 
     def wait_for_envs(self, envs: int) -> None:
-        """Wait until so many environments are connected and each has finished an unroll since."""
+        """Wait until `envs` environments are connected and each has finished another unroll."""
         self.wait(lambda: self.envs == envs, f"{envs} environments are connected")
         before = len(self.book.finished)
-        # Streams take turns but are not equal, so this many columns hold some of each.
+        # Streams take turns, but not equally; so many columns include some of each.
         self.wait(lambda: len(self.book.finished) >= before + 10 * envs, "unrolls of all environments")
         trained = self.trained_steps
-        self.wait(lambda: self.trained_steps > trained, "training goes on")
+        self.wait(lambda: self.trained_steps > trained, "training continues")
 
     @property
     def envs(self) -> int:
@@ -76,7 +76,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fleet: Fleet) -> Iter
     put, assemble = UnrollQueue.put, sources.assemble
 
     def put_and_note(queue: UnrollQueue, buffer: UnrollBuffer) -> None:
-        book.finish(buffer)  # before somebody may train on it and give it back
+        book.finish(buffer)  # before it can be trained on and released
         put(queue, buffer)
 
     def assemble_and_note(pieces: list[Piece], arena: Arena) -> TrainingBatch:
@@ -101,7 +101,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fleet: Fleet) -> Iter
 
 
 def test_an_actor_is_killed_and_another_takes_its_place(train: Callable[..., Training], fleet: Fleet) -> None:
-    # Room for 11 environments: the newcomer fits only where the dead one's slots were freed.
+    # Room for 11 environments: the newcomer fits only if the slots of the killed actor are freed.
     training = train(*counting(), "inference.max_envs=11", "actors.envs=4")
     doomed = fleet.actor(training.addresses["zmq"], "--insecure", "--envs", "6", "--streams", "2")
     lasting = fleet.actor(training.addresses["grpc"], "--insecure", "--envs", "5", "--streams", "3")
@@ -143,8 +143,8 @@ def test_stalled_actor_starts_a_new_session(train: Callable[..., Training], flee
     training.book.check(restarts=8)
 
 
-def test_actors_that_connect_as_training_ends_learn_of_it(train: Callable[..., Training], fleet: Fleet) -> None:
-    """The end must reach an actor whatever it is doing: stepping, sending, or waiting."""
+def test_actors_are_notified_of_the_end_of_training(train: Callable[..., Training], fleet: Fleet) -> None:
+    """Whether they are stepping, sending or waiting."""
     training = train(*counting(pause=0.01))
     actors = [
         fleet.actor(address, "--insecure", "--envs", "2", "--reconnect-timeout", "30")
@@ -164,7 +164,7 @@ def test_learner_without_actors_stops(train: Callable[..., Training]) -> None:
     assert training.learner.core is None and training.learner.failure is None
 
 
-def test_an_actor_that_built_something_else_does_not_decide_what_is_learned(train: Callable[..., Training]) -> None:
+def test_the_first_actor_with_another_environment_is_refused(train: Callable[..., Training]) -> None:
     training = train(*counting())
     spec = EnvSpec("gymnasium/Other-v0", ArraySpec((4,), "float32"), ActionSpec((4,)))
     with pytest.raises(RefusedError, match=f"'gymnasium/Other-v0', but the run plays gymnasium/{COUNTER}"):
@@ -227,7 +227,7 @@ FAULTS = [
 ]
 
 
-def test_the_check_sees_every_kind_of_wrong_record(train: Callable[..., Training], fleet: Fleet) -> None:
+def test_the_check_detects_every_kind_of_wrong_record(train: Callable[..., Training], fleet: Fleet) -> None:
     training = train(*counting())
     actor = fleet.actor(training.addresses["zmq"], "--insecure", "--envs", "4")
     training.wait_for_envs(4)

@@ -1,4 +1,4 @@
-"""R2D2 as real processes: a replay that outlives its learner, and runs that repeat themselves."""
+"""R2D2 as real processes: a replay that survives its learner, and reproducible runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from seedcli.training.replay.store import MANIFEST, PRIORITIES, ReplayStore
 from seedcli.training.replay.unrolls import unroll_fields
 from tests.system.harness import TINY, Fleet, Process, checkpoints, counting, last, metrics, sets, wait_for
 
-# Small enough that the oldest unrolls are dropped while a test watches.
+# Small enough that the oldest unrolls are dropped during a test.
 SMALL = (
     *TINY,
     "agent.network.lstm=4",
@@ -39,7 +39,7 @@ SMALL = (
 
 
 def _kept(checkpoint: Checkpoint, folder: Path) -> tuple[Snapshot, list[dict[str, np.ndarray]]]:
-    """The replay of a checkpoint as a learner would read it: its snapshot, and every unroll unpacked."""
+    """Restore the replay of a checkpoint; returns its snapshot and its unrolls."""
     config = make_config(tomllib.loads(checkpoint.config_path.read_text()))
     agent = create_agent(config.agent, config.training, checkpoint.spec, config.run.seed)
     codec = BlockCodec(unroll_fields(agent, checkpoint.spec))
@@ -56,7 +56,7 @@ def _kept(checkpoint: Checkpoint, folder: Path) -> tuple[Snapshot, list[dict[str
 
 
 def _check_records(unrolls: list[dict[str, np.ndarray]]) -> set[float]:
-    """Every unroll holds records of one environment that follow each other; which environments there are."""
+    """Check that each unroll has consecutive records of one environment; returns the environments' numbers."""
     numbers = set()
     for unroll in unrolls:
         number, episode, step, action = unroll["observation"].T
@@ -78,7 +78,7 @@ def _until(run: Path, process: Process, name: str, value: float) -> None:
     wait_for(there, f"{name} beyond {value}")
 
 
-def test_a_replay_outlives_its_learner(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_replay_survives_a_killed_learner(fleet: Fleet, tmp_path: Path) -> None:
     run = fleet.folder / "run"
     options = ["--preset", "recall_r2d2", "--steps", "1e12", "--logdir", "run"]
     learner = fleet.learner(*options, *sets(*SMALL, *counting(pause=0.001), "training.checkpoint_seconds=0.5"))
@@ -92,16 +92,16 @@ def test_a_replay_outlives_its_learner(fleet: Fleet, tmp_path: Path) -> None:
     checkpoint = find_checkpoint(run)
     shutil.copytree(run, tmp_path / "as killed")
     kept, unrolls = _kept(checkpoint, run / "replay")
-    assert kept.next > 400 and len(unrolls) == 400, "the replay is full and its oldest unrolls are gone"
-    assert len(_check_records(unrolls)) == 6, "of 8 environments 2 evaluate, and nothing of theirs is kept"
-    assert len(set(kept.priorities.tolist())) > 50, "training has given priorities"
+    assert kept.next > 400 and len(unrolls) == 400, "the replay is full and has dropped its oldest unrolls"
+    assert len(_check_records(unrolls)) == 6, "unrolls of the 2 evaluation environments of 8 are not stored"
+    assert len(set(kept.priorities.tolist())) > 50, "training has updated priorities"
     assert checkpoint.counters["evaluation_episodes"] > 5
 
     lines = [line for line in metrics(run) if all(line[name] <= checkpoint.counters[name] for name in COUNTERS)]
     ports = [int(addresses[name].rpartition(":")[2]) for name in ("grpc", "zmq")]
     resumed = fleet.learner("--resume", "--logdir", "run", ports=ports)
-    wait_for(lambda: "continuing from" in resumed.stderr, "the training goes on")
-    # Restored while nothing was played yet: the first line shows it as it was.
+    wait_for(lambda: "continuing from" in resumed.stderr, "the training continues")
+    # The first line is of the restored replay, before any new step.
     wait_for(lambda: len(metrics(run)) > len(lines), "a line")
     first = metrics(run)[len(lines)]
     assert first["replay_size"] == 400 and first["replay_mb"] == pytest.approx(
@@ -118,17 +118,17 @@ def test_a_replay_outlives_its_learner(fleet: Fleet, tmp_path: Path) -> None:
     after, unrolls = _kept(find_checkpoint(run), run / "replay")
     assert kept.next < after.next and kept.sampled < after.sampled
     assert _check_records(unrolls)
-    # What both hold is the same; serials count on, so no unroll has taken the number of another.
+    # Serials continue, so unrolls with the same serial are equal.
     both = range(after.oldest, kept.next)
     for serial in both:
         assert kept.blocks[serial - kept.oldest] == after.blocks[serial - after.oldest]
     ratio = (after.sampled - kept.sampled) / (after.next - kept.next)
-    assert 1 < ratio < 4, "the replay ratio of 2 goes on from where it stood"
+    assert 1 < ratio < 4, "the replay ratio of 2 holds after the restart"
 
-    _a_torn_segment_costs_the_replay_alone(fleet, tmp_path / "as killed")
+    _a_torn_segment_loses_only_the_replay(fleet, tmp_path / "as killed")
 
 
-def _a_torn_segment_costs_the_replay_alone(fleet: Fleet, run: Path) -> None:
+def _a_torn_segment_loses_only_the_replay(fleet: Fleet, run: Path) -> None:
     checkpoint = find_checkpoint(run)
     manifest = json.loads((checkpoint.path / MANIFEST).read_text())
     assert (checkpoint.path / PRIORITIES).exists()
@@ -141,7 +141,7 @@ def _a_torn_segment_costs_the_replay_alone(fleet: Fleet, run: Path) -> None:
         (line,) = [line for line in text.splitlines() if segment.name in line]
         assert f"is cut short or too long ({size // 2} bytes instead of {size}), so the replay is ignored" in line
         assert "it refills to replay.min_size = 32 unrolls before training continues" in line
-    wait_for(lambda: f"at {checkpoint.env_steps:,} environment steps" in resumed.stderr, "the weights go on")
+    wait_for(lambda: f"at {checkpoint.env_steps:,} environment steps" in resumed.stderr, "the weights are resumed")
     actor = fleet.actor(addresses["grpc"], "--envs", "8")
     _until(run, resumed, "learner_updates", checkpoint.counters["learner_updates"] + 20)
     assert metrics(run)[-1]["replay_size"] >= 32
@@ -170,7 +170,7 @@ def _lines(run: Path) -> list[dict[str, Any]]:
 
 
 def test_equal_seeds_produce_equal_runs_with_a_replay(fleet: Fleet) -> None:
-    """To the byte; another seed gives another one; and a resumed run counts on, with the replay it had."""
+    """Equal to the byte; another seed differs; a resumed run continues with its replay."""
     values = sets(*SMALL, "replay.capacity=200", "training.checkpoint_seconds=1000")
     options = ["--preset", "recall_r2d2", "--steps", "2500", "--actors", "2", *values]
     runs = [
@@ -200,11 +200,11 @@ def test_equal_seeds_produce_equal_runs_with_a_replay(fleet: Fleet) -> None:
     for name in COUNTERS:
         assert first[name] >= checkpoint.counters[name]
         assert [line[name] for line in resumed] == sorted(line[name] for line in resumed)
-    assert first["replay_size"] >= min(200, end["replay_size"]), "it need not fill anew"
+    assert first["replay_size"] >= min(200, end["replay_size"]), "the replay was restored"
 
 
 def test_narrowest_window_does_not_stall(fleet: Fleet) -> None:
-    """Training takes longer than playing, neither may run ahead, and no evaluation environment keeps the loop going."""
+    """Training is slower than playing, neither may run ahead, and no evaluation environment keeps the loop going."""
     values = sets(*SMALL, "replay.ratio=40", "replay.window=24", "actors.evaluation_envs=0", "actors.streams=1")
     process = _deterministic(fleet, "narrow", "--preset", "recall_r2d2", "--steps", "600", *values)
     process.ends_with(0)
@@ -213,7 +213,7 @@ def test_narrowest_window_does_not_stall(fleet: Fleet) -> None:
 
 
 def _losing_rewards(fleet: Fleet, period: int, steps: int) -> list[dict[str, Any]]:
-    """The metrics of a whole run in which every `period`-th reward of each environment is not a number."""
+    """Train to the end with NaN as every `period`-th reward of each environment; returns the metrics."""
     values = [value for value in counting() if not value.startswith("environment.kwargs")]
     values += [f"environment.kwargs={{ lost_reward_period = {period} }}", "actors.evaluation_envs=0"]
     options = ["--preset", "recall_r2d2", "--steps", str(steps), "--logdir", "run"]
@@ -223,7 +223,7 @@ def _losing_rewards(fleet: Fleet, period: int, steps: int) -> list[dict[str, Any
     return metrics(fleet.folder / "run")
 
 
-def test_unrolls_with_a_reward_that_is_no_number_are_left_out_and_training_goes_on(fleet: Fleet) -> None:
+def test_unrolls_with_a_non_finite_reward_are_dropped_and_training_continues(fleet: Fleet) -> None:
     lines = _losing_rewards(fleet, 60, 4_000)
     end = lines[-1]
     assert end["learner_updates"] > 20 and end["dropped_updates"] == 0 and end["actors"] <= 1
@@ -233,7 +233,7 @@ def test_unrolls_with_a_reward_that_is_no_number_are_left_out_and_training_goes_
     assert end["env_steps"] >= 4_000 and end["protocol_errors"] == 0
 
 
-def test_a_run_all_of_whose_unrolls_are_dropped_still_ends(fleet: Fleet) -> None:
+def test_a_run_ends_even_if_all_unrolls_are_dropped(fleet: Fleet) -> None:
     end = _losing_rewards(fleet, 1, 2_000)[-1]
     assert end["env_steps"] >= 2_000 and end["learner_updates"] == 0
     assert end["replay_size"] == 0 and end["dropped_unrolls"] > 200

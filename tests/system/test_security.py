@@ -1,4 +1,4 @@
-"""Who is let in by real learners, what everybody else is told, and that the token stays where it is.
+"""Which actors real learners admit, how others are refused, and that the token is not disclosed.
 
 All learners of this file start at once, because each takes seconds to load.
 """
@@ -33,10 +33,10 @@ HELLO = encode_control({"actor_id": "old", "envs": 1, "streams": 1, "version": "
 
 @dataclass
 class Site:
-    """The processes that the tests look at."""
+    """The shared processes of these tests."""
 
     fleet: Fleet
-    early: Process  # an actor that is there before its learner
+    early: Process  # an actor started before its learner
     learner: Learner
     insecure: Learner
     train: dict[str, Process]
@@ -50,7 +50,7 @@ class Site:
         return self.fleet.folder / "run"
 
     def actor(self, *arguments: str, **environ: str) -> Process:
-        """An actor of two environments, with more variables."""
+        """Start an actor of two environments, with additional environment variables."""
         before = self.fleet.environ
         self.fleet.environ = before | environ
         try:
@@ -60,12 +60,12 @@ class Site:
 
     def is_refused(self, actor: Process, *parts: str, status: int = 4) -> None:
         actor.ends_with(status)
-        actor.killed = True  # as expected: it is no failure of the fleet
+        actor.killed = True  # expected, so not a failure of the fleet
         assert all(part in actor.sentence for part in parts), actor.sentence
 
     def joins(self, actor: Process, learner: Learner) -> None:
-        """Wait until an actor's environments step, and have it leave."""
-        wait_for(lambda: "connected to " in actor.stderr or not actor.running, "an actor is let in")
+        """Wait until an actor has joined, then stop it."""
+        wait_for(lambda: "connected to " in actor.stderr or not actor.running, "an actor is admitted")
         assert actor.running, actor.stderr
         assert learner.running, learner.stderr
         actor.send(signal.SIGTERM)
@@ -93,17 +93,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def listening(process: Process) -> set[str]:
-    """The addresses that a process listens at."""
+    """The addresses on which a process listens."""
     found = psutil.Process(process.pid).net_connections("tcp")
-    # gRPC listens at an IPv4 address through IPv6.
+    # gRPC listens on IPv4 addresses through IPv6.
     return {entry.laddr.ip.removeprefix("::ffff:") for entry in found if entry.status == psutil.CONN_LISTEN}
 
 
-# -- where the token is
+# -- secrecy of the token
 
 
 def secrets_of(token: Token, text: str) -> list[bytes]:
-    """What is to be found nowhere."""
+    """The token and its keys, which must not be disclosed."""
     found = [text.encode(), token.derive("proof actor").hex().encode()]
     for side in ("learner", "actor"):
         found.append(curve_keys(token, side)[1])  # type: ignore[arg-type]
@@ -114,7 +114,7 @@ def secrets_of(token: Token, text: str) -> list[bytes]:
 
 
 def shown_by(process: Process, *folders: Path) -> bytes:
-    """All that others may see of a process and its children, and what it has written."""
+    """Everything that other users can see of a process and its children, and all files it has written."""
     seen = [process.stdout.encode(), process.stderr.encode()]
     for each in (psutil.Process(process.pid), *process.children()):
         seen.append(Path(f"/proc/{each.pid}/cmdline").read_bytes())
@@ -124,25 +124,25 @@ def shown_by(process: Process, *folders: Path) -> bytes:
         try:
             seen += [path.read_bytes(), str(path).encode()]
         except FileNotFoundError:
-            pass  # a checkpoint that has made room for the next
+            pass  # an old checkpoint, removed meanwhile
     return b"\0".join(seen)
 
 
-def test_a_learners_token_is_nowhere_but_in_its_file(site: Site) -> None:
+def test_a_learners_token_is_only_in_its_file(site: Site) -> None:
     text = site.token_path.read_text().strip()
-    wait_for(lambda: last(site.run, "learner_updates") > 0, "training goes on")
+    wait_for(lambda: last(site.run, "learner_updates") > 0, "training")
     wait_for(lambda: list((site.run / "checkpoints").glob("*/COMPLETE")), "a checkpoint")
     shown = shown_by(site.learner, site.run) + shown_by(site.early, site.run)
-    assert b"net.token_file" in shown or b"token_file" in shown, "the configuration is among it"
+    assert b"net.token_file" in shown or b"token_file" in shown, "it includes the configuration"
     for secret in secrets_of(Token(text, "here"), text):
         assert secret not in shown
     assert text.encode() not in Path(f"/proc/{site.learner.pid}/environ").read_bytes()
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
-def test_a_local_run_has_a_token_of_its_own_that_nobody_sees(site: Site, name: str) -> None:
+def test_a_local_run_has_its_own_secret_token(site: Site, name: str) -> None:
     process, run = site.train[name], site.fleet.folder / f"train-{name}"
-    wait_for(lambda: last(run, "learner_updates") > 0 or not process.running, "training goes on")
+    wait_for(lambda: last(run, "learner_updates") > 0 or not process.running, "training")
     assert process.running, process.stderr
     assert listening(process) == {"127.0.0.1"}
     (actor,) = process.actors()
@@ -152,40 +152,40 @@ def test_a_local_run_has_a_token_of_its_own_that_nobody_sees(site: Site, name: s
     shown = shown_by(process, run)
     for secret in secrets_of(Token(text, "here"), text):
         assert secret not in shown
-    # Who has the user's token, and not the run's, is not let in.
+    # An actor with the user's token instead of the run's is refused.
     (address,) = [part for part in actor.cmdline() if ":" in part and part.rpartition(":")[2].isdigit()]
     site.is_refused(site.actor("--connect", address), "do not trust each other")
     assert process.running
-    process.kill()  # it has shown what it was to show, and the others have more of the machine
+    process.kill()  # not needed any more, and takes CPU from the others
 
 
-# -- who is let in
+# -- admission
 
 
-def test_a_shared_home_is_all_that_is_needed(site: Site) -> None:
+def test_a_shared_home_directory_suffices(site: Site) -> None:
     assert site.token_path.stat().st_mode & 0o777 == 0o600
     assert f"need the token from {site.token_path}" in site.learner.stderr
     assert listening(site.learner) <= {"0.0.0.0", "::"}
     grpc, zeromq = (site.learner.addresses[name].rpartition(":")[2] for name in TRANSPORTS)
-    # The first of two places is nobody's.
+    # Nothing listens at the first of two places.
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        nobody = f"127.0.0.1:{free.getsockname()[1]}"
+        unused = f"127.0.0.1:{free.getsockname()[1]}"
     token = site.token_path.read_text()
     actors = [
-        site.actor(SEED_CONNECT=f"{nobody},127.0.0.1:{grpc}"),
+        site.actor(SEED_CONNECT=f"{unused},127.0.0.1:{grpc}"),
         site.actor("--connect", "./run", "--transport", "zmq"),
         site.actor("--connect", f"127.0.0.1:{grpc}", XDG_CONFIG_HOME="/nowhere", SEED_TOKEN=token),
         site.actor(
             "--connect", f"zmq://127.0.0.1:{zeromq}", "--token-file", str(site.token_path), XDG_CONFIG_HOME="/x"
         ),
     ]
-    wait_for(lambda: "connected to " in site.early.stderr, "the actor that waited is let in")
+    wait_for(lambda: "connected to " in site.early.stderr, "the waiting actor is admitted")
     for actor in actors:
         site.joins(actor, site.learner)
 
 
-def test_refused_actors_learn_why(site: Site) -> None:
+def test_refused_actors_report_the_reason(site: Site) -> None:
     folder = site.fleet.folder
     write_token(folder / "elsewhere" / "seed" / "token")
     other = str(folder / "elsewhere")
@@ -218,11 +218,11 @@ def test_refused_actors_learn_why(site: Site) -> None:
     ]
     for actor, parts in cases:
         site.is_refused(actor, *parts)
-    assert not (folder / "none").exists(), "an actor makes no token"
+    assert not (folder / "none").exists(), "an actor creates no token"
     assert site.learner.running and site.insecure.running
 
 
-def test_insecure_on_both_sides_is_allowed_here_and_warned_of(site: Site) -> None:
+def test_insecure_on_both_sides_is_allowed_on_loopback_with_a_warning(site: Site) -> None:
     assert listening(site.insecure) == {"127.0.0.1"}
     (warning,) = [line for line in site.insecure.stderr.splitlines() if "no token and no encryption" in line]
     assert "WARNING" in warning.upper() and "127.0.0.1" in warning
@@ -230,26 +230,26 @@ def test_insecure_on_both_sides_is_allowed_here_and_warned_of(site: Site) -> Non
         site.joins(site.actor("--connect", site.insecure.addresses[name], "--insecure"), site.insecure)
 
 
-# -- where the learner is
+# -- addresses of the learner
 
 
 def test_unreachable_learner(site: Site) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        nobody = f"127.0.0.1:{free.getsockname()[1]}"
+        unused = f"127.0.0.1:{free.getsockname()[1]}"
     node = "no-such-node.invalid"
     waiting = ("--reconnect-timeout", "0.5")
     nothing = site.actor()
-    told = [site.actor("--connect", address, *waiting) for address in (nobody, f"zmq://{nobody}")]
+    unreachable = [site.actor("--connect", address, *waiting) for address in (unused, f"zmq://{unused}")]
     job = site.actor(*waiting, SLURM_JOB_NODELIST=node)
     site.is_refused(nothing, "--connect", "SEED_CONNECT", status=2)
-    for actor in told:
-        site.is_refused(actor, nobody, "has not answered", "--reconnect-timeout", status=3)
+    for actor in unreachable:
+        site.is_refused(actor, unused, "has not answered", "--reconnect-timeout", status=3)
     site.is_refused(job, f"{node}:8686", status=3)
 
 
 def test_an_actor_follows_its_learner_to_another_port(site: Site) -> None:
-    wait_for(lambda: "connected to " in site.early.stderr, "an actor is let in")
+    wait_for(lambda: "connected to " in site.early.stderr, "an actor is admitted")
     before = dict(site.learner.addresses)
     site.learner.kill()
     taken = [socket.create_server(("0.0.0.0", int(before[name].rpartition(":")[2]))) for name in TRANSPORTS]
@@ -307,14 +307,14 @@ def test_an_actor_of_another_version_is_named(site: Site, name: str) -> None:
     header[4] = {"grpc": 98, "zmq": 97}[name]
 
     def named() -> bool:
-        """Whether the log says it: of many malformed frames it names one every few seconds."""
+        """Whether the log names the version; its lines on malformed frames are rate-limited."""
         client = connect(site.learner.addresses[name], Security(find_token(site.token_path)))
         try:
             client.connect(LIMIT)
             client.send(bytes(header), HELLO)
             if name == "zmq":
                 wait_until_gone(client)
-            else:  # where the connection's end says why
+            else:  # gRPC's status names the version
                 with pytest.raises(ProtocolError, match=f"uses protocol version {header[4]}"):
                     wait_until_gone(client)
         finally:

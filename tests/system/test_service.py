@@ -1,4 +1,4 @@
-"""The learner as a service: what it says over HTTP of itself and of its actors, with real processes."""
+"""The learner as a service: metrics, health and the state of its actors over HTTP, with real processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def own_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def metrics_port(learner: Learner) -> int:
-    """What the learner's log says."""
+    """The metrics port in the learner's log."""
     found = re.findall(r"metrics and health: http://127\.0\.0\.1:(\d+)/metrics", learner.stderr)
     assert len(found) == 1, learner.stderr
     return int(found[0])
@@ -40,7 +40,7 @@ def ask(port: int, path: str) -> tuple[int, bytes]:
 
 
 def scrape(port: int) -> dict[tuple[str, ...], float]:
-    """Value by name and the values of its labels in their names' order."""
+    """Values by metric name and label values (in the order of label names)."""
     families = text_string_to_metric_families(ask(port, "/metrics")[1].decode())
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
@@ -50,7 +50,7 @@ def scrape(port: int) -> dict[tuple[str, ...], float]:
 
 
 def actor_row(port: int, name: str) -> dict[str, Any]:
-    """An actor's row in /status; {} where it has none."""
+    """An actor's row in /status; {} if it has none."""
     fleet = json.loads(ask(port, "/status")[1])["fleet"]
     return next((row for row in fleet if row["actor_id"] == name), {})
 
@@ -61,7 +61,7 @@ def wait_for_state(port: int, name: str, state: str) -> dict[str, Any]:
     )
 
 
-def test_a_learner_tells_of_itself_and_its_actors(fleet: Fleet) -> None:
+def test_a_learner_reports_itself_and_its_actors(fleet: Fleet) -> None:
     learner = fleet.learner(
         "--preset", "cartpole_vtrace", "--steps", "1e12", "--logdir", "run",
         *sets(*TINY, *counting(pause=0.001), "net.metrics_port=0"),
@@ -80,7 +80,7 @@ def test_a_learner_tells_of_itself_and_its_actors(fleet: Fleet) -> None:
     steady = wait_for_state(port, "steady", "stepping")
     assert (steady["envs"], steady["transport"]) == (4, "grpc")
 
-    # Counters rise, and are those of metrics.jsonl.
+    # Counters rise and agree with metrics.jsonl.
     labels = ("steady", steady["address"], "grpc")
     counters = [("seed_env_steps_total",), ("seed_trained_steps_total",), ("seed_actor_steps_total", *labels)]
     before = scrape(port)
@@ -90,7 +90,7 @@ def test_a_learner_tells_of_itself_and_its_actors(fleet: Fleet) -> None:
     assert after["seed_actor_environments", *labels] == 4
     assert (after["seed_actors_connected",], after["seed_environments",]) == (2, 6)
 
-    # Whatever comes to the port, it stays.
+    # Garbage on the port has no effect.
     for garbage in (b"\0" * 50, os.urandom(3000), b"GET " + b"/" * 9000, b"POST /metrics HTTP/1.1\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
             connection.sendall(garbage)

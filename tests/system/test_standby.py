@@ -23,13 +23,13 @@ def _wait_until_it_waits(standby: Learner, holder: Learner) -> None:
 def test_a_standby_takes_over_and_actors_follow(fleet: Fleet) -> None:
     fleet.environ["XDG_CONFIG_HOME"] = str(fleet.folder / "config")
     run = fleet.folder / "run"
-    # Some 500 steps a second at most: far from the end of the run when the first learner is killed.
+    # At most about 500 steps a second, so that the run is far from its end when the first learner is killed.
     values = sets(*TINY, *counting(pause=0.008), "training.checkpoint_seconds=0.5")
     options = ["--preset", "cartpole_vtrace", "--steps", "6000", "--logdir", "run"]
     first = fleet.learner(*options, *values)
     was = first.wait_until_it_serves()
 
-    # The ports of the standby are known beforehand, as on a cluster: nobody can be told of them later.
+    # The ports of the standby are fixed in advance, as on a cluster, so that actors can be given them.
     ports = _free_ports(2)
     standby = fleet.learner("--standby", "--logdir", "run", ports=ports)
     _wait_until_it_waits(standby, first)
@@ -50,7 +50,7 @@ def test_a_standby_takes_over_and_actors_follow(fleet: Fleet) -> None:
         fleet.actor("./run", "--envs", "4"),
         fleet.actor("./run", "--envs", "4", "--transport", "zmq"),
     ]
-    wait_for(lambda: last(run, "actors_stepping") == 4, "all actors are in")
+    wait_for(lambda: last(run, "actors_stepping") == 4, "all actors have joined")
     wait_for(lambda: checkpoints(run) and last(run, "env_steps") > checkpoints(run)[-1] + 100, "steps to lose")
     first.kill()
     checkpoint = find_checkpoint(run)
@@ -60,8 +60,11 @@ def test_a_standby_takes_over_and_actors_follow(fleet: Fleet) -> None:
     standby.wait_until_it_serves()
     resumed = re.search(r"continuing from \S+ at ([\d,]+) environment steps", standby.stderr)
     assert resumed and int(resumed[1].replace(",", "")) == checkpoint.env_steps
-    wait_for(lambda: metrics(run)[-1]["time"] > lost["time"] and last(run, "actors_stepping") == 4, "all have followed")
-    wait_for(lambda: last(run, "env_steps") > lost["env_steps"], "it gets further than the first")
+    wait_for(
+        lambda: metrics(run)[-1]["time"] > lost["time"] and last(run, "actors_stepping") == 4,
+        "all actors have followed",
+    )
+    wait_for(lambda: last(run, "env_steps") > lost["env_steps"], "it passes the first learner's steps")
     lines = metrics(run)
     for name in COUNTERS:
         assert [line[name] for line in lines] == sorted(line[name] for line in lines)
@@ -72,7 +75,7 @@ def test_a_standby_takes_over_and_actors_follow(fleet: Fleet) -> None:
     assert find_checkpoint(run).env_steps == last(run, "env_steps") >= 6000
 
 
-def test_a_standby_of_a_run_that_ends_has_nothing_to_do(fleet: Fleet) -> None:
+def test_a_standby_ends_when_the_run_is_done(fleet: Fleet) -> None:
     fleet.environ["XDG_CONFIG_HOME"] = str(fleet.folder / "config")
     options = ["--preset", "cartpole_vtrace", "--steps", "3000", "--logdir", "run"]
     first = fleet.learner(*options, *sets(*TINY, *counting(pause=0.001)))
@@ -87,7 +90,7 @@ def test_a_standby_of_a_run_that_ends_has_nothing_to_do(fleet: Fleet) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on at the moment."""
+    """Ports that are free at the moment."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [server.getsockname()[1] for server in sockets]
     for server in sockets:

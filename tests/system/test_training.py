@@ -21,11 +21,11 @@ from tests.system.harness import (
     wait_for,
 )
 
-STOP_SECONDS = 15.0  # what a stopped learner may take, checkpoint included
+STOP_SECONDS = 15.0  # limit for a stopped learner, checkpoint included
 
 
 def wait_until(run: Path, process: Process, env_steps: int) -> None:
-    """Wait until a run is beyond so many environment steps, with an update made."""
+    """Wait until a run has more than `env_steps` environment steps and an update."""
 
     def there() -> bool:
         assert process.running, process.stderr
@@ -35,7 +35,7 @@ def wait_until(run: Path, process: Process, env_steps: int) -> None:
 
 
 def stop(process: Process, number: signal.Signals) -> int:
-    """Send a signal; the exit status, which must come in time."""
+    """Send a signal; returns the exit status, within the limit."""
     begun = time.monotonic()
     process.send(number)
     status = process.wait()
@@ -71,14 +71,14 @@ def test_actors_reconnect_after_killed_learner_resumes(fleet: Fleet) -> None:
     for name in COUNTERS:
         assert checkpoint.counters[name] <= new[0][name]
         assert [line[name] for line in after] == sorted(line[name] for line in after)
-    # Both count on from the same point, so as many steps are trained on as are taken: nothing is counted twice.
+    # Both counters continue from the checkpoint, so they grow alike: no step is counted twice.
     grown = {name: after[-1][name] - checkpoint.counters[name] for name in ("env_steps", "trained_steps")}
     assert after[-1]["env_steps"] >= 8000
     assert 0.5 < grown["trained_steps"] / grown["env_steps"] < 1.5
     assert find_checkpoint(run).env_steps == after[-1]["env_steps"]
 
 
-def test_a_resumed_run_is_not_cut_short_by_mistake(fleet: Fleet) -> None:
+def test_resuming_with_fewer_steps_is_refused(fleet: Fleet) -> None:
     run = fleet.folder / "run"
     fleet.start("train", "--preset", "cartpole_vtrace", "--steps", "2000", "--logdir", "run", *sets(*TINY)).ends_with(0)
     before = (run / "config.toml").read_bytes()
@@ -89,7 +89,7 @@ def test_a_resumed_run_is_not_cut_short_by_mistake(fleet: Fleet) -> None:
     fleet.start("train", "--resume", "--logdir", "run").ends_with(0)
 
 
-def test_a_killed_training_takes_its_actors_along_and_sigterm_stops_the_next(fleet: Fleet) -> None:
+def test_actors_of_a_killed_training_end_and_sigterm_stops_the_resumed_one(fleet: Fleet) -> None:
     run = fleet.folder / "run"
     options = ["--preset", "cartpole_vtrace", "--steps", "1e12", "--logdir", "run", "--actors", "2", "--envs", "4"]
     train = fleet.start("train", *options, *sets(*TINY))
@@ -102,8 +102,8 @@ def test_a_killed_training_takes_its_actors_along_and_sigterm_stops_the_next(fle
 
     train = fleet.start("train", "--resume", "--logdir", "run")
     resumed_at = checkpoints(run)[-1]
-    # Until then the lines of the first run stand there.
-    wait_for(lambda: "continuing from" in train.stderr, "the training goes on")
+    # Until then the file holds the lines of the first run.
+    wait_for(lambda: "continuing from" in train.stderr, "the training continues")
     wait_until(run, train, resumed_at + 500)
     children = train.children()
     assert stop(train, signal.SIGTERM) == 143
@@ -112,7 +112,7 @@ def test_a_killed_training_takes_its_actors_along_and_sigterm_stops_the_next(fle
     assert find_checkpoint(run).env_steps == checkpoints(run)[-1] == last(run, "env_steps")
 
 
-def test_a_killed_actor_is_started_again_and_sigint_stops_all(fleet: Fleet) -> None:
+def test_a_killed_actor_is_restarted_and_sigint_stops_all(fleet: Fleet) -> None:
     run = fleet.folder / "run"
     options = ["--preset", "cartpole_vtrace", "--steps", "1e12", "--logdir", "run"]
     train = fleet.start("train", *options, *sets(*TINY))
@@ -128,7 +128,7 @@ def test_a_killed_actor_is_started_again_and_sigint_stops_all(fleet: Fleet) -> N
     assert find_checkpoint(run).env_steps == last(run, "env_steps")
 
 
-def test_a_stopped_learner_leaves_a_checkpoint_and_actors_that_look_for_it(fleet: Fleet) -> None:
+def test_a_stopped_learner_writes_a_checkpoint_and_its_actors_time_out(fleet: Fleet) -> None:
     run = fleet.folder / "run"
     options = ["--preset", "cartpole_vtrace", "--steps", "1e12", "--logdir", "run"]
     learner = fleet.learner(*options, *sets(*TINY, *counting(pause=0.001)))
@@ -136,12 +136,12 @@ def test_a_stopped_learner_leaves_a_checkpoint_and_actors_that_look_for_it(fleet
         fleet.actor(address, "--envs", "4", "--reconnect-timeout", "2")
         for address in learner.wait_until_it_serves().values()
     ]
-    # Signals find an actor in its environments most of the time, whose every Exception is an error of theirs.
+    # Signals mostly arrive inside environment code, where any other Exception counts as an environment failure.
     stopped = [fleet.actor(address, "--envs", "4") for address in learner.addresses.values()]
-    wait_for(lambda: last(run, "actors") == 4, "all actors are in")
+    wait_for(lambda: last(run, "actors") == 4, "all actors have joined")
     for actor, number in zip(stopped, (signal.SIGTERM, signal.SIGINT), strict=True):
         assert stop(actor, number) == 128 + number
-    # They said goodbye: nobody has to wait for a time-out.
+    # They sent GOODBYE, so their slots are freed without a timeout.
     wait_for(lambda: last(run, "actors") == 2, "their slots are free", limit=15)
     wait_until(run, learner, last(run, "env_steps") + 100)
     assert stop(learner, signal.SIGTERM) == 143
@@ -152,7 +152,7 @@ def test_a_stopped_learner_leaves_a_checkpoint_and_actors_that_look_for_it(fleet
 
 
 def test_equal_seeds_produce_equal_runs(fleet: Fleet) -> None:
-    """To the byte; another seed gives another one."""
+    """Equal to the byte; another seed differs."""
     options = ["--preset", "cartpole_vtrace", "--steps", "1500", "--envs", "4", "--actors", "2", "--deterministic"]
     options += sets(*TINY, "training.unroll_length=4", "training.batch_size=4")
     runs = [

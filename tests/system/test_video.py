@@ -1,4 +1,4 @@
-"""Pictures of environments that draw with libraries of their own, from a process that has TensorFlow."""
+"""Videos of environments with their own rendering libraries, from a process that has loaded TensorFlow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_video_of_mujoco_follows_the_body(fleet: Fleet, tmp_path: Path) -> Non
     video = tmp_path / "cheetah.mp4"
     played = fleet.start("eval", "run", "--episodes", "1", "--video", str(video))
     if played.wait() == 2 and "libegl1" in played.stderr:
-        pytest.skip("this machine has no library that draws without a screen")
+        pytest.skip("this machine has no library for rendering without a screen")
     played.ends_with(0)
     with imageio.get_reader(video) as reader:
         frames = [np.asarray(frame) for frame in reader]
@@ -35,7 +35,7 @@ def test_a_video_of_mujoco_follows_the_body(fleet: Fleet, tmp_path: Path) -> Non
         assert np.count_nonzero((red - blue > 40) & (red > green)) > 200
 
 
-def test_an_environment_of_another_process_is_the_same() -> None:
+def test_an_isolated_environment_behaves_like_a_local_one() -> None:
     config = env_config(id="CartPole-v1")
     env = IsolatedEnv(config, 2, render=True)
     try:
@@ -59,6 +59,6 @@ def test_an_environment_of_another_process_is_the_same() -> None:
     env.close()
 
 
-def test_what_cannot_be_built_there_says_why() -> None:
+def test_an_isolated_environment_that_cannot_be_built_names_the_error() -> None:
     with pytest.raises(UsageError, match="CartPole-v1"):
         IsolatedEnv(env_config(id="CartPole-v9"), 1)

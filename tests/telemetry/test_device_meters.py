@@ -1,4 +1,4 @@
-"""Figures of devices: made of counters, written down, and shown where there is more than one."""
+"""Figures of devices: computed from counters, written to metrics, and shown if there is more than one device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def picture(width: int, height: int, devices: tuple[DeviceFigures, ...], **value
     return console.file.getvalue().splitlines()
 
 
-def test_figures_are_what_was_counted_since_the_last_look() -> None:
+def test_figures_are_differences_since_the_last_look() -> None:
     watch = DeviceWatch()
     first, second = DeviceMeter("GPU:0", "training"), DeviceMeter("GPU:0", "inference")
     first.busy, first.batches, first.rows, first.transfer_seconds, first.transfer_bytes = 1.5, 4, 128, 0.5, 8_000_000
@@ -38,7 +38,7 @@ def test_figures_are_what_was_counted_since_the_last_look() -> None:
     assert training == DeviceFigures("GPU:0", "training", 0.75, 2.0, 32.0, 0.25, 4.0)
     assert inference == DeviceFigures("GPU:0", "inference", 0.0, 0.0, None, 0.0, 0.0)
     first.busy, first.batches, first.rows = 2.5, 5, 144
-    second.busy = 9.0  # begun long before the last look
+    second.busy = 9.0  # more than the interval: it began before the last look
     training, inference = watch.look([first, second], 4.0)
     assert training == DeviceFigures("GPU:0", "training", 0.25, 0.25, 16.0, 0.0, 0.0)
     assert inference.utilisation == 1.0
@@ -57,12 +57,12 @@ def test_devices_are_written_as_a_list_and_as_scalars(tmp_path: Path, monkeypatc
     line, still = (json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert [(d["device"], d["role"]) for d in line["devices"]] == [("GPU:0", "training"), ("GPU:1", "inference")]
     assert line["devices"][1]["utilisation"] == 0.5 and line["devices"][1]["batch_rows"] == 64.0
-    assert line["weights_age"] == 3 and still["devices"] == [], "no figure of a clock stands in a deterministic line"
+    assert line["weights_age"] == 3 and still["devices"] == [], "deterministic lines hold no timing"
     assert seen["device/inference_GPU1_batches_per_second"] == 123.4
     assert seen["inference/weights_age"] == 3
 
 
-def test_one_processor_is_not_shown_and_anything_else_is() -> None:
+def test_a_single_processor_is_not_shown() -> None:
     both = (figures("CPU:0", "training"), figures("CPU:0"))
     assert not worth_showing(both) and not worth_showing(())
     assert worth_showing((figures("GPU:0", "training"), figures("GPU:0")))
@@ -71,7 +71,7 @@ def test_one_processor_is_not_shown_and_anything_else_is() -> None:
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (80, 40), (120, 30), (200, 50)])
-def test_there_is_a_line_for_each_device_and_the_rest_still_fits(width: int, height: int) -> None:
+def test_each_device_has_a_line_and_the_rest_still_fits(width: int, height: int) -> None:
     lines = picture(width, height, (figures("GPU:0", "training", 0.86), figures("GPU:1", "inference", 0.31)))
     shown = [line for line in lines if "busy" in line]
     assert len(shown) == 2 and len(lines) <= height
@@ -95,7 +95,7 @@ def test_many_devices_leave_room_for_the_fleet(height: int) -> None:
         assert f"{sum(hidden) / len(hidden) / 10:.0%} busy" in shown[-1]
 
 
-def test_the_line_for_the_rest_counts_all_that_are_left_out() -> None:
+def test_the_last_line_counts_the_devices_that_do_not_fit() -> None:
     devices = [figures(f"GPU:{i}") for i in range(5)]
     assert len(device_rows(devices, 5)) == 5
     assert [row[0] for row in device_rows(devices, 3)] == ["GPU:0", "GPU:1", "and 3 more"]
@@ -103,7 +103,7 @@ def test_the_line_for_the_rest_counts_all_that_are_left_out() -> None:
     assert device_rows(devices, 0) == []
 
 
-def test_the_age_of_weights_is_shown_where_not_every_update_is_published() -> None:
+def test_the_age_of_weights_is_shown_if_not_every_update_is_published() -> None:
     devices = (figures("GPU:0", "training"), figures("GPU:1"))
     assert any("weights age" in line for line in picture(120, 40, devices, weights_age=7))
     assert not any("weights age" in line for line in picture(120, 40, devices))

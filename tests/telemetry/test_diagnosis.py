@@ -1,4 +1,4 @@
-"""Warnings of what goes wrong in training: when they are said, when they end, which of several."""
+"""Training warnings: when they begin and end, and which of several is shown."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def diagnosis(*symptoms: Symptom) -> Diagnosis:
 def lines(
     diagnosis: Diagnosis, steps: Iterable[int], updates_per_step: float = 1.0, **metrics: float
 ) -> list[tuple[int, str]]:
-    """At which steps something is said, and what."""
-    said = [(step, diagnosis.look(step, round(step * updates_per_step), metrics)) for step in steps]
-    return [(step, text) for step, text in said if text]
+    """The warnings, with the steps at which they are issued."""
+    looks = [(step, diagnosis.look(step, round(step * updates_per_step), metrics)) for step in steps]
+    return [(step, text) for step, text in looks if text]
 
 
-def test_a_symptom_is_said_once_it_has_lasted_5_percent_of_the_run() -> None:
+def test_a_warning_is_issued_once_its_symptom_has_lasted_5_percent_of_the_run() -> None:
     look = diagnosis()
     assert not lines(look, range(0, 500, 100), stuck=0.98)
     assert look.warning == ""
@@ -41,13 +41,13 @@ def test_a_symptom_is_said_once_it_has_lasted_5_percent_of_the_run() -> None:
     assert look.warning == STUCK_WARNING
 
 
-def test_it_must_last_three_lines_and_200_updates() -> None:
+def test_a_symptom_must_last_three_lines_and_200_updates() -> None:
     assert lines(diagnosis(), (0, 5000, 10_000), stuck=0.98) == [(10_000, STUCK_WARNING)]
     assert lines(diagnosis(), range(0, 10_000, 100), updates_per_step=0.05, stuck=0.98) == [(4000, STUCK_WARNING)]
 
 
 @pytest.mark.parametrize("value", [0.9, 0.1, math.nan])
-def test_one_line_without_it_begins_the_count_again(value: float) -> None:
+def test_one_line_without_the_symptom_resets_the_count(value: float) -> None:
     look = diagnosis()
     for start in range(0, 5000, 500):
         assert not lines(look, range(start, start + 400, 100), stuck=0.98)
@@ -55,19 +55,19 @@ def test_one_line_without_it_begins_the_count_again(value: float) -> None:
     assert lines(look, range(5000, 6000, 100), stuck=0.98) == [(5500, STUCK_WARNING)]
 
 
-def test_lines_without_the_metric_neither_count_nor_contradict() -> None:
+def test_lines_without_the_metric_are_ignored() -> None:
     look = diagnosis()
     lines(look, range(0, 500, 100), stuck=0.98)
     assert not lines(look, range(500, 1000, 100))
     assert lines(look, (1000,), stuck=0.98) == [(1000, STUCK_WARNING)]
 
 
-def test_a_warning_ends_after_a_span_without_it_and_is_said_again_when_it_returns() -> None:
+def test_a_warning_ends_with_its_symptom_and_is_issued_again_when_it_returns() -> None:
     look = diagnosis()
     lines(look, range(0, 1000, 100), stuck=0.98)
     assert not lines(look, (1000, 1100), stuck=0.5)
-    assert look.warning == STUCK_WARNING, "the figure is the one with which it last showed"
-    assert not lines(look, range(1200, 1500, 100), stuck=0.98), "it was not away for long"
+    assert look.warning == STUCK_WARNING, "the warning keeps its last figure"
+    assert not lines(look, range(1200, 1500, 100), stuck=0.98), "too short an interruption to end it"
     assert not lines(look, range(1500, 2100, 100), stuck=0.5)
     assert look.warning == ""
     assert lines(look, range(3000, 4000, 100), stuck=0.98) == [(3500, STUCK_WARNING)]
@@ -78,12 +78,12 @@ def test_patience_is_a_share_of_the_run() -> None:
     assert lines(look, range(0, 10_000, 100), flat=0.05) == [(2500, FLAT_WARNING)]
 
 
-def test_of_several_the_first_declared_is_said() -> None:
+def test_the_first_declared_of_several_warnings_is_shown() -> None:
     look = diagnosis(STUCK, FLAT)
     assert lines(look, range(0, 4000, 100), stuck=0.98, flat=0.05) == [(500, STUCK_WARNING)]
-    # What it hid is said when it is gone.
+    # The hidden warning is issued when the first one ends.
     assert lines(look, range(4000, 6000, 100), stuck=0.5, flat=0.05) == [(4500, FLAT_WARNING)]
-    # The more specific one takes over; the other has been said before and has never been gone.
+    # The first one returns; the other was issued before and has not ended.
     assert lines(look, range(6000, 7000, 100), stuck=0.98, flat=0.05) == [(6500, STUCK_WARNING)]
     assert not lines(look, range(7000, 8000, 100), stuck=0.5, flat=0.05)
     assert look.warning == FLAT_WARNING
@@ -94,7 +94,7 @@ def test_an_algorithm_without_symptoms_has_no_warnings() -> None:
     assert not lines(look, range(0, 10_000, 100), stuck=0.98)
 
 
-def test_a_resumed_run_is_looked_at_afresh() -> None:
+def test_a_resumed_run_starts_without_history() -> None:
     assert lines(diagnosis(FLAT), range(6000, 10_000, 100), flat=0.05) == [(6500, FLAT_WARNING)]
 
 
@@ -107,7 +107,7 @@ def test_a_symptom_has_one_bound_and_a_setting(bounds: dict[str, float]) -> None
 
 
 @pytest.mark.parametrize("good", [False, True])
-def test_vtrace_names_settings_that_exist_and_are_not_yet_right(good: bool) -> None:
+def test_symptoms_of_vtrace_name_only_existing_settings_that_can_be_improved(good: bool) -> None:
     config = agent_config(normalize_values=good, separate_value=good, normalize_observations=good)
     declared = symptoms(config)
     metrics = [symptom.metric for symptom in declared]

@@ -1,4 +1,4 @@
-"""Metrics and health over HTTP: what is said, and that nothing a client does matters."""
+"""Metrics and health over HTTP: the pages, and that no client can disturb the learner."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from seedcli.telemetry.fleet import ActorRow, State
 from seedcli.telemetry.metrics import Snapshot
 from seedcli.telemetry.prometheus import FIGURES, Status, render
 
-# A value of its own for every field, so that none can stand under another's name.
+# A different value for every field, so that a mix-up shows.
 VALUES: dict[str, Any] = {
     field.name: float(1000 + number) for number, field in enumerate(dataclasses.fields(Snapshot))
 } | {
@@ -46,7 +46,7 @@ def row(name: str, state: State = "stepping", **values: Any) -> ActorRow:
 
 
 class Learner:
-    """What an exporter reads."""
+    """The source of an exporter."""
 
     def __init__(self) -> None:
         self.status = Status({"preset": "cartpole_vtrace", "folder": 'runs/"x"\n'}, 5_000)
@@ -86,18 +86,18 @@ def ask(exporter: Exporter, path: str, method: str = "GET") -> tuple[int, dict[s
 
 
 def samples(text: bytes) -> dict[tuple[str, ...], float]:
-    """Value by name and the values of its labels in their names' order, after Prometheus' own parser."""
+    """Values by metric name and label values (in the order of label names), read by Prometheus' own parser."""
     found: dict[tuple[str, ...], float] = {}
     for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:
             key = (sample.name, *(value for _, value in sorted(sample.labels.items())))
-            assert key not in found, f"{key} is said twice"
+            assert key not in found, f"{key} is duplicated"
             found[key] = sample.value
     return found
 
 
 def raw(exporter: Exporter, *pieces: bytes, end: bool = False) -> bytes:
-    """What a client that sends these bytes gets until the connection ends."""
+    """Send bytes; returns everything received until the connection ends."""
     with socket.create_connection(("127.0.0.1", port(exporter)), timeout=10) as connection:
         answer = b""
         with contextlib.suppress(ConnectionError):
@@ -110,11 +110,11 @@ def raw(exporter: Exporter, *pieces: bytes, end: bool = False) -> bytes:
         return answer
 
 
-def test_every_figure_of_the_metrics_is_there_in_base_units() -> None:
+def test_every_metric_is_exported_in_base_units() -> None:
     found = samples(render(Status({}, 5_000, Snapshot(**VALUES), (row("a"), row("b", "lost")))))
     by_state = {f"actors_{state}" for state in ("stepping", "waiting", "joining", "silent", "lost")}
     covered = {figure.field for figure in FIGURES} | by_state | set(BY_LABEL)
-    assert covered == {field.name for field in dataclasses.fields(Snapshot)}, "a figure without a name for Prometheus"
+    assert covered == {field.name for field in dataclasses.fields(Snapshot)}, "a field without a Prometheus name"
     assert len({figure.name for figure in FIGURES}) == len(FIGURES)
     for figure in FIGURES:
         name = figure.name + ("_total" if figure.kind == "counter" else "")
@@ -131,7 +131,7 @@ def test_every_figure_of_the_metrics_is_there_in_base_units() -> None:
     assert found["seed_device_transfer_bytes_per_second", "GPU:0", "training"] == 3.5e6
     assert found["seed_device_transfer_ratio", "GPU:0", "training"] == 0.125
     rows = {key: value for key, value in found.items() if key[0] == "seed_device_batch_rows"}
-    assert rows == {("seed_device_batch_rows", "GPU:0", "training"): 32}, "nothing is said of what is not known"
+    assert rows == {("seed_device_batch_rows", "GPU:0", "training"): 32}, "unknown values are left out"
 
 
 COUNTERS = {
@@ -150,7 +150,7 @@ COUNTERS = {
 }
 
 
-def test_each_actor_has_its_figures_and_one_state() -> None:
+def test_each_actor_has_its_metrics_and_one_state() -> None:
     fleet = (row("a"), row('b"\\c', "silent", steps=7), row("c", "joining", steps=0))
     fleet = (*fleet[:2], dataclasses.replace(fleet[2], steps_per_second=None, last_seen_seconds=None))
     found = samples(render(Status(fleet=fleet)))
@@ -226,7 +226,7 @@ def test_only_get_and_head_and_known_addresses(exporter: Exporter) -> None:
     for path in ("/", "/metrics/", "/../metrics", "/%6detrics", "*"):
         status, headers, body = ask(exporter, path)
         assert status == 404 and b"/healthz" in body
-    assert headers["server"].strip() == "seed", "it says no versions"
+    assert headers["server"].strip() == "seed", "the header names no versions"
 
 
 GARBAGE = [
@@ -245,7 +245,7 @@ GARBAGE = [
 ]
 
 
-def test_garbage_is_answered_or_dropped_and_the_next_is_served(exporter: Exporter, capfd: Any) -> None:
+def test_garbage_is_answered_or_dropped_and_the_next_request_is_served(exporter: Exporter, capfd: Any) -> None:
     for piece in GARBAGE:
         answer = raw(exporter, piece)
         assert not answer or answer.startswith(b"HTTP/1.0 "), answer
@@ -255,18 +255,18 @@ def test_garbage_is_answered_or_dropped_and_the_next_is_served(exporter: Exporte
     assert capfd.readouterr().err == ""
 
 
-def test_a_head_beyond_its_bound_is_refused(exporter: Exporter) -> None:
+def test_a_request_head_over_the_limit_is_refused(exporter: Exporter) -> None:
     assert raw(exporter, b"GET /" + b"x" * 8192).startswith(b"HTTP/1.0 431 ")
     assert raw(exporter, b"GET / HTTP/1.1\r\n", b"a: " + b"b" * 20_000)[:13] in (b"HTTP/1.0 431 ", b"")
     assert ask(exporter, "/healthz")[0] == 200
 
 
-def test_a_slow_request_has_a_limit_in_all(exporter: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_request_times_out(exporter: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REQUEST_SECONDS", 0.6)
     begun = time.monotonic()
     with socket.create_connection(("127.0.0.1", port(exporter)), timeout=10) as connection:
         answer = b""
-        # A byte now and then keeps no connection open.
+        # Single bytes do not keep the connection open.
         with contextlib.suppress(ConnectionError):
             while not answer and time.monotonic() - begun < 5:
                 connection.sendall(b"x")
@@ -277,7 +277,7 @@ def test_a_slow_request_has_a_limit_in_all(exporter: Exporter, monkeypatch: pyte
     assert 0.5 < time.monotonic() - begun < 2
 
 
-def test_connections_are_bounded_and_room_comes_back(exporter: Exporter) -> None:
+def test_connections_are_limited_and_freed_again(exporter: Exporter) -> None:
     threads = psutil.Process().num_threads()
     with contextlib.ExitStack() as stack:
         idle = [
@@ -287,7 +287,7 @@ def test_connections_are_bounded_and_room_comes_back(exporter: Exporter) -> None
         for connection in idle:
             connection.sendall(b"GET ")
         wait_until(lambda: len(exporter._server._open) == CONNECTIONS)
-        assert raw(exporter, b"GET /healthz HTTP/1.0\r\n\r\n") == b"", "one too many is not heard"
+        assert raw(exporter, b"GET /healthz HTTP/1.0\r\n\r\n") == b"", "a connection over the limit is closed"
         assert psutil.Process().num_threads() <= threads + CONNECTIONS
         idle[0].sendall(b"/healthz HTTP/1.0\r\n\r\n")
         assert idle[0].recv(15) == b"HTTP/1.0 200 OK"
@@ -303,7 +303,7 @@ def wait_until(condition: Any) -> None:
         time.sleep(0.01)
 
 
-def test_a_source_that_fails_ends_one_answer_alone(exporter: Exporter, learner: Learner) -> None:
+def test_a_failing_source_affects_only_its_answer(exporter: Exporter, learner: Learner) -> None:
     learner.health = lambda: 1 / 0  # type: ignore[assignment,return-value]
     assert raw(exporter, b"GET /healthz HTTP/1.0\r\n\r\n") == b""
     assert ask(exporter, "/metrics")[0] == 200

@@ -1,4 +1,4 @@
-"""The fleet as a person sees it: hundreds of actors in a few lines."""
+"""The fleet in the live view: hundreds of actors in a few lines."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def drawn(fleet: list[ActorRow], width: int, height: int) -> str:
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (110, 30), (200, 60)])
-def test_those_in_trouble_come_first_and_the_rest_is_counted(width: int, height: int) -> None:
+def test_actors_in_trouble_come_first_and_those_that_do_not_fit_are_counted(width: int, height: int) -> None:
     text = drawn(FLEET, width, height)
     assert "198 stepping, 1 silent, 1 lost" in text
-    assert "199 actors, 3,184 environments" in text, "a lost actor plays no environment"
+    assert "199 actors, 3,184 environments" in text, "a lost actor does not count"
     assert text.index("gone") < text.index("quiet") < text.index("actor-0 ")
     rows = len(re.findall(r"^│ (?:actor-\d+|gone|quiet)\b", text, re.M))
     more = re.search(r"and (\d+) more", text)
     assert more is not None and rows + int(more[1]) == 200
-    assert ("lost: reset by peer" in text) == (width == 200), "the reason where there is room for it"
+    assert ("lost: reset by peer" in text) == (width == 200), "the reason is shown if it fits"
 
 
-def test_an_actor_on_its_way_in_is_shown_and_not_yet_counted() -> None:
+def test_a_joining_actor_is_shown_but_not_counted() -> None:
     text = drawn([ActorRow("new", "10.0.0.1:5000", "grpc", 16, None, None, "joining")], 100, 30)
     assert "0 actors, 0 environments" in text and "1 joining" in text
     assert re.search(r"new +10\.0\.0\.1:5000 +grpc +16 +- +- +joining", text)
@@ -63,10 +63,10 @@ def test_states_are_counted_and_ordered() -> None:
     )
     ordered = trouble_first(FLEET)
     assert [row.actor_id for row in ordered[:3]] == ["gone", "quiet", "actor-0"]
-    assert ordered[2:] == [row for row in FLEET if row.state == "stepping"], "the others keep their order"
+    assert ordered[2:] == [row for row in FLEET if row.state == "stepping"], "other actors keep their order"
 
 
-def test_a_plain_line_names_trouble_alone() -> None:
+def test_a_plain_line_counts_only_actors_in_trouble() -> None:
     file = io.StringIO()
     view = PlainView(Console(file=file, width=300), interval_seconds=0)
     view.start({})

@@ -134,7 +134,7 @@ def test_live_view_redraws_at_most_four_times_a_second() -> None:
     assert 3 <= drawn <= 4
 
 
-def test_messages_go_above_the_picture_and_other_threads_wait() -> None:
+def test_messages_go_above_the_picture_while_other_threads_wait() -> None:
     console, file = terminal(80, 24)
     clock = Clock()
     view = LiveView(console, clock)
@@ -195,7 +195,7 @@ def test_plain_view_prints_one_line_an_interval() -> None:
     assert lines[4].endswith("left 0:00") and "(100%)" in lines[4]
 
 
-def test_plain_view_with_nothing_known() -> None:
+def test_plain_view_without_any_values() -> None:
     file = io.StringIO()
     view = PlainView(Console(file=file), interval_seconds=0)
     view.start({})
@@ -220,16 +220,16 @@ def test_no_terminal_or_no_color_gives_plain_text(monkeypatch: pytest.MonkeyPatc
     assert "x" * 300 in file.getvalue()
 
 
-def test_live_view_has_no_colour_where_the_console_has_none() -> None:
+def test_live_view_has_no_colour_on_a_console_without_colour() -> None:
     file = io.StringIO()
     console = Console(file=file, width=80, height=24, force_terminal=True, no_color=True)
     clock = Clock()
     run(LiveView(console, clock), clock, actors(2))
     styles = {code for found in re.findall(r"\x1b\[([0-9;]*)m", file.getvalue()) for code in found.split(";")}
-    assert styles <= {"", "0", "1", "2"}  # bold and dim are no colours
+    assert styles <= {"", "0", "1", "2"}  # only bold and dim
 
 
-def test_profile_table_says_where_the_time_went() -> None:
+def test_profile_table_shows_where_the_time_went() -> None:
     file = io.StringIO()
     profiles = {
         "inference": {"waiting": 1.0, "wire": 3.0, "inference": 5.0},
@@ -248,7 +248,7 @@ def test_profile_table_says_where_the_time_went() -> None:
     print_profile(Console(file=file, width=80), {"idle": {}}, wall=0.0)
 
 
-def test_summary_gives_the_command_to_copy() -> None:
+def test_summary_shows_the_command_to_copy() -> None:
     file = io.StringIO()
     folder = Path("/data/" + "long/" * 20 + "my run")
     console = Console(file=file, width=40)
@@ -266,7 +266,7 @@ def test_summary_gives_the_command_to_copy() -> None:
     assert "1 environment step in" in file.getvalue() and "not trained on: 1 unroll," in file.getvalue()
 
 
-def test_the_largest_parts_of_the_time_stand_in_one_line() -> None:
+def test_the_largest_parts_of_the_time_in_one_line() -> None:
     file = io.StringIO()
     profiles = {
         "training thread": {"training": 6.0, "waiting": 4.0, "checkpoint": 0.1},
@@ -300,7 +300,7 @@ WARNING = (
 
 @pytest.mark.parametrize("fleet", [1, 100])
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50), (72, 15), (60, 24), (40, 10)])
-def test_a_warning_stands_in_the_picture_while_it_holds(width: int, height: int, fleet: int) -> None:
+def test_a_warning_is_in_the_picture_while_it_holds(width: int, height: int, fleet: int) -> None:
     console, file = terminal(width, height)
     clock = Clock()
     view = LiveView(console, clock)
@@ -340,7 +340,7 @@ def test_chart_by_hand() -> None:
     assert chart([0, 1], 2, 1, ascii_only=True) == [".@"]
 
 
-def test_the_axis_names_both_ends_and_what_lies_between() -> None:
+def test_the_axis_has_marks_at_both_ends_and_between() -> None:
     assert axis_marks(0, 500, 1) == ["500.0"]
     assert axis_marks(0, 500, 3) == ["500.0", "", "0.0"]
     assert axis_marks(-20, 20, 5) == ["20.0", "", "0.0", "", "-20.0"]
@@ -356,7 +356,7 @@ def test_the_curve_has_an_axis_and_fills_its_panel(width: int, height: int) -> N
     assert re.search(r"┤[▁-█]+ │$", lowest), lowest
 
 
-def test_numbers_for_people() -> None:
+def test_formatting_of_numbers() -> None:
     assert [duration(seconds) for seconds in (None, 0, 31.4, 3723, 183_840)] == [
         "-",
         "0:00",
@@ -387,7 +387,7 @@ def replaying(step: int, **values: object) -> Snapshot:
 
 
 def picture(width: int, height: int, *snapshots: Snapshot) -> str:
-    """What is last shown of these, which must fit."""
+    """The last picture of these snapshots, which must fit."""
     console, file = terminal(width, height)
     clock = Clock()
     view = LiveView(console, clock)
@@ -403,10 +403,10 @@ def picture(width: int, height: int, *snapshots: Snapshot) -> str:
 
 @pytest.mark.parametrize("height", [24, 40])
 @pytest.mark.parametrize("width", [80, 100, 140, 170])
-def test_the_replay_has_a_panel_of_its_own(width: int, height: int) -> None:
+def test_the_replay_has_its_own_panel(width: int, height: int) -> None:
     text = picture(width, height, *(replaying(step) for step in range(4)))
     assert " replay " in text and "81,234" in text and "0.7500" in text and "q mean" in text
-    assert ("inference" in text) == (width >= 110), "narrow ones leave the panel of inference out"
+    assert ("inference" in text) == (width >= 110), "a narrow view leaves out the inference panel"
     assert "entropy" not in text
     for label in ("replay ratio", "priority max", "epsilon min", "epsilon max"):
         assert label in text
@@ -415,7 +415,7 @@ def test_the_replay_has_a_panel_of_its_own(width: int, height: int) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 100, 140, 170])
-def test_the_curve_is_that_of_evaluation_where_there_is_any(width: int) -> None:
+def test_the_curve_shows_evaluation_returns_if_there_are_any(width: int) -> None:
     def watched(step: int, value: float | None) -> Snapshot:
         return replaying(
             step, evaluation_episodes=step, evaluation_return=value, evaluation_return_20=432.1, episode_return=7.0
@@ -426,7 +426,7 @@ def test_the_curve_is_that_of_evaluation_where_there_is_any(width: int) -> None:
     text = picture(width, 40, replaying(0), watched(1, 50.0), watched(2, None), watched(3, 450.0))
     assert " evaluation return " in text and "eval (20)" in text
     assert "432.1" in text and "187.2" in text
-    # Its axis spans the evaluation returns alone, not the 7.0 of environments that explore.
+    # Its axis covers only the evaluation returns, not the 7.0 of exploring environments.
     assert re.search(r"450", text) and re.search(r"\b50", text) and not re.search(r"\b7\.0", text)
 
 

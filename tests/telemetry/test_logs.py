@@ -68,7 +68,7 @@ def test_without_a_view_lines_go_to_stderr(capsys: pytest.CaptureFixture[str]) -
     assert re.fullmatch(r"\d\d:\d\d:\d\d hello\n", captured.err) and captured.out == ""
 
 
-def test_what_people_are_shown_in_another_way_reaches_the_file_alone(tmp_path: Path) -> None:
+def test_lines_that_the_view_shows_otherwise_go_only_to_the_file(tmp_path: Path) -> None:
     sink = Sink()
     path = tmp_path / "learner.log"
     setup_logging(path, sink)
@@ -82,7 +82,7 @@ def test_what_people_are_shown_in_another_way_reaches_the_file_alone(tmp_path: P
     assert sink.messages == []
 
 
-def test_rate_limit_counts_what_it_holds_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rate_limit_counts_suppressed_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     sink = Sink()
     setup_logging(None, sink)
     logger = logging.getLogger("seedcli.test")
@@ -117,7 +117,7 @@ def test_quiet_stderr_drops_chatter_and_keeps_the_rest(capfd: pytest.CaptureFixt
     assert capfd.readouterr().err.encode() == chatter
 
 
-def test_tensorflow_is_imported_in_silence() -> None:
+def test_importing_tensorflow_prints_nothing() -> None:
     code = (
         "from seedcli.tensorflow_import import import_tensorflow; tf = import_tensorflow();"
         "print(int(tf.function(lambda x: x + 1)(tf.constant(1))))"

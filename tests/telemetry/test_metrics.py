@@ -61,7 +61,7 @@ def write(path: Path, steps: list[int], *, resume: bool = False, tensorboard: Pa
     writer.close()
 
 
-def test_a_profile_adds_up_and_gives_copies() -> None:
+def test_a_profile_adds_up_and_returns_copies() -> None:
     profile = Profile()
     profile.add("wire", 0.25)
     profile.add("wire", 0.5)
@@ -90,7 +90,7 @@ def test_profile_is_cheap_and_readable_while_written() -> None:
     finally:
         stop.set()
         thread.join(timeout=10)
-    # A microsecond is the promise; the best of some rounds is what the code costs, not what the machine does.
+    # The limit is a microsecond; the best of several rounds, because the machine may be busy.
     assert min(timeit.repeat(lambda: profile.add("wire", 0.1), number=10_000, repeat=10)) / 10_000 < 1e-6
 
 
@@ -151,7 +151,7 @@ def test_a_line_is_on_disk_before_the_file_is_closed(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
+def test_non_finite_numbers_become_null(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     writer = MetricsWriter(path, tmp_path / "tensorboard", resume=False)
     writer.write(
@@ -198,12 +198,12 @@ def test_without_wall_clock_two_runs_write_the_same_bytes(tmp_path: Path) -> Non
     assert json.loads(contents[0])["episode_return"] == 3.5
 
 
-def test_an_algorithm_may_not_take_a_general_name() -> None:
+def test_an_algorithm_cannot_use_the_name_of_a_general_metric() -> None:
     with pytest.raises(ValueError, match="'loss'"):
         Snapshot(env_steps=1, extra={"loss": 1.0})
 
 
-def test_an_algorithm_may_not_take_a_name_of_the_replay() -> None:
+def test_an_algorithm_cannot_use_the_name_of_a_replay_metric() -> None:
     with pytest.raises(ValueError, match="'priority_max'"):
         Snapshot(env_steps=1, replay={"priority_max": 1.0}, extra={"priority_max": 1.0})
 
@@ -229,7 +229,7 @@ def test_replay_and_evaluation_are_written(tmp_path: Path) -> None:
     assert (line["evaluation_episodes"], line["evaluation_return"], line["evaluation_return_20"]) == (3, 21.0, 20.5)
     assert line["dropped_unrolls"] == 4 and "replay" not in line
     names = list(line)
-    assert names.index("replay_size") < names.index("entropy"), "the algorithm's own figures come last"
+    assert names.index("replay_size") < names.index("entropy"), "the metrics of the algorithm come last"
     assert not any(name in plain for name in replay)
     assert (plain["evaluation_episodes"], plain["evaluation_return"], plain["dropped_unrolls"]) == (0, None, 0)
     first, second = ({v.tag: v.simple_value for v in e.summary.value} for e in _events(folder) if e.HasField("summary"))
@@ -286,7 +286,7 @@ def test_truncate_after_cuts_from_the_first_line_with_any_counter_beyond(tmp_pat
     writer.close()
     assert [(line["env_steps"], line["learner_updates"]) for line in read_metrics(path)] == [(10, 1), (20, 2)]
     (start,) = [event for event in _events(folder) if event.HasField("session_log")]
-    assert start.step == 20, "the point that was cut is drawn no more"
+    assert start.step == 20, "TensorBoard discards the points that were cut"
 
 
 @pytest.mark.parametrize("damage", [b"nonsense\n", b"[]\n", b'{"env_steps": null}\n', b"\x00" * 64 + b"\n"])

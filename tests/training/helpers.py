@@ -1,4 +1,4 @@
-"""A small R2D2 for tests of what lies around it."""
+"""A small R2D2 agent for tests of sources and cores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LIMIT = 30.0  # seconds
 
 
 def resolved(*values: str) -> Resolved:
-    """Its configuration, with these values set."""
+    """Its configuration, with further values."""
     sets = (
         "agent.algorithm=r2d2",
         "agent.network.hidden=[8]",

@@ -1,11 +1,10 @@
-"""A process that forks writers of checkpoints and sees them killed. TensorFlow is imported once, before the forks.
+"""A process that forks checkpoint writers, which are killed. TensorFlow is imported once, before the forks.
 
-For each line `<first serial> <environment steps> <seconds> <event>` on its input it forks a writer that saves with
-increasing serials, at first in place of the checkpoint of those environment steps, and then by turns as a new one and
-in place of one. It answers with the last serial that was confirmed to be on disk (-1: none) and whether the writer was
-killed.
-The writer is killed `seconds` after its first checkpoint, or where `event` is not 0, just before the event-th operation
-on files since its start, in which case it ends by itself after two checkpoints.
+For each line `<first serial> <environment steps> <seconds> <event>` on its input it forks a writer that saves
+checkpoints with increasing serials: it first replaces the checkpoint of those environment steps, then alternately
+creates and replaces one. The answer is the last serial confirmed to be on disk (-1: none) and whether the writer was
+killed. The writer is killed `seconds` after its first checkpoint, or if `event` is not 0, just before its event-th file
+operation; in that case it ends by itself after two checkpoints.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from seedcli.training.replay.store import ReplayStore
 
 SPEC = EnvSpec("test/env", ArraySpec((2,), "uint8"), ActionSpec((3,)))
 CODEC = BlockCodec([BlockField("x", (2, 50), "uint8", True)])
-SIZES = (1000, 10)  # of its variables, all of whose elements are the serial
+SIZES = (1000, 10)  # of its variables; all their elements are the serial
 
 
 def new_replay() -> Replay:
-    """An empty replay of what the writer keeps in its own."""
+    """An empty replay like that of the writer."""
     return Replay(CODEC, ReplayConfig(capacity=12, min_size=1, window=1e9), 1, seed=0)
 
 
@@ -93,12 +92,12 @@ def _one(run: Path, serial: int, env_steps: int, seconds: float, event: int) -> 
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as confirmed:
-        said = b""
+        first = b""
         if not event:
-            said = confirmed.readline()
+            first = confirmed.readline()
             time.sleep(seconds)
             os.kill(child, signal.SIGKILL)
-        lines = (said + confirmed.read()).split()
+        lines = (first + confirmed.read()).split()
     _, status = os.waitpid(child, 0)
     return int(lines[-1]) if lines else -1, os.WIFSIGNALED(status)
 

@@ -41,13 +41,13 @@ TRAINING = {
 
 
 def plan(devices: int, **values: Any) -> Plan:
-    """Training on the first of 8 virtual devices."""
+    """A plan for training on the first `devices` of 8 virtual devices."""
     training = tuple(range(devices))
     return Plan("cpu", 8, training, (7,), columns=B // devices, virtual=True, **values)
 
 
 def batches(agent: Any, count: int = UPDATES) -> list[TrainingBatch]:
-    """Random ones with ends of episodes, importance weights, columns of weight 0 and states that are not 0."""
+    """Random batches with ends of episodes, importance weights, columns of weight 0 and non-zero states."""
     made = []
     for number in range(count):
         rng = np.random.default_rng(number)
@@ -80,7 +80,7 @@ def batches(agent: Any, count: int = UPDATES) -> list[TrainingBatch]:
 
 
 def make(algorithm: str, devices: Devices, training: TrainingConfig | None = None, kind: Any = Trainer) -> Any:
-    """An agent on devices, and what trains it."""
+    """Create an agent and its trainer on devices."""
     training = training or TRAINING[algorithm]
     with devices.scope():
         agent = create_agent(AGENTS[algorithm], training, VECTOR, 3)
@@ -88,24 +88,24 @@ def make(algorithm: str, devices: Devices, training: TrainingConfig | None = Non
 
 
 def variables(agent: Any, trainer: Trainer) -> list[Any]:
-    """Everything a checkpoint holds."""
+    """All variables of a checkpoint."""
     return [v.numpy() for v in (*agent.variables().values(), *trainer.variables().values())]
 
 
-def told(result: UpdateResult) -> dict[str, Any]:
-    """An update's result, to be compared."""
+def as_dict(result: UpdateResult) -> dict[str, Any]:
+    """The result of an update as a dictionary."""
     return {name: value for name, value in result._asdict().items() if name != "metrics"} | {"metrics": result.metrics}
 
 
 def train(algorithm: str, devices: Devices, **values: Any) -> dict[str, Any]:
-    """The first updates on devices."""
+    """Train on devices; returns the results of the first updates and the variables."""
     agent, trainer = make(algorithm, devices, **values)
-    results = [told(trainer.update(batch, env_steps=0)) for batch in batches(agent)]
+    results = [as_dict(trainer.update(batch, env_steps=0)) for batch in batches(agent)]
     return {"results": results, "variables": variables(agent, trainer), "trained_steps": trainer.trained_steps}
 
 
 class ClipsFirst(Trainer):
-    """What must not be: every device clips its own gradients before they are added up."""
+    """A wrong trainer: every device clips its own gradients before they are summed."""
 
     def _gradients_impl(self, unrolls: Any, scale: Any) -> Any:
         found = super()._gradients_impl(unrolls, scale)
@@ -113,7 +113,7 @@ class ClipsFirst(Trainer):
 
 
 def drop(devices: Devices) -> dict[str, Any]:
-    """A batch whose last column is not finite, between two good ones."""
+    """Train on a batch with a non-finite last column, between two good ones."""
     agent, trainer = make("r2d2", devices)
     first, second, third = batches(agent, 3)
     assert trainer.update(first, env_steps=0).applied
@@ -125,11 +125,11 @@ def drop(devices: Devices) -> dict[str, Any]:
     copies = [
         [copy.numpy() for copy in v.value.values] for v in (*agent.network.variables, *trainer.optimizer.variables)
     ]
-    # The statistics of observations, finite here, move on: only what is trained stays.
+    # Only trainable variables stay unchanged; the observation statistics, which are finite here, are updated.
     trainable = [v.trainable for v in agent.network.variables]
     return {
         "trainable": trainable,
-        "result": told(result),
+        "result": as_dict(result),
         "before": before,
         "after": after,
         "again": again,
@@ -139,7 +139,7 @@ def drop(devices: Devices) -> dict[str, Any]:
 
 
 def placed(devices: Devices) -> list[dict[str, Any]]:
-    """Which part of a batch lies where."""
+    """The part of a batch on each device."""
     agent, _ = make("vtrace", devices)
     unrolls = devices.place(batches(agent, 1)[0].unrolls)
     parts: list[dict[str, Any]] = []
@@ -158,9 +158,9 @@ def placed(devices: Devices) -> list[dict[str, Any]]:
 
 
 def one_host() -> dict[str, Any]:
-    """Everything that one host with 8 virtual devices shows."""
+    """All results of one host with 8 virtual devices."""
     prepare(plan(8))
-    prepare(plan(8))  # no harm
+    prepare(plan(8))  # a second call does nothing
     found: dict[str, Any] = {"inventory": find_inventory()}
     for algorithm in AGENTS:
         found[algorithm, 0] = train(algorithm, Devices.default())
@@ -201,7 +201,7 @@ def half(batch: TrainingBatch, index: int) -> TrainingBatch:
 
 
 def one_of_two(index: int, addresses: tuple[str, ...]) -> dict[str, Any]:
-    """What one of two hosts finds."""
+    """The results of one of two hosts."""
     plan = Plan("cpu", 1, (0,), (0,), columns=B // 2, hosts=addresses, host_index=index)
     prepare(plan)
     cluster = tf.train.ClusterSpec({"worker": list(addresses)})
@@ -216,13 +216,13 @@ def one_of_two(index: int, addresses: tuple[str, ...]) -> dict[str, Any]:
     everything = batches(agent)
     results = []
     for number, batch in enumerate(everything):
-        # The second host has no batch at first, now and then: no host trains.
+        # In every third step the second host has no batch at first, so that no host trains.
         missing = index == 1 and number % 3 == 0
         mine = half(batch, index)
         for absent in (True, False) if number % 3 == 0 else (False,):
             nothing = missing and absent
             control = np.array([float(nothing), 10.0 + index])
-            results.append(told(trainer.update(None if nothing else mine, env_steps=0, control=control)))
+            results.append(as_dict(trainer.update(None if nothing else mine, env_steps=0, control=control)))
     return {"results": results, "variables": variables(agent, trainer), "trained_steps": trainer.trained_steps}
 
 

@@ -1,4 +1,4 @@
-"""From buffers to batches: each column once, in order, whole."""
+"""From buffers to batches: each column once, in order and complete."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _arena(batch: int) -> Arena:
 
 
 def _filled(buffer: UnrollBuffer, first_column: int) -> UnrollBuffer:
-    """Column c holds c in every array, so that a misplaced value shows."""
+    """Fill column c of every array with c, so that a misplaced value shows."""
     columns = first_column + np.arange(buffer.num_envs)
     buffer.memory[:] = 255
     buffer.rows.observation[:] = columns[None, :, None]
@@ -38,7 +38,7 @@ def _filled(buffer: UnrollBuffer, first_column: int) -> UnrollBuffer:
 
 @settings(max_examples=30, deadline=None)
 @given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=8), batch=st.integers(1, 6))
-def test_each_column_is_trained_on_once_and_buffers_come_back(sizes, batch):
+def test_each_column_is_trained_on_once_and_buffers_are_released(sizes, batch):
     arena = _arena(batch)
     released: list[UnrollBuffer] = []
     arena.release = released.append  # type: ignore[method-assign]
@@ -86,7 +86,7 @@ def test_a_batch_is_a_copy():
     np.testing.assert_array_equal(prepared.unrolls.action[0], [5, 6])
 
 
-def test_closing_wakes_who_waits():
+def test_closing_wakes_waiting_threads():
     queue = UnrollQueue()
     taken: list[object] = ["nothing"]
     waiter = threading.Thread(target=lambda: taken.__setitem__(0, queue.take(4)))
@@ -96,7 +96,7 @@ def test_closing_wakes_who_waits():
     assert not waiter.is_alive() and taken == [None]
 
 
-def test_a_piece_too_few_is_not_taken():
+def test_too_few_columns_are_not_taken():
     arena = _arena(4)
     arena.admit(3)
     queue = UnrollQueue()
@@ -108,7 +108,7 @@ def test_a_piece_too_few_is_not_taken():
 
 @pytest.mark.parametrize(("batch", "envs"), [(4, 2), (3, 2), (32, 8)])
 def test_the_arena_holds_a_batch_beside_the_open_buffers(batch, envs):
-    """The bound that rules out a deadlock: with every buffer full, a batch can be formed."""
+    """This bound prevents a deadlock: with every buffer full, a batch can be formed."""
     arena = _arena(batch)
     arena.admit(envs)
     count = 0
@@ -117,7 +117,7 @@ def test_the_arena_holds_a_batch_beside_the_open_buffers(batch, envs):
     assert (count - 1) * envs >= batch
 
 
-def test_columns_that_must_not_be_trained_on_weigh_nothing():
+def test_columns_that_must_not_be_trained_on_have_weight_0():
     arena = _arena(4)
     queue = UnrollQueue()
     for size, first, keep in ((3, 0, [True, False, True]), (3, 3, None), (3, 6, [False, False, False])):
@@ -157,4 +157,4 @@ def test_whole_buffers_are_taken_in_order():
     waiter.join(timeout=10)
     assert not waiter.is_alive() and taken == [None]
     queue.put(buffers[0])
-    assert queue.take_buffer() is None, "closed for good"
+    assert queue.take_buffer() is None, "a closed queue returns nothing"

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, checked, pruned, and refused where they do not fit."""
+"""Checkpoints: atomic, checksummed, pruned, and refused for another agent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _counters(env_steps: int) -> dict[str, int]:
     return {"env_steps": env_steps, "learner_updates": env_steps // 10}
 
 
-def test_what_is_saved_comes_back(tmp_path):
+def test_a_checkpoint_round_trips(tmp_path):
     saved = _variables(1.5)
     path = _writer(tmp_path, saved).save(_counters(120), wait=True)
     assert path == tmp_path / "120"
@@ -57,13 +57,13 @@ def test_variables_of_one_shape_are_restored_by_name(tmp_path):
     assert found["left"].numpy().tolist() == [1.0, 2.0] and found["right"].numpy().tolist() == [3.0, 4.0]
 
 
-def test_two_variables_of_one_name_are_not_saved(tmp_path):
+def test_two_variables_with_the_same_name_are_refused(tmp_path):
     variable = tf.Variable(0.0)
     with pytest.raises(AssertionError, match="two variables have the same name"):
         _writer(tmp_path, {"agent": {"network/bias": variable}, "agent/network": {"bias": variable}})
 
 
-def test_variables_are_those_of_the_call_not_of_the_write(tmp_path):
+def test_variables_are_captured_at_the_call_not_at_the_write(tmp_path):
     groups = _variables(1.0)
     writer = _writer(tmp_path, groups)
     writer.save(_counters(1))
@@ -81,11 +81,11 @@ def test_the_newest_are_kept(tmp_path):
     assert [p.name for p in list_checkpoints(tmp_path)] == ["10", "100"]
 
 
-def test_one_in_so_many_hours_is_kept(tmp_path):
+def test_one_checkpoint_per_given_hours_is_kept(tmp_path):
     writer = _writer(tmp_path, _variables(1.0), keep=1, keep_every_hours=1.0)
     for hour in range(5):
         path = writer.save(_counters(hour + 1), wait=True)
-        # Made half an hour apart, as far as their own record goes.
+        # Made half an hour apart, by their recorded times.
         state = json.loads((path / "state.json").read_text())
         state["time"] = 1_000_000.0 + 1800 * hour
         (path / "state.json").write_text(json.dumps(state))
@@ -170,7 +170,7 @@ def test_another_agent_is_refused_and_nothing_of_it_restored(tmp_path, changed, 
         np.testing.assert_array_equal(variable, arrays[name])
 
 
-def test_a_disk_that_refuses_does_not_stop_training(tmp_path, monkeypatch):
+def test_a_failing_disk_does_not_stop_training(tmp_path, monkeypatch):
     writer = _writer(tmp_path, _variables(1.0))
     writer.save(_counters(1), wait=True)
 
@@ -187,7 +187,7 @@ def test_a_disk_that_refuses_does_not_stop_training(tmp_path, monkeypatch):
 
 
 class Attached:
-    """Stands for a replay: keeps what it holds at the moment of the call."""
+    """Stands for a replay: writes the content that it had at the call."""
 
     def __init__(self) -> None:
         self.content: str | None = "first"
@@ -211,7 +211,7 @@ class Attached:
         self.pruned.append([path.name for path in checkpoints])
 
 
-def test_what_is_attached_is_that_of_the_call_and_checked_like_the_rest(tmp_path):
+def test_an_attachment_is_captured_at_the_call_and_checksummed(tmp_path):
     attached = Attached()
     writer = _writer(tmp_path, _variables(1.0), attachment=attached)
     path = writer.save(_counters(1))
@@ -224,7 +224,7 @@ def test_what_is_attached_is_that_of_the_call_and_checked_like_the_rest(tmp_path
         open_checkpoint(path)
 
 
-def test_nothing_attached_leaves_a_checkpoint_as_it_was(tmp_path):
+def test_an_empty_attachment_adds_no_files(tmp_path):
     attached = Attached()
     attached.content = None
     path = _writer(tmp_path, _variables(1.0), attachment=attached).save(_counters(1), wait=True)
@@ -232,7 +232,7 @@ def test_nothing_attached_leaves_a_checkpoint_as_it_was(tmp_path):
     assert {p.name for p in path.iterdir()} == {p.name for p in plain.iterdir()}
 
 
-def test_what_no_checkpoint_needs_is_pruned_with_the_checkpoints(tmp_path):
+def test_attachments_are_pruned_with_the_checkpoints(tmp_path):
     attached = Attached()
     writer = _writer(tmp_path, _variables(1.0), keep=2, attachment=attached)
     for steps in (5, 10, 100):
@@ -247,16 +247,16 @@ def test_an_attachment_that_cannot_be_written_is_left_out(tmp_path, caplog):
     path = writer.save(_counters(2), wait=True)
     assert writer.error is None and "is written without the replay" in caplog.text and "No space left" in caplog.text
     assert find_checkpoint(tmp_path).env_steps == 2
-    assert not (path / "attached.txt").exists() and not (path / "torn.txt").exists(), "nothing half-written is left"
+    assert not (path / "attached.txt").exists() and not (path / "torn.txt").exists(), "no partial file is left"
     attached.error = None
     path = writer.save(_counters(4), wait=True)
     assert (path / "attached.txt").exists() and find_checkpoint(tmp_path).env_steps == 4
 
 
-def test_what_only_checkpoints_kept_for_good_name_is_pruned(tmp_path):
+def test_attachments_of_permanently_kept_checkpoints_are_pruned(tmp_path):
     attached = Attached()
     writer = _writer(tmp_path, _variables(1.0), keep=1, attachment=attached, keep_every_hours=1.0)
     for steps in (5, 10):
         writer.save(_counters(steps), wait=True)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["10", "5"], "the first is kept for good"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["10", "5"], "the first is kept permanently"
     assert attached.pruned[-1] == ["10"]

@@ -1,4 +1,4 @@
-"""Damaged checkpoints: found, told of, passed over, and never in the way of those that come after them."""
+"""Damaged checkpoints: detected, logged, skipped, and no obstacle for later ones."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_damage_is_logged_and_the_previous_checkpoint_used(
 
 
 @pytest.mark.parametrize("content", ['{"format": 2}', "[]", "null", '{"format": 2, "counters": {"env_steps": "many"}}'])
-def test_garbage_in_state_is_refused_even_where_its_checksum_is_right(tmp_path: Path, content: str) -> None:
+def test_garbage_in_state_is_refused_even_with_a_valid_checksum(tmp_path: Path, content: str) -> None:
     writer, variable = make_writer(tmp_path)
     path = save(writer, variable, 1)
     (path / "state.json").write_text(content)
@@ -105,7 +105,7 @@ def test_a_newer_format_is_an_error(tmp_path: Path) -> None:
 def test_a_run_resumed_before_the_damage_keeps_its_new_checkpoints(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its numbers are smaller than the damaged ones': those must not be kept in place of them."""
+    """Their numbers are smaller than those of the damaged ones, which must not be kept in their place."""
     folder = tmp_path / "checkpoints"
     writer, variable = make_writer(folder, keep=2)
     for env_steps in (100, 200, 300):
@@ -147,7 +147,7 @@ def test_a_run_without_checkpoints_resumes_from_its_beginning(tmp_path: Path) ->
         (folder.checkpoints / ".5.partial").mkdir()
     with RunFolder.create(tmp_path / "run", "x", resume=True) as folder:
         assert resume_point(folder) is None
-        # A checkpoint that was all there was must not be taken for a run that has made none.
+        # A run whose only checkpoint is damaged must not count as a run without checkpoints.
         (folder.checkpoints / "5").mkdir()
         with pytest.raises(CheckpointError, match="none of its 1 checkpoints can be read"):
             resume_point(folder)

@@ -31,7 +31,7 @@ from tests.mounts import fill, tmpfs
 from tests.training.helpers import LIMIT
 from tests.training.tiny_writer import holds, make_writer, names, save
 
-# ------------------------------------------------------------------------------------- disks that refuse
+# -------------------------------------------------------------------------------------- failing disks
 
 
 def _refuse_with(number: int) -> Callable[..., None]:
@@ -41,7 +41,9 @@ def _refuse_with(number: int) -> Callable[..., None]:
     return refuse
 
 
-def test_a_full_disk_costs_the_checkpoints_that_do_not_fit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_loses_only_the_checkpoints_that_do_not_fit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     size = 50_000
     with tmpfs(tmp_path / "disk", "size=2m") as disk:
         folder = disk / "checkpoints"
@@ -51,13 +53,13 @@ def test_a_full_disk_costs_the_checkpoints_that_do_not_fit(tmp_path: Path, caplo
         for env_steps in (2, 3):
             writer.save({"env_steps": env_steps})
             writer.wait()
-            assert writer.error is not None and names(folder) == ["1"], "nothing half-written takes the room"
+            assert writer.error is not None and names(folder) == ["1"], "no partial checkpoint takes space"
         lines = [record.getMessage() for record in caplog.records]
         assert len(lines) == 2 and f"{folder / '2'} could not be written: " in lines[0] and "\n" not in lines[0]
         with pytest.raises(SeedError, match=r"checkpoints/3 could not be written \(.*free disk space"):
             save(writer, variable, 3)
         holds(first, size, 1)
-        # The same number again: what stands is not touched before its successor is whole.
+        # The same number again: the old one is not touched before the new one is complete.
         with pytest.raises(SeedError, match="could not be written"):
             save(writer, variable, 1)
         holds(find_checkpoint(folder).path, size, 1)
@@ -66,7 +68,7 @@ def test_a_full_disk_costs_the_checkpoints_that_do_not_fit(tmp_path: Path, caplo
         assert writer.error is None and names(folder) == ["1", "4"]
 
 
-def test_a_disk_with_errors_costs_one_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_error_loses_only_one_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, variable = make_writer(tmp_path)
     save(writer, variable, 1)
     for name in ("fsync", "open"):
@@ -76,10 +78,10 @@ def test_a_disk_with_errors_costs_one_checkpoint(tmp_path: Path, monkeypatch: py
                 save(writer, variable, 2)
         assert [p.name for p in list_checkpoints(tmp_path)] == ["1"]
     holds(save(writer, variable, 2), 6, 2)
-    assert names(tmp_path) == ["1", "2"], "what could not even be removed then is removed now"
+    assert names(tmp_path) == ["1", "2"], "remains of the failed write are removed"
 
 
-def test_a_rename_that_fails_puts_the_old_one_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_rename_restores_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, variable = make_writer(tmp_path)
     save(writer, variable, 1)
     rename = Path.rename
@@ -98,7 +100,7 @@ def test_a_rename_that_fails_puts_the_old_one_back(tmp_path: Path, monkeypatch: 
     holds(tmp_path / "1", 6, 1)
 
 
-def test_too_few_file_descriptors_cost_one_checkpoint(tmp_path: Path) -> None:
+def test_too_few_file_descriptors_lose_only_one_checkpoint(tmp_path: Path) -> None:
     writer, variable = make_writer(tmp_path)
     save(writer, variable, 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -111,10 +113,10 @@ def test_too_few_file_descriptors_cost_one_checkpoint(tmp_path: Path) -> None:
     assert isinstance(writer.error, OSError) and writer.error.errno == errno.EMFILE
     assert [p.name for p in list_checkpoints(tmp_path)] == ["1"]
     holds(save(writer, variable, 3), 6, 3)
-    assert names(tmp_path) == ["1", "3"], "what could not even be removed then is removed now"
+    assert names(tmp_path) == ["1", "3"], "remains of the failed write are removed"
 
 
-def test_a_system_without_threads_costs_one_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_cannot_start_loses_only_one_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, variable = make_writer(tmp_path)
 
     def refuse(thread: threading.Thread) -> None:
@@ -127,7 +129,7 @@ def test_a_system_without_threads_costs_one_checkpoint(tmp_path: Path, monkeypat
     holds(save(writer, variable, 2), 6, 2)
 
 
-def test_older_checkpoints_that_cannot_be_removed_do_not_count_against_a_new_one(
+def test_older_checkpoints_that_cannot_be_removed_do_not_fail_a_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer, variable = make_writer(tmp_path, keep=1)
@@ -141,7 +143,7 @@ def test_older_checkpoints_that_cannot_be_removed_do_not_count_against_a_new_one
 
 
 class _Held:
-    """A disk whose writes take until `release`."""
+    """A disk whose writes block until `release`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.release = threading.Semaphore(0), threading.Semaphore(0)
@@ -179,7 +181,7 @@ def test_a_slow_write_postpones_the_next_one_and_is_logged_once(
 
 
 class _Core:
-    """Of a learner's core what its training thread calls."""
+    """The parts of a learner's core that its training thread calls."""
 
     def __init__(self, checkpointer: Checkpointer, variable: tf.Variable) -> None:
         self.checkpointer = checkpointer
@@ -251,7 +253,7 @@ def test_training_continues_during_a_slow_checkpoint(
     assert not failed and not thread.is_alive()
     assert len([r for r in caplog.records if "longer than training.checkpoint_seconds = 0.05" in r.getMessage()]) == 1
     one, two = list_checkpoints(tmp_path / "checkpoints")
-    holds(one, 6, int(one.name))  # variables and counters of one moment, although training went on
+    holds(one, 6, int(one.name))  # variables and counters agree, although training continued
     holds(two, 6, int(two.name))
     stalled = learner.training.profile.seconds()["checkpoint"]
     assert stalled < 0.25, f"two copies of 6 numbers stalled training for {stalled:.2f} s"

@@ -1,4 +1,4 @@
-"""A writer of checkpoints is killed, at random and before each of its file operations: nothing confirmed is lost."""
+"""A checkpoint writer is killed at random times and before each file operation: no confirmed checkpoint is lost."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Killing:
     def __init__(self, run: Path, process: subprocess.Popen[str]) -> None:
         self.run = run
         self._process = process
-        self.newest = -1  # its serial
+        self.newest = -1  # its newest serial
         self._env_steps = 0
 
     def kill(self, seconds: float = 0.0, event: int = 0) -> bool:
-        """Let a writer be killed and check what it left; whether it was killed before it ended by itself."""
+        """Have a writer killed and check its files; returns False if it ended by itself before."""
         assert self._process.stdin is not None and self._process.stdout is not None
         print(self.newest + 1, self._env_steps, seconds, event, file=self._process.stdin, flush=True)
         assert select.select([self._process.stdout], [], [], LIMIT)[0], "no answer"
@@ -81,7 +81,7 @@ def killing(tmp_path: Path) -> Iterator[Killing]:
 
 
 def _assert_tidy(killing: Killing, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing was ever damaged, and a learner that starts removes what was left."""
+    """Assert that nothing was damaged, and that a new writer removes partial files."""
     assert not caplog.records, caplog.text
     Checkpointer(killing.run / "checkpoints", "", SPEC, {}, keep=2, keep_every_hours=0.0)
     names = [path.name for path in (killing.run / "checkpoints").iterdir()]
@@ -92,14 +92,14 @@ def test_killed_at_random(killing: Killing, caplog: pytest.LogCaptureFixture) ->
     moments = random.Random(5)
     for _ in range(KILLS):
         assert killing.kill(seconds=moments.uniform(0, 0.04))
-    assert killing.newest > KILLS, "writers were killed while they wrote, not before"
+    assert killing.newest > KILLS, "writers must be killed during writes, not before"
     _assert_tidy(killing, caplog)
 
 
 def test_killed_before_each_operation_on_files(killing: Killing, caplog: pytest.LogCaptureFixture) -> None:
-    assert not killing.kill(event=1_000_000), "one that ends by itself makes the first checkpoints"
+    assert not killing.kill(event=1_000_000), "the first writer ends by itself"
     event = 1
     while killing.kill(event=event):
         event += 1
-    assert event > 60, "two checkpoints with a replay take more operations than that"
+    assert event > 60, "two checkpoints with a replay take more operations"
     _assert_tidy(killing, caplog)

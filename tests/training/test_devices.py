@@ -1,4 +1,4 @@
-"""Several devices and several hosts train as one does; what would not be the same as one is told apart."""
+"""Several devices and several hosts train like one; wrong aggregation is detected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def _start(folder: Path, *arguments: str) -> Callable[[], Any]:
-    """Run `on_devices` in a process of its own; what is returned waits for what it found."""
+    """Run `on_devices` in a separate process; returns a function that waits for its results."""
     output, log = folder / "found", folder / "log"
     with log.open("wb") as errors:
         process = subprocess.Popen(
@@ -41,14 +41,14 @@ def _start(folder: Path, *arguments: str) -> Callable[[], Any]:
             process.kill()
             process.wait()
         assert status == 0, log.read_text(errors="replace")[-3000:]
-        return pickle.loads(output.read_bytes())  # noqa: S301 - written by a process of our own
+        return pickle.loads(output.read_bytes())  # noqa: S301 - written by our own process
 
     return result
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
-    """What one host with 8 virtual devices shows."""
+    """The results of one host with 8 virtual devices."""
     result: dict[Any, Any] = _start(tmp_path_factory.mktemp("devices"))()
     return result
 
@@ -93,7 +93,7 @@ def test_wrong_aggregation_is_detected(found: dict[Any, Any], wrong: str) -> Non
     assert _differs(found[wrong], found["r2d2", 0])
 
 
-def test_a_compiled_update_is_the_same(found: dict[Any, Any]) -> None:
+def test_an_update_compiled_by_xla_is_the_same(found: dict[Any, Any]) -> None:
     _assert_same(found["xla"], found["r2d2", 0])
 
 
@@ -134,7 +134,7 @@ def test_devices_are_those_of_the_plan(found: dict[Any, Any]) -> None:
     assert name == "SeedError" and "has already started" in sentence
 
 
-def test_a_host_counts_once_whatever_its_devices(found: dict[Any, Any]) -> None:
+def test_a_host_counts_once_with_any_number_of_devices(found: dict[Any, Any]) -> None:
     integers, floats = found["sum"]
     assert integers.tolist() == [3, 5] and integers.dtype == np.int64 and floats.tolist() == [0.5]
     before, after = found["broadcast"]
@@ -143,7 +143,7 @@ def test_a_host_counts_once_whatever_its_devices(found: dict[Any, Any]) -> None:
 
 
 def test_two_hosts_train_like_one(found: dict[Any, Any], tmp_path: Path) -> None:
-    """Each with half of every batch; the weights are the chief's; where one has no batch no host trains."""
+    """Each has half of every batch, and the chief's weights; if one has no batch, no host trains."""
     addresses = free_addresses(2)
     waiting = []
     for index in range(2):

@@ -1,4 +1,4 @@
-"""Memory that is left: of the machine, or of what a control group grants."""
+"""Available memory: of the machine, or within the limits of control groups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _membership(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_each_group_above_the_process_counts(tmp_path: Path) -> None:
+def test_all_parent_groups_count(tmp_path: Path) -> None:
     root = tmp_path / "fs"
     _group(root, None)
     _group(root / "slurm", "5000", 1000)
@@ -34,13 +34,13 @@ def test_each_group_above_the_process_counts(tmp_path: Path) -> None:
     assert left == [500, 4000]
 
 
-def test_a_group_that_is_over_its_limit_has_nothing_left(tmp_path: Path) -> None:
+def test_a_group_over_its_limit_has_no_memory_left(tmp_path: Path) -> None:
     _group(tmp_path / "fs" / "job", "1000", 1200)
     assert list(memory._left_in_groups(tmp_path / "fs", _membership(tmp_path, "0::/job\n"))) == [0]
 
 
 @pytest.mark.parametrize("name", ["/", "/of/the/host", "/../../elsewhere"])
-def test_inside_a_container_the_root_is_the_group(tmp_path: Path, name: str) -> None:
+def test_in_a_container_the_root_is_the_group(tmp_path: Path, name: str) -> None:
     root = tmp_path / "fs"
     _group(root, "700", 200)
     assert list(memory._left_in_groups(root, _membership(tmp_path, f"0::{name}\n")))[-1:] in ([500], [])
@@ -49,13 +49,13 @@ def test_inside_a_container_the_root_is_the_group(tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("text", ["", "12:cpu,cpuacct:/job\n", "nonsense\n"])
-def test_without_control_groups_of_memory_there_is_no_limit(tmp_path: Path, text: str) -> None:
+def test_without_memory_control_groups_there_is_no_limit(tmp_path: Path, text: str) -> None:
     _group(tmp_path / "fs" / "job", "700", 200)
     assert list(memory._left_in_groups(tmp_path / "fs", _membership(tmp_path, text))) == []
     assert list(memory._left_in_groups(tmp_path / "fs", tmp_path / "absent")) == []
 
 
-def test_groups_of_version_1_have_files_of_other_names(tmp_path: Path) -> None:
+def test_control_groups_version_1(tmp_path: Path) -> None:
     group = tmp_path / "fs" / "memory" / "job"
     group.mkdir(parents=True)
     (group / "memory.limit_in_bytes").write_text("900\n")
@@ -71,7 +71,7 @@ def test_page_cache_counts_as_available(tmp_path: Path) -> None:
     assert list(memory._left_in_groups(tmp_path / "fs", _membership(tmp_path, "0::/job\n"))) == [810]
 
 
-def test_the_smallest_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_smallest_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_left_in_groups", lambda root, membership: [])
     assert 0 < memory.available_memory() <= psutil.virtual_memory().total
     monkeypatch.setattr(memory, "_left_in_groups", lambda root, membership: [12345, 10**15])

@@ -1,4 +1,4 @@
-"""The learning-rate schedule, clipping, and updates that are non-finite."""
+"""The learning-rate schedule, clipping, and non-finite updates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 from seedcli.training.optimizer import learning_rate, make_optimizer
 from tests.agents.helpers import apply_gradients, training_config
 
-# RMSprop with an ε that drowns its memory steps by learning_rate/√ε = 1 times the gradient it is given.
+# With an ε this large, RMSprop steps by learning_rate/√ε = 1 times the gradient.
 PLAIN_STEPS = {"optimizer": "rmsprop", "learning_rate": 1e6, "epsilon": 1e12}
 
 

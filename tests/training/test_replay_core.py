@@ -1,4 +1,4 @@
-"""A learner's core with a replay: checkpoints that bring everything back, rewards that are non-finite."""
+"""A learner's core with a replay: restoring checkpoints, non-finite rewards."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _core(folder: Path, *values: str) -> LearnerCore:
 
 
 def _play_and_train(core: LearnerCore, updates: int, seed: int, bad: float = 0.0) -> None:
-    """Steps of two streams, one of which evaluates, until so many updates are made; of rewards `bad` are NaN."""
+    """Step a training and an evaluation stream until `updates` updates; rewards `bad` are NaN."""
     rng = np.random.default_rng(seed)
     streams = [core.engine.open_stream(None, 0, 3), core.engine.open_stream(None, 1, 1, "evaluation")]
     wanted = core.trainer.updates + updates
@@ -86,7 +86,7 @@ def test_a_learner_is_restored_from_its_checkpoint(tmp_path: Path) -> None:
     _assert_same_replay(core.source, resumed.source)
     for mine, theirs in zip(core.agent.variables().values(), resumed.agent.variables().values(), strict=True):
         np.testing.assert_array_equal(mine, theirs)
-    # And both go on alike, to the bit: draws, losses and new priorities.
+    # Both continue identically, to the bit: draws, losses and new priorities.
     for each in (core, resumed):
         _play_and_train(each, 10, seed=2)
     _assert_same_replay(core.source, resumed.source)
@@ -101,7 +101,7 @@ def test_a_checkpoint_keeps_the_loss_scale(tmp_path: Path) -> None:
     core.trainer.loss_scale, core.trainer.good_updates = 2.0**13, 7
     path = core.checkpointer.save(core.counters(), wait=True)
     resumed.resume(open_checkpoint(path))
-    assert resumed.trainer.loss_scale is None, "of another precision"
+    assert resumed.trainer.loss_scale is None, "as with another precision"
     resumed.trainer.loss_scale = 2.0**15
     resumed.resume(open_checkpoint(path))
     assert (resumed.trainer.loss_scale, resumed.trainer.good_updates) == (2.0**13, 7)
@@ -154,7 +154,7 @@ def test_non_finite_rewards_are_counted_once_and_not_trained_on(tmp_path: Path) 
     core = _core(tmp_path, "replay.save=false")
     _play_and_train(core, 30, seed=1, bad=0.05)
     while core.source.next_batch(wait=False) is not None:
-        pass  # whatever still waits goes in
+        pass  # insert what is still waiting
     dropped = core.engine.stats.dropped_unrolls
     assert dropped > 10 and core.source.dropped == dropped and core.trainer.dropped == 0
     assert all(np.isfinite(variable.numpy()).all() for variable in core.agent.variables().values())

@@ -1,4 +1,4 @@
-"""Sources: what is played is what is trained on, and neither end runs away from the other."""
+"""Sources: the records played are those trained on, and playing and training keep pace."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _wait_for(condition: Callable[[], object], what: str) -> None:
 
 
 class Rig:
-    """A replay source with a real agent, and a player that fills buffers with numbers of their own."""
+    """A replay source with a real agent, and a player that fills buffers with random numbers."""
 
     def __init__(self, folder: Path, *values: str) -> None:
         self.config = _config(*values)
@@ -53,14 +53,14 @@ class Rig:
         assert isinstance(self.source, ReplaySource)
         self.replay = self.source.replay
         self.arena.admit(E)
-        self.played: list[dict[str, Any]] = []  # by serial, as long as every column is kept
+        self.played: list[dict[str, Any]] = []  # by serial, if every column is kept
         self._rng = np.random.default_rng(5)
         self._threads = [
             threading.Thread(target=worker, name=name, daemon=True) for name, worker in self.source.workers().items()
         ]
 
     def fill(self, keep: list[bool] | None = None, q: float | None = None) -> UnrollBuffer | None:
-        """Put one buffer in, every value of it drawn anew; None where the arena has none."""
+        """Put a buffer of new random values; returns None if the arena has no buffer."""
         buffer = self.arena.acquire(E)
         if buffer is None:
             return None
@@ -91,7 +91,7 @@ class Rig:
     def join(self) -> None:
         for thread in self._threads:
             thread.join(timeout=LIMIT)
-            assert not thread.is_alive(), f"the {thread.name} thread goes on"
+            assert not thread.is_alive(), f"the {thread.name} thread has not ended"
 
 
 def _column(buffer: UnrollBuffer, e: int) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _column(buffer: UnrollBuffer, e: int) -> dict[str, Any]:
 
 
 def _unrolls(column: dict[str, Any]) -> UnrollBatch:
-    """One played unroll as a batch of one, as initial priorities want it."""
+    """One played unroll as a batch of one, for initial priorities."""
     return UnrollBatch(
         observation=None,
         reward=tf.constant(column["reward"][:, None]),
@@ -131,12 +131,12 @@ def rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
         rig.source.close()
 
 
-def test_every_sampled_column_is_what_was_played(rig: Callable[..., Rig]) -> None:
-    """Field by field, whatever buffers were used for meanwhile, over a whole turn of the replay."""
+def test_every_sampled_column_equals_the_played_one(rig: Callable[..., Rig]) -> None:
+    """Field by field, after buffers were reused, over a whole turn of the replay."""
     it = rig("replay.capacity=20", "replay.window=1000")
     checked = set()
     for _ in range(40):
-        assert it.fill() is not None, "without a thread every buffer comes back at once"
+        assert it.fill() is not None, "without a thread every buffer is released at once"
         batch = it.source.next_batch(wait=False)
         if batch is None:
             assert it.replay.inserted < 8
@@ -180,7 +180,7 @@ def test_fresh_unrolls_have_the_agents_initial_priorities_and_training_changes_t
         assert after[serial] == (given[drawn[-1]] if len(drawn) else before[serial])
 
 
-def test_columns_that_are_not_to_be_kept_are_not_inserted(rig: Callable[..., Rig]) -> None:
+def test_dropped_columns_are_not_inserted(rig: Callable[..., Rig]) -> None:
     it = rig()
     for i in range(8):
         it.fill(keep=[True, i % 2 == 0])
@@ -194,7 +194,7 @@ def test_columns_that_are_not_to_be_kept_are_not_inserted(rig: Callable[..., Rig
         for b, serial in enumerate(batch.serials.tolist()):
             np.testing.assert_array_equal(batch.unrolls.reward[:, b], it.played[serial]["reward"])
         it.source.trained(batch, np.ones(B, np.float32))
-    assert it.arena.acquire(E) is not None, "their buffers came back"
+    assert it.arena.acquire(E) is not None, "their buffers were released"
 
 
 def test_unrolls_with_non_finite_priorities_are_dropped_and_counted(rig: Callable[..., Rig]) -> None:
@@ -237,8 +237,8 @@ def test_insertion_stops_without_training_until_training_continues(
     assert it.arena.acquire(E) is None and it.replay.inserted == 17
     batch = it.source.next_batch(wait=True)
     assert batch is not None
-    _wait_for(lambda: it.replay.inserted == 21, "insertion goes on by a batch's worth")
-    _wait_for(lambda: it.fill() is not None, "a buffer comes back")
+    _wait_for(lambda: it.replay.inserted == 21, "insertion of another batch")
+    _wait_for(lambda: it.fill() is not None, "a released buffer")
     it.source.trained(batch, np.ones(B, np.float32))
     it.source.close()
     it.join()
@@ -251,7 +251,7 @@ def test_close_ends_every_thread(rig: Callable[..., Rig], state: str) -> None:
     got: list[Any] = []
     prefetch = threading.Thread(target=lambda: got.append(it.source.next_batch(wait=True)), daemon=True)
     if state == "blocked":
-        # Until none comes back: insertion waits for training.
+        # Until no buffer is left: insertion waits for training.
         def exhausted() -> bool:
             while it.fill() is not None:
                 pass
@@ -267,11 +267,11 @@ def test_close_ends_every_thread(rig: Callable[..., Rig], state: str) -> None:
         prefetch.join(timeout=LIMIT)
         assert got == [None]
     assert time.monotonic() - begun < 5
-    assert it.source.next_batch(wait=True) is None, "nothing comes after the end"
+    assert it.source.next_batch(wait=True) is None, "a closed source returns nothing"
 
 
-def test_without_threads_it_makes_progress_alone(rig: Callable[..., Rig]) -> None:
-    """Serial mode: whenever no batch can be formed, every buffer has come back, so that playing goes on."""
+def test_a_source_without_threads_makes_progress(rig: Callable[..., Rig]) -> None:
+    """In serial mode all buffers are released whenever no batch can be formed, so that playing continues."""
     it = rig("replay.ratio=2.5")
     batches = 0
     for _ in range(30):
@@ -314,7 +314,7 @@ def test_a_replay_too_large_for_the_machine_is_refused_before_anything_is_insert
     assert rig("replay.capacity=167_910").replay.size == 0
 
 
-def test_images_are_reckoned_at_what_they_take_when_packed() -> None:
+def test_images_are_estimated_at_their_compressed_size() -> None:
     config = _config(
         "agent.network.torso=nature", "agent.network.lstm=0", "agent.network.frame_stack=4", "replay.capacity=100_000"
     )
@@ -322,11 +322,11 @@ def test_images_are_reckoned_at_what_they_take_when_packed() -> None:
     fields = unroll_fields(create_agent(config.agent, config.training, spec, 1), spec)
     frames = R * 84 * 84
     assert frames / 8 < expected_bytes(fields) < frames
-    # The stack before the first record: its frames are images too.
+    # The frame stack before the first record holds images too.
     assert any(field.name.startswith("state/") for field in fields)
 
 
-def test_a_replay_that_grows_beyond_what_was_reckoned_is_refused_as_training_starts(
+def test_a_replay_that_exceeds_its_estimate_is_refused_when_training_starts(
     rig: Callable[..., Rig], memory: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "expected_bytes", lambda fields: 1)

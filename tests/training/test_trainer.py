@@ -95,13 +95,13 @@ def test_clipping_bounds_the_step_by_the_global_norm():
     before = _weights(agent)
     result = trainer.update(_batch(reward=10.0), env_steps=0)
     step = np.sqrt(sum(((a - b) ** 2).sum() for a, b in zip(before, _weights(agent), strict=True)))
-    assert result.grad_norm > 0.1, "the norm told is that before clipping"
+    assert result.grad_norm > 0.1, "the reported norm is that before clipping"
     assert step == pytest.approx(1e-3 * training.learning_rate, rel=0.05)
 
 
 @pytest.mark.parametrize("algorithm", ["vtrace", "r2d2"])
 def test_columns_of_weight_0_change_nothing(algorithm):
-    """What an unroll that must not be trained on holds makes no difference to the update."""
+    """The content of unrolls that must not be trained on does not affect the update."""
     steps = []
     for reward in (1.0, 50.0):
         agent = create_agent(agent_config(algorithm=algorithm, hidden=(8,), n_step=2), TRAINING, SPEC, 1)
@@ -181,7 +181,7 @@ def test_a_scaled_loss_gives_the_same_update():
     plain = Trainer(create_agent(agent_config(hidden=(8,)), TRAINING, SPEC, 1), TRAINING, 100)
     for _ in range(3):
         scaled, exact = trainer.update(_batch(), env_steps=0), plain.update(_batch(), env_steps=0)
-        assert scaled.loss == pytest.approx(exact.loss, rel=1e-6), "what is told is not scaled"
+        assert scaled.loss == pytest.approx(exact.loss, rel=1e-6), "the reported loss is not scaled"
         assert scaled.grad_norm == pytest.approx(exact.grad_norm, rel=1e-6)
     assert scaled.metrics.pop("loss_scale") == 2.0**15 and scaled.metrics.keys() == exact.metrics.keys()
     for one, other in zip(_weights(trainer._agent), _weights(plain._agent), strict=True):
@@ -190,7 +190,7 @@ def test_a_scaled_loss_gives_the_same_update():
 
 def test_a_too_large_loss_scale_is_halved_without_a_fault():
     trainer = _half_precision_trainer()
-    trainer.loss_scale = 2.0**127  # beyond what float32 takes, as 2^15 may be beyond float16
+    trainer.loss_scale = 2.0**127  # overflows float32, as 2^15 may overflow float16
     before = _weights(trainer._agent)
     big = _batch(reward=1000.0)
     result = trainer.update(big, env_steps=0)
@@ -214,20 +214,20 @@ def test_a_non_finite_update_at_scale_1_is_a_fault():
     assert (trainer.dropped, trainer.loss_scale) == (2, 1.0)
 
 
-def test_the_scale_grows_after_many_good_updates_in_a_row():
+def test_the_loss_scale_grows_after_many_good_updates_in_a_row():
     trainer = _half_precision_trainer()
     for _ in range(1999):
         trainer._count(True, 0.5, _batch())
     assert trainer.loss_scale == 2.0**15
     trainer._count(False, 0.5, _batch())
-    assert trainer.loss_scale == 2.0**14, "one that is not good begins the count anew"
+    assert trainer.loss_scale == 2.0**14, "a dropped update resets the count"
     for _ in range(2000):
         trainer._count(True, 0.5, _batch())
     assert trainer.loss_scale == 2.0**15
     trainer.loss_scale = 2.0**24
     for _ in range(2000):
         trainer._count(True, 0.5, _batch())
-    assert trainer.loss_scale == 2.0**24, "the largest"
+    assert trainer.loss_scale == 2.0**24, "the largest scale"
 
 
 def test_update_out_of_memory_names_contents_and_settings(monkeypatch):
@@ -263,7 +263,7 @@ def test_update_out_of_memory_names_contents_and_settings(monkeypatch):
     def unread(*args):
         return update(*args)._replace(scalars=Unread())
 
-    # An accelerator may find it out only when its results are read.
+    # An accelerator may report it only when its results are read.
     monkeypatch.setattr(trainer, "_update", unread)
     check()
 
@@ -271,7 +271,7 @@ def test_update_out_of_memory_names_contents_and_settings(monkeypatch):
 @pytest.mark.skipif(not tf.config.list_physical_devices("GPU"), reason="there is no GPU")
 @pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "mixed_float16"])
 def test_a_gpu_learns_in_any_precision(precision):
-    """The action of the larger reward becomes the likelier one."""
+    """The action with the larger reward becomes more likely."""
     devices = Devices(Plan("gpu", 1, (0,), (0,), columns=2, precision=precision))
     with devices.scope():
         agent = create_agent(agent_config(hidden=(64,), lstm=16), TRAINING, SPEC, 1, precision=precision)
@@ -291,7 +291,7 @@ def test_a_gpu_learns_in_any_precision(precision):
 
 
 @pytest.mark.skipif(not tf.config.list_physical_devices("GPU"), reason="there is no GPU")
-def test_a_gpu_takes_memory_as_it_needs_it():
+def test_a_gpu_allocates_memory_as_needed():
     code = (
         "import tensorflow as tf;"
         "from seedcli.config.topology import Plan; from seedcli.training.devices import prepare;"

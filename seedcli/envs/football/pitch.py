@@ -1,4 +1,4 @@
-"""A football pitch drawn from above, from the planes an agent sees; the engine's own renderer needs a screen."""
+"""A football pitch drawn from above, from the planes an agent observes; the engine's own renderer needs a screen."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from seedcli.envs.football.rewards import ACTIVE, BALL, LEFT_TEAM, PLANES, RIGHT
 
 HEIGHT, WIDTH = 464, 640  # pixels, multiples of 16 as video encoders like them
 
-_SCALE = 3  # drawn so many times as large and scaled down, which smooths edges
+_SCALE = 3  # drawn larger by this factor and scaled down, which smooths edges
 _TOP = 46  # pixels of the score line
 _HALF_LENGTH, _HALF_WIDTH = 54.4, 35.1  # metres of the engine's pitch
-_METRES_PER_Y = 83.6  # the engine's y counts to 0.42 at the touchline, its x to 1 at the goal line
+_METRES_PER_Y = 83.6  # the engine's y is 0.42 at the touchline, its x is 1 at the goal line
 _PIXELS_PER_METRE = 5.3
 
 _STRIPES = ((58, 125, 68), (52, 115, 62))
@@ -79,7 +79,7 @@ def _pitch() -> Image.Image:
 
 
 def _goal(draw: ImageDraw.ImageDraw, side: int) -> None:
-    """A goal behind its line: posts, and a net."""
+    """Draw a goal behind its line: posts and net."""
     line, half, depth = side * _HALF_LENGTH, 3.7, 2.6
     back = line + side * depth
     low, high = sorted((line, back))
@@ -92,14 +92,14 @@ def _goal(draw: ImageDraw.ImageDraw, side: int) -> None:
 
 
 def _cells(plane: npt.NDArray[np.uint8]) -> list[tuple[float, float]]:
-    """Middles of a plane's marked cells, metres from the centre spot."""
+    """Centres of a plane's marked cells, metres from the centre spot."""
     y, x = cell_centres(plane.shape)
     rows, columns = np.nonzero(plane)
     return [(float(x[c]) * _HALF_LENGTH, float(y[r]) * _METRES_PER_Y) for r, c in zip(rows, columns, strict=True)]
 
 
 def _disc(draw: ImageDraw.ImageDraw, at: tuple[float, float], radius: float, fill: _Colour) -> None:
-    """A rimmed disc; the radius is in pixels of the finished picture."""
+    """Draw a rimmed disc; the radius is in pixels of the final picture."""
     x, y = _at(*at)
     r = radius * _SCALE
     draw.ellipse((x - r, y - r, x + r, y + r), fill=fill, outline=_RIM, width=round(1.2 * _SCALE))
@@ -134,13 +134,13 @@ def draw_pitch(
 ) -> npt.NDArray[np.uint8]:
     """Draw one observation.
 
-    Players are as exact as the planes: to a cell of about one metre, and two in a cell are one.
+    Positions are as exact as the planes, to a cell of about one metre; two players in one cell are drawn as one.
 
     Args:
-        planes: [72, 96, 4] uint8: left team, right team, ball and active player, marked by anything but 0.
+        planes: [72, 96, 4] uint8: left team, right team, ball and active player, marked by non-zero values.
         score: goals of the left and of the right team.
-        title: stands on the left of the score line.
-        steps_left: of the match; None: not shown.
+        title: shown on the left of the score line.
+        steps_left: in the match; None: not shown.
         teams: names of the left and of the right team.
 
     Returns:

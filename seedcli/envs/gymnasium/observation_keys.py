@@ -1,4 +1,4 @@
-"""Which parts of a Dict observation an agent sees: those that `environment.observation_keys` chooses, and no text."""
+"""The parts of a Dict observation that an agent observes: the `environment.observation_keys`, without text."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class KeyChoice:
 
     Attributes:
         keys: `environment.observation_keys`, as given.
-        used: names of the leaves that an agent observes, those of inner Dicts as "outer/inner".
-        text: names of the leaves that are left out because they are text, without a key that says so.
+        used: names of the leaves that an agent observes; those of inner Dicts are "outer/inner".
+        text: names of the leaves that are left out because they are text, not because of a key.
     """
 
     keys: tuple[str, ...]
@@ -58,16 +58,16 @@ class KeyChoice:
 def choose_keys(space: Dict, keys: Sequence[str], name: str) -> KeyChoice:
     """Choose the leaves of a Dict observation.
 
-    A key stands for the leaf of that name, or for all leaves of the inner Dict of that name; with a "-" in front it is
-    left out. Text is left out in any case, unless a key names it.
+    A key names a leaf, or an inner Dict with all its leaves; a "-" in front leaves it out. Text is left out unless a
+    key names it.
 
     Args:
         space: of the observation.
-        keys: `environment.observation_keys`: all with a "-" in front or none; empty: all leaves.
+        keys: `environment.observation_keys`: either all or none have a "-" in front; empty: all leaves.
         name: of the environment, for errors.
 
     Raises:
-        UsageError: a key that the observation does not have, or nothing is left.
+        UsageError: the observation lacks a key, or nothing is left.
     """
     leaves = {"/".join(path): part for path, part in _leaves(space, (), name)}
     groups = {leaf[:end] for leaf in leaves for end, letter in enumerate(leaf) if letter == "/"}
@@ -97,12 +97,12 @@ def choose_keys(space: Dict, keys: Sequence[str], name: str) -> KeyChoice:
 
 
 def is_text(space: Space[Any]) -> bool:
-    """Whether a space holds text: gymnasium.spaces.Text, or one of a package's own such as MiniGrid's missions."""
+    """Whether a space holds text: gymnasium.spaces.Text, or a custom one such as that of MiniGrid's missions."""
     return space.dtype is not None and np.dtype(space.dtype).kind in "US"
 
 
 def wrapping(space: Space[Any] | None) -> str:
-    """How to make something observable of what is not, as the end of a sentence; None: of a space of any kind."""
+    """How to wrap an environment with an unsupported space, as the end of a sentence; None: any space."""
     wrapper = "gymnasium.wrappers.TransformObservation, or a wrapper of your own,"
     if isinstance(space, Tuple | OneOf) and _flattens(space):
         wrapper = "gymnasium.wrappers.FlattenObservation"
@@ -112,7 +112,7 @@ def wrapping(space: Space[Any] | None) -> str:
 def _flattens(space: Space[Any]) -> bool:
     try:
         return bool(space.is_np_flattenable)
-    except NotImplementedError:  # of a space that a package has written
+    except NotImplementedError:  # a custom space
         return False
 
 

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces and the specifications they become: observations into rows, actions out of agents' units."""
+"""Conversion of Gymnasium's spaces: observations into rows, agents' actions into the environment's own."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from seedcli.envs.gymnasium.observation_keys import SETTING, KeyChoice, choose_k
 from seedcli.errors import EnvironmentFailed, UsageError
 from seedcli.specs import ActionSpec, ArraySpec, ObservationSpec
 
-# Double precision would only double the bytes on the wire; TensorFlow's kernels want signed integers above 8 bits.
+# Double precision would only double the bytes on the wire; TensorFlow has few kernels for wide unsigned integers.
 _SENT_AS = {"float64": "float32", "uint16": "int32", "uint32": "int64"}
 # Limits of the learner (see net/handshake.py), checked here before anything is sent.
 _MAX_ARRAYS = 64  # of an observation
 _MAX_NAME = 128  # characters of an array's name
 _MAX_PARTS = 4096  # of an action, and elements of a categorical array
 _MAX_CATEGORIES = 2**20  # of an action or an array, all parts together: a network has as many outputs or inputs
-# A bound this far away stands for none: spaces written before infinite bounds were allowed name the largest float32.
+# Counts as no bound: old spaces use the largest float32, because infinite bounds were not allowed.
 _NO_BOUND = float(np.finfo(np.float32).max)
 
 
 class Observations:
-    """How observations of a space become arrays.
+    """Converts observations of a space to arrays.
 
     A Box keeps its shape and type, but float64 is sent as float32, uint16 as int32 and uint32 as int64. Discrete and
-    MultiDiscrete become int32 that count from 0, MultiBinary bool. A Dict becomes arrays by name, those of a Dict in
-    it "outer/inner"; what is left out of it must be there, and is not looked at.
+    MultiDiscrete become int32 that count from 0, MultiBinary bool. A Dict becomes arrays by name; those of an inner
+    Dict are named "outer/inner". Keys that are left out must be present, but are not checked.
 
     Args:
         space: of one environment.
@@ -41,7 +41,7 @@ class Observations:
 
     Attributes:
         spec: one observation.
-        notice: one sentence for the user on what is left out; "" for nothing.
+        notice: one sentence for the user about keys that are left out; "" if there are none.
 
     Raises:
         UsageError: the space, or a part of it, is not supported, empty or too large, or `keys` do not fit it.
@@ -68,8 +68,8 @@ class Observations:
             raise UsageError(f"{name} has an empty Dict as observation space: an agent needs something to observe")
         if len(self._leaves) > _MAX_ARRAYS:
             raise UsageError(
-                f"{name} observes {len(self._leaves)} arrays, which is more than the limit of {_MAX_ARRAYS}: put those "
-                "that belong together into one Box"
+                f"{name} observes {len(self._leaves)} arrays, which is more than the limit of {_MAX_ARRAYS}: combine "
+                "some into one Box"
             )
         self.spec: ObservationSpec
         if isinstance(space, Dict):
@@ -90,7 +90,7 @@ class Observations:
         if path and not (1 <= len(leaf) <= _MAX_NAME and leaf.isprintable()):
             raise UsageError(
                 f"{self._name} names a part of its observation {leaf[:_MAX_NAME]!r}; names must have 1 to {_MAX_NAME} "
-                "printable characters, those of the Dicts around them included"
+                "printable characters, including the names of outer Dicts"
             )
         if leaf in self._leaves:
             raise UsageError(f"{self._name} has two parts of its observation called {leaf!r}; rename one")
@@ -101,7 +101,7 @@ class Observations:
 
     @property
     def bounds(self) -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-        """Lower and upper bounds of the Boxes by name, as they are sent; a single one is called "observation"."""
+        """Lower and upper bounds of the Boxes by name, in the dtype that is sent; a single Box is "observation"."""
         found = {}
         for name, leaf in self._leaves.items():
             if isinstance(leaf.space, Box):
@@ -114,7 +114,7 @@ class Observations:
         """Write E environments' observations into `out`, an array [E, ...] or arrays by name.
 
         Raises:
-            EnvironmentFailed: names the first environment whose observation is not what the space says, and how.
+            EnvironmentFailed: names the first environment whose observation is not in the space, and the difference.
         """
         try:
             for path, entries in self._dicts.items():
@@ -140,7 +140,7 @@ class Observations:
             leaf = self._leaves.get("/".join(path))
             return leaf.difference(value) if leaf else None
         if path not in self._dicts:
-            return None  # all of it is left out
+            return None  # left out as a whole
         what = f"the observation {'/'.join(path)!r}" if path else "the observation"
         if not isinstance(value, Mapping):
             return f"{what} as {type(value).__name__} where its observation space says Dict"
@@ -164,10 +164,10 @@ class _Leaf:
     """One array of an observation.
 
     Args:
-        space: anything but a Dict.
-        what: the array, for errors.
+        space: any space but a Dict.
+        what: description of the array, for errors.
         name: the environment, for errors.
-        remedy: what to do where its space is not supported, as the end of a sentence.
+        remedy: what to do if its space is not supported, as the end of a sentence.
     """
 
     def __init__(self, space: Space[Any], what: str, name: str, remedy: str) -> None:
@@ -206,14 +206,14 @@ class _Leaf:
 
         Raises:
             EnvironmentFailed: a number is not finite in float32.
-            Exception: of any type; `difference` tells what is wrong.
+            Exception: of any type; `difference` describes the error.
         """
         if self._kind == "f":
-            with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
+            with np.errstate(over="ignore"):  # values beyond float32 become infinite
                 np.stack(values, out=out, casting="same_kind")
             check_finite(out, self._what, self._name)
             return
-        # Of scalars np.array makes the same in a fifth of the time.
+        # For scalars np.array has the same result in a fifth of the time.
         stacked = np.stack(values) if self.spec.shape else np.array(values)
         if stacked.shape != out.shape:
             raise ValueError
@@ -228,7 +228,7 @@ class _Leaf:
         np.copyto(out, stacked, casting="unsafe")
 
     def difference(self, value: Any) -> str | None:
-        """What is wrong with one value, as the end of "environment 1 gave …"; None where nothing is."""
+        """What is wrong with one value, as the end of "environment 1 gave …"; None if it is valid."""
         says = "where its observation space says"
         try:
             array = np.asarray(value)
@@ -252,13 +252,13 @@ class _Leaf:
 
 
 def _categories(space: Discrete | MultiDiscrete, what: str, name: str) -> tuple[int, ...]:
-    """How many categories each part has, in C order.
+    """Return the number of categories of each part, in C order.
 
     Raises:
         UsageError: there are no parts, or too many of them or of their categories.
     """
     counts = [space.n] if isinstance(space, Discrete) else space.nvec.reshape(-1)
-    categories = tuple(int(n) for n in counts)  # Python's integers: a sum of NumPy's may overflow
+    categories = tuple(int(n) for n in counts)  # Python's integers, because a sum of NumPy's may overflow
     if not 1 <= len(categories) <= _MAX_PARTS:
         raise UsageError(f"{name} has an {what} of {len(categories)} parts; there must be 1 to {_MAX_PARTS}")
     if sum(categories) > _MAX_CATEGORIES:
@@ -278,11 +278,11 @@ def _fits(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
 
 
 class Actions:
-    """How agents' actions become a space's own.
+    """Converts agents' actions to those of a space.
 
-    A Discrete or MultiDiscrete action counts from 0 in the agent and from the space's start in the environment. Of a
-    Box, -1 is the lower bound and 1 the upper one; what lies beyond is clipped. A number without two bounds is taken
-    as it is, clipped to the one it may have.
+    A Discrete or MultiDiscrete action counts from 0 in the agent and from the space's start in the environment. For a
+    Box, -1 is the lower bound and 1 the upper one; values beyond are clipped. An element without two bounds is not
+    scaled, only clipped to the bound it may have.
 
     Args:
         space: of one environment.
@@ -315,13 +315,13 @@ class Actions:
             bounded = np.isfinite(low) & np.isfinite(high)
             self.spec = ActionSpec(size=size, unbounded=tuple(np.flatnonzero(~bounded).tolist()))
             self._low, self._high = low, high
-            # Halved first: the distance of two bounds of float64 may be no float64.
+            # Halved first, because the distance of two float64 bounds may overflow.
             above, below = np.where(bounded, high / 2, 0.5), np.where(bounded, low / 2, -0.5)
             self._middle, self._half = above + below, above - below
         elif isinstance(space, Box):
             raise UsageError(
-                f"{name} has a Box of {self._dtype} as action space; a Box must be of floating-point numbers, and "
-                "whole ones MultiDiscrete"
+                f"{name} has a Box of {self._dtype} as action space; use floating-point numbers, or MultiDiscrete "
+                "for integers"
             )
         else:
             raise UsageError(
@@ -329,10 +329,10 @@ class Actions:
             )
 
     def read(self, actions: npt.NDArray[Any], num_envs: int) -> npt.NDArray[Any]:
-        """Turn agents' actions [E, *spec.array.shape] into the environments' own [E, *space.shape], in its type.
+        """Convert agents' actions [E, *spec.array.shape] to the environments' [E, *space.shape], in the space's dtype.
 
         Raises:
-            EnvironmentFailed: an action is not what `spec` says, or not finite.
+            EnvironmentFailed: an action does not match `spec`, or is not finite.
         """
         check_actions(actions, num_envs, self.spec, self._name)
         if self.spec.size:

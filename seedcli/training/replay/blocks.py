@@ -1,4 +1,4 @@
-"""Unrolls as compressed blocks: one environment's K + T + 1 records and their state, one zstd frame each."""
+"""Unrolls as compressed blocks: one zstd frame holds one environment's K + T + 1 records and their state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FORMAT = 1
 # Level 1 packs Atari frames 30 to 150 times at gigabytes a second; higher levels gain a few percent for half the
 # speed, and subtracting the previous frame first makes the blocks larger: zstd's matches find unchanged rows anyway.
 _LEVEL = 1
-_LARGE = 8192  # bytes of a field, from which on it is copied unroll by unroll
+_LARGE = 8192  # bytes; larger fields are copied unroll by unroll
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class BlockField:
         name: e.g. "observation".
         shape: of one unroll, without a batch axis: (R, 84, 84, 1), (512,).
         dtype: NumPy's name of the element type.
-        per_record: the first axis is the record, R; otherwise the field belongs to the unroll as a whole (state).
+        per_record: the first axis is the record, R; otherwise the field belongs to the whole unroll (state).
     """
 
     name: str
@@ -42,7 +42,7 @@ class BlockField:
 
 
 class _ThreadTools(threading.local):
-    """Contexts of the compressor; each thread has its own, none is thread-safe."""
+    """Compression contexts, one per thread because they are not thread-safe."""
 
     def __init__(self, raw_bytes: int) -> None:
         parameters = zstandard.ZstdCompressionParameters.from_level(_LEVEL, source_size=raw_bytes)
@@ -51,33 +51,33 @@ class _ThreadTools(threading.local):
 
 
 class BlockCodec:
-    """Packs the arrays of unrolls into a block each and back, to the bit; for any number of threads.
+    """Packs the arrays of each unroll into a block and back, to the bit; thread-safe.
 
-    Elements of more than one byte are laid out byte plane by byte plane (all first bytes, all second bytes …), so
-    that the signs, exponents and leading zeros of neighbours stand together. Then everything is one zstd frame.
-    (De)compression and copies run without the GIL. Arrays hold the unrolls side by side, as stream buffers and
-    batches do: per-record fields [R, N, ...], the others [N, ...].
+    Elements of more than one byte are laid out in byte planes (all first bytes, all second bytes …), so that signs,
+    exponents and leading zeros are adjacent. The result is compressed as one zstd frame. (De)compression and copies
+    run without the GIL. Arrays hold N unrolls side by side, as stream buffers and batches do: per-record fields
+    [R, N, ...], the others [N, ...].
 
     Attributes:
-        fields: in the order in which they lie in a block.
+        fields: in their order within a block.
         raw_bytes: bytes of an unroll, uncompressed.
-        signature: says which fields, shapes, types and format a block has; equal where blocks are exchangeable.
+        signature: describes fields, shapes, types and format; equal if blocks are interchangeable.
     """
 
     def __init__(self, fields: Sequence[BlockField]) -> None:
         self.fields = tuple(fields)
         if len({field.name for field in self.fields}) != len(self.fields):
-            raise ValueError(f"fields of a block must have names of their own: {[f.name for f in self.fields]}")
+            raise ValueError(f"fields of a block must have different names: {[f.name for f in self.fields]}")
         self.raw_bytes = sum(field.nbytes for field in self.fields)
         if self.raw_bytes == 0:
-            raise ValueError("a block needs a field that holds something")
+            raise ValueError("a block needs a non-empty field")
         described = [[f.name, list(f.shape), f.dtype, f.per_record] for f in self.fields]
         self.signature = json.dumps({"zstd": _FORMAT, "fields": described}, separators=(",", ":"))
         self._runs = _runs(self.fields)
         self._tools = _ThreadTools(self.raw_bytes)
 
     def pack(self, arrays: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:
-        """The blocks of N unrolls, from arrays of any strides.
+        """Return the blocks of N unrolls, from arrays of any strides.
 
         Raises:
             ValueError: an array is missing, or has another shape or dtype than its field.
@@ -97,7 +97,7 @@ class BlockCodec:
                 part.reshape(planes.shape)[...] = planes
             start += field.nbytes
         compress = self._tools.compressor.compress
-        # zstandard's own result keeps the memory of the worst case behind it: many times that of the block.
+        # A copy, because zstandard's result keeps the memory of the worst case, many times that of the block.
         return [bytes(memoryview(compress(row.data))) for row in raw]
 
     def unpack(self, blocks: Sequence[bytes], out: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -108,10 +108,10 @@ class BlockCodec:
         """
         columns = len(blocks)
         targets = {field.name: _checked(out, field, columns) for field in self.fields}
-        # Small fields of all unrolls are taken apart together: a call for each would take longer than its bytes do.
+        # Small fields of all unrolls are decoded together: the calls would take longer than the copies.
         together = np.empty((columns, sum(size for few, _, size in self._runs if few[0].nbytes < _LARGE)), np.uint8)
         for column, block in enumerate(blocks):
-            # One at a time, so that each finds the memory of the one before it in the processor's cache.
+            # One at a time, so that each reuses memory that is in the processor's cache.
             raw = self._decompressed(block)
             place = 0
             for few, start, size in self._runs:
@@ -131,7 +131,7 @@ class BlockCodec:
 
     def _decompressed(self, block: bytes) -> npt.NDArray[np.uint8]:
         try:
-            # The size is compared first, so that no block makes us allocate more than an unroll.
+            # Check the size first, so that a block cannot make us allocate more than an unroll.
             if zstandard.frame_content_size(block) != self.raw_bytes:
                 raise ValueError(f"a block of other fields: it does not hold {self.raw_bytes} bytes")
             return np.frombuffer(self._tools.decompressor.decompress(block), np.uint8)
@@ -140,7 +140,7 @@ class BlockCodec:
 
 
 def _runs(fields: Sequence[BlockField]) -> list[tuple[list[BlockField], int, int]]:
-    """Fields in their order, each large one alone, small neighbours together; where each run begins, and its bytes."""
+    """Group consecutive small fields, each large one alone; returns (fields, first byte, bytes) of each run."""
     runs: list[list[BlockField]] = []
     for field in fields:
         if runs and field.nbytes < _LARGE and runs[-1][0].nbytes < _LARGE:
@@ -156,7 +156,7 @@ def _runs(fields: Sequence[BlockField]) -> list[tuple[list[BlockField], int, int
 
 
 def _elements(raw: npt.NDArray[np.uint8], field: BlockField) -> npt.NDArray[Any]:
-    """The values [N, *shape] that lie in byte planes in raw [N, bytes]."""
+    """Decode the byte planes of raw [N, bytes] into values [N, *shape]."""
     dtype = np.dtype(field.dtype)
     if dtype.itemsize > 1:
         planes = raw.reshape(len(raw), dtype.itemsize, -1)
@@ -165,7 +165,7 @@ def _elements(raw: npt.NDArray[np.uint8], field: BlockField) -> npt.NDArray[Any]
 
 
 def _columns(arrays: Mapping[str, npt.NDArray[Any]], fields: Sequence[BlockField]) -> int:
-    """N, as the first of the arrays has it."""
+    """N, the number of unrolls in the first field's array."""
     array = arrays.get(fields[0].name)
     axis = int(fields[0].per_record)
     return array.shape[axis] if array is not None and array.ndim > axis else 0

@@ -1,4 +1,4 @@
-"""A binary sum tree: weights that change are drawn from, and written, in O(log n), many at once."""
+"""A binary sum tree: draws by weight and updates of weights in O(log n), vectorised."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy.typing as npt
 class SumTree:
     """A complete binary tree in one float64 array: node i has the children 2i and 2i+1, node 1 is the root.
 
-    An inner node is always the sum of its two children as they are now, never an old sum plus a difference, so
-    rounding errors do not add up however often leaves change.
+    An inner node is always recomputed as the sum of its two children, never updated by a difference, so rounding
+    errors do not accumulate.
 
     Attributes:
-        size: number of leaves, a power of two; all are 0 at first.
+        size: number of leaves, a power of two; initially all are 0.
     """
 
     def __init__(self, size: int) -> None:
-        """Build a tree of at least `size` leaves, at least one; rounded up to a power of two."""
+        """Build a tree of at least `size` leaves, rounded up to a power of two."""
         if size < 1:
-            raise ValueError(f"a sum tree of {size} leaves; it needs one at least")
+            raise ValueError(f"a sum tree of {size} leaves; it needs at least one")
         self.size = 1 << (size - 1).bit_length()
         self._nodes = np.zeros(2 * self.size, np.float64)
 
@@ -33,7 +33,7 @@ class SumTree:
         return self._nodes[self.size + indices]
 
     def set(self, indices: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> None:
-        """Give leaves [n] their values [n], finite and at least 0; of an index named twice the last value stands.
+        """Set leaves [n] to values [n], finite and at least 0; the last value of a duplicate index counts.
 
         Raises:
             ValueError: a value or an index is out of range.
@@ -61,11 +61,11 @@ class SumTree:
         Schaul et al., "Prioritized experience replay" (arXiv 1511.05952), appendix B.2.1.
 
         Args:
-            rng: source of randomness; n doubles are taken from it.
+            rng: source of randomness; n doubles are drawn.
             n: number of draws.
 
         Returns:
-            Leaf indices [n], rising.
+            Leaf indices [n], ascending.
 
         Raises:
             ValueError: all leaves are 0.
@@ -77,7 +77,7 @@ class SumTree:
         for _ in range(self.size.bit_length() - 1):
             node <<= 1
             left = self._nodes[node]
-            # A part that rounding carries past the end of the left child goes right only where there is weight.
+            # If rounding leads past the left child, go right only if the right child has weight.
             right = (left_over >= left) & (self._nodes[node + 1] > 0)
             left_over -= np.where(right, left, 0.0)
             node += right

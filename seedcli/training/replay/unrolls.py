@@ -1,4 +1,4 @@
-"""The unrolls of a replay: what one holds, field by field, on the way in and on the way out."""
+"""Conversion between unroll buffers, the fields of a replay and training batches."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from seedcli.training.batches import TrainingBatch
 from seedcli.training.replay.blocks import BlockField
 from seedcli.training.replay.buffer import Sample
 
-# What an unroll of images takes in a replay at most, against its raw frames; games measured: docs/performance.md.
+# Upper bound on the compression ratio of unrolls of images, measured for the games in docs/performance.md.
 _IMAGE_RATIO = 1 / 8
-_IMAGE_BYTES = 1024  # an observation of bytes at least so large counts as an image
+_IMAGE_BYTES = 1024  # a uint8 observation of at least this size counts as an image
 
 
 def _observation_fields(spec: EnvSpec) -> Any:
-    """The name of a block's field for every array of an observation, in the observation's structure."""
+    """Field names of an observation's arrays, in the observation's structure."""
     if isinstance(spec.observation, Mapping):
         return {name: f"observation/{name}" for name in spec.observation}
     return "observation"
 
 
 def to_unrolls(sample: Sample, agent: Agent, spec: EnvSpec) -> TrainingBatch:
-    """A sample of a replay as the agent's training batch, in arrays of the host."""
+    """Convert a replay sample to a training batch of host arrays."""
     arrays = sample.arrays
     structure = agent.initial_state(1)
     state = [arrays[f"state/{i}"] for i in range(len(tf.nest.flatten(structure)))]
@@ -47,7 +47,7 @@ def to_unrolls(sample: Sample, agent: Agent, spec: EnvSpec) -> TrainingBatch:
 
 
 def unroll_fields(agent: Agent, spec: EnvSpec) -> list[BlockField]:
-    """What one unroll holds, in the order it is stored: images that resemble each other stand together."""
+    """Fields of an unroll in the order of storage: similar images are adjacent."""
     algorithm = agent.algorithm
     records = algorithm.records
     state = [np.asarray(leaf)[0] for leaf in tf.nest.flatten(agent.initial_state(1))]
@@ -68,7 +68,7 @@ def unroll_fields(agent: Agent, spec: EnvSpec) -> list[BlockField]:
 
 
 def expected_bytes(fields: list[BlockField]) -> int:
-    """Bytes an unroll of these fields is reckoned to take in a replay: a bound for the Atari games measured."""
+    """Estimated bytes of an unroll in a replay: an upper bound for the Atari games measured."""
     total = 0.0
     for field in fields:
         nbytes = int(np.prod(field.shape, dtype=np.int64)) * np.dtype(field.dtype).itemsize
@@ -78,7 +78,7 @@ def expected_bytes(fields: list[BlockField]) -> int:
 
 
 def stored_arrays(buffer: UnrollBuffer, spec: EnvSpec) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a finished buffer by the names of `unroll_fields`, all of its unrolls side by side."""
+    """The arrays of a finished buffer by the names of `unroll_fields`, its unrolls side by side."""
     rows = buffer.rows
     observation: dict[str, npt.NDArray[Any]] = {}
     map_arrays(observation.__setitem__, _observation_fields(spec), rows.observation)

@@ -1,7 +1,7 @@
-"""A double of the module `deepmind_lab`, as strict as the real one, and the fixture that stands it in its place.
+"""A double of the module `deepmind_lab`, as strict as the real one, and the fixture that installs it.
 
-What it accepts, refuses and returns is that of python/dmlab_module.c of github.com/google-deepmind/lab; what is
-simulated is a small world of its own. Of the real one's renderer and levels it has nothing.
+It accepts, refuses and returns the same as python/dmlab_module.c of github.com/google-deepmind/lab. The simulated
+world is a simple one: it has neither the renderer nor the levels of the real module.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.configs import env_config
 
 HAS_LAB = importlib.util.find_spec("deepmind_lab") is not None
 
-# A level of the first release and one of procedural maps, an episode of each a second long: 60 frames.
+# A level of the first release and one with procedural maps; an episode of each lasts a second, 60 frames.
 LEVEL, MAZE = "seekavoid_arena_01", "explore_goal_locations_small"
 SECOND = {"episodeLengthSeconds": "1"}
 
@@ -40,15 +40,15 @@ _LEVELS = {f"contributed/dmlab30/{level}" for level in (*DMLAB_30, *DMLAB_30_TES
 
 
 class Lab:
-    """A walk on a plane. A frame in which the player moves forward is worth 1/64, one in which it fires 1.
+    """A walk on a plane. Each frame in which the player moves forward gives reward 1/64, one in which it fires 1.
 
     Episodes end by the clock, up to seven frames early, so that some end in the middle of a step. A level of
-    DMLab-30 compiles a map on every reset, of one of three keys, and asks the cache first.
+    DMLab-30 compiles a map, of one of three keys, on every reset, unless the cache holds it.
 
     Attributes:
-        made: every Lab there is, in order, for tests to look into.
-        calls: what each was asked, as (name, arguments).
-        fail: a test sets it to have the next calls of that name fail.
+        made: every instance, in order of creation.
+        calls: the calls of each, as (name, arguments).
+        fail: name of the calls that fail, set by a test.
     """
 
     made: list[Lab] = []
@@ -95,7 +95,7 @@ class Lab:
     def reset(self, episode: int = -1, seed: int | None = None) -> bool:
         if not isinstance(episode, int):
             raise TypeError("'episode' must be int")
-        if seed is not None and not isinstance(seed, int):  # NumPy's integers are none
+        if seed is not None and not isinstance(seed, int):  # NumPy's integers are refused
             raise ValueError(f"'seed' must be int or None, was '{type(seed).__name__}'.")
         if self._status == "closed":
             raise RuntimeError("the context was released")  # the real one crashes
@@ -113,7 +113,7 @@ class Lab:
         self._words = [str(self._random.choice(_COLORS)) for _ in range(2)]
         if "dmlab30" in self.level:
             self._compile(f"map {self.level} {seed % 3}")
-        # A level's log goes to C's own stdout, whatever Python's is.
+        # Levels write their log to C's stdout, even where Python's is redirected.
         os.write(1, b"I levels/seekavoid_arena_01.lua:1] Starting episode\n")
         self._episode += 1
         self._status = "running"
@@ -182,7 +182,7 @@ class Lab:
         rows = (np.arange(height)[:, None] // 8 + int(40 * self._position[0])) % 8
         columns = (np.arange(width)[None] // 8 + int(self._angle)) % 8
         picture = self._texture[rows, columns].astype(np.uint8)
-        picture[0, 0] = self._frames % 256  # no two frames alike
+        picture[0, 0] = self._frames % 256  # consecutive frames differ
         return picture
 
     def close(self) -> bool:
@@ -197,13 +197,13 @@ class Lab:
 
 
 def lab_config(level: str = LEVEL, **fields: Any) -> EnvironmentConfig:
-    """A level whose episodes take a second, seen small."""
+    """A level with episodes of a second and small pictures."""
     fields = {"kwargs": SECOND, "height": 24, "width": 32, **fields}
     return env_config(family="dmlab", id=level, **fields)
 
 
 def install(monkeypatch: pytest.MonkeyPatch, folder: Path) -> type[Lab]:
-    """Put the double in the real module's place, if there is one; maps are compiled in `folder`."""
+    """Replace the module, installed or not, by the double; maps are compiled in `folder`."""
     module = types.ModuleType("deepmind_lab")
     module.Lab = Lab  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "deepmind_lab", module)
@@ -214,12 +214,12 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path) -> type[Lab]:
 
 @pytest.fixture
 def lab_double(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[Lab]:
-    """The double, where the real module would stand."""
+    """The double in place of the real module."""
     return install(monkeypatch, tmp_path)
 
 
 @pytest.fixture
 def lab(request: pytest.FixtureRequest) -> None:
-    """The real module where it is installed, else the double."""
+    """The real module if it is installed, else the double."""
     if not HAS_LAB:
         request.getfixturevalue("lab_double")

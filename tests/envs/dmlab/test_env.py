@@ -1,4 +1,4 @@
-"""DeepMind Lab: against a double of its interface, and on the real module as well where that is installed."""
+"""DeepMind Lab, against a double of its interface and, if it is installed, the real module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.envs.helpers import Played, assert_same, play
 
 @pytest.fixture(params=["double", "real"])
 def either(request: pytest.FixtureRequest) -> None:
-    """Run a test on the double, and on the real module where there is one."""
+    """Run a test on the double and, if it is installed, on the real module."""
     if request.param == "double":
         request.getfixturevalue("lab_double")
     else:
@@ -47,19 +47,19 @@ def test_spec_and_pictures(either: None, render: bool) -> None:
             assert not record.terminated.any() and (record.observation != first.observation).any()
 
 
-def test_an_episode_ends_by_its_clock_and_repeats_what_was_seen_last(either: None) -> None:
+def test_an_episode_ends_by_its_clock_and_repeats_the_last_observation(either: None) -> None:
     run = play(lab_config(), 2, seed=3, steps=40)
     assert not run.truncated.any()
     for env in range(2):
         ends = np.flatnonzero(run.terminated[:, env])
         assert len(ends) >= 2
         np.testing.assert_array_equal(run.observation[ends, env], run.observation[ends - 1, env])
-        # A second has 60 frames, 15 steps of 4; next to each final record stands a first one.
+        # A second has 60 frames, 15 steps of 4; a first record follows each final one.
         lengths = np.diff([-1, *ends]) - 1
         assert (lengths <= 15).all() and (lengths >= 13).all()
         running = np.setdiff1d(np.arange(1, 41), [*ends, *(ends + 1)])
         still = (run.observation[running, env] == run.observation[running - 1, env]).reshape(len(running), -1)
-        assert not still.all(axis=1).all(), "frames must move"
+        assert not still.all(axis=1).all(), "frames must change"
 
 
 def test_episodes_of_a_seed_differ_from_one_another(either: None) -> None:
@@ -107,10 +107,10 @@ def test_a_level_that_does_not_load(either: None) -> None:
         create_env(lab_config("my_folder/no_such_level"), 1)
 
 
-# What the simulator is given
+# Calls of the simulator
 
 
-def test_levels_and_settings(lab_double: type[Lab]) -> None:
+def test_levels_and_settings_reach_the_simulator(lab_double: type[Lab]) -> None:
     create_env(lab_config(MAZE, height=72, width=96, renderer="hardware", kwargs={}), 2).close()
     one, other = lab_double.made
     assert one.level == other.level == "contributed/dmlab30/explore_goal_locations_small"
@@ -162,14 +162,14 @@ def test_actions_are_repeated_and_rewards_summed(lab_double: type[Lab], skip: in
             assert record.reward[0] == reward
             name, (given, repeats) = lab.calls[-2]
             assert name == "step" and repeats == skip and given[3] == move and given == ACTIONS[action].tolist()
-        # An end in the middle of a step: only the frames there were count.
+        # The episode ends in the middle of a step: only its own frames count.
         while not (record := played.step(8)).terminated[0]:
             frames = lab.num_steps()
             assert record.reward[0] == skip
         assert record.reward[0] == lab.num_steps() - frames <= skip
 
 
-def test_seeds_and_numbers_of_episodes(lab_double: type[Lab]) -> None:
+def test_seeds_and_episode_numbers(lab_double: type[Lab]) -> None:
     def resets(lab: Lab) -> list[tuple[int, int]]:
         return [arguments for name, arguments in lab.calls if name == "reset"]
 
@@ -183,11 +183,11 @@ def test_seeds_and_numbers_of_episodes(lab_double: type[Lab]) -> None:
         before = [len(resets(lab)) for lab in lab_double.made]
         played.reset(7)
         for lab, seeds, count in zip(lab_double.made, expected, before, strict=True):
-            assert resets(lab)[count:] == [(0, seeds[0])], "episodes are counted from the reset on"
+            assert resets(lab)[count:] == [(0, seeds[0])], "episodes are counted from the reset"
 
 
 def test_simulator_does_not_write_to_stdout(lab_double: type[Lab], capfd: pytest.CaptureFixture[str]) -> None:
-    """Levels write their log to C's stdout; Python's own prints still arrive."""
+    """Levels write their log to C's stdout; Python's output is not lost."""
     print("before", flush=True)
     play(lab_config(), 2, seed=1, steps=40)
     print("after", flush=True)
@@ -196,11 +196,11 @@ def test_simulator_does_not_write_to_stdout(lab_double: type[Lab], capfd: pytest
     assert captured.err.count("Starting episode") >= 4
 
 
-# What fails
+# Failures
 
 
 @pytest.mark.parametrize("where", ["reset", "step", "observations"])
-def test_what_the_simulator_raises_names_the_environment(lab_double: type[Lab], where: str) -> None:
+def test_an_error_of_the_simulator_names_the_environment(lab_double: type[Lab], where: str) -> None:
     with Played(lab_config(), 3) as played:
         played.reset(1)
         lab_double.made[1].fail = where
@@ -235,7 +235,7 @@ def test_environments_built_before_a_failure_are_closed(
     assert len(closed) == 2
 
 
-def test_other_controls_than_the_seven_are_refused(lab_double: type[Lab]) -> None:
+def test_unknown_controls_are_refused(lab_double: type[Lab]) -> None:
     with pytest.raises(EnvironmentFailed, match="has the controls .*SWITCH_GADGET where LOOK"):
         create_env(lab_config(kwargs={"gadgetSwitch": True}), 1)
 
@@ -252,11 +252,11 @@ def test_a_picture_of_another_shape_is_named(
             played.reset(1)
 
 
-def test_without_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deepmind_lab", None)
     with pytest.raises(EnvironmentFailed) as caught:
         create_env(lab_config(), 1)
     message = str(caught.value)
     assert message.startswith("environment.family dmlab cannot be used on this machine (") and "\n" not in message
     assert "deepmind_lab" in message and "dmlab-gym" in message
-    check_environment(lab_config())  # names are known without it
+    check_environment(lab_config())  # names are checked without it

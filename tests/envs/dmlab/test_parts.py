@@ -56,14 +56,14 @@ def test_hashed_instructions() -> None:
     assert one.shape == (INSTRUCTION_SIZE,) and one.dtype == np.float32
     assert 10 <= np.abs(one).sum() <= 15 and not one.flags.writeable  # 8 words and 7 pairs, of which some may cancel
     np.testing.assert_array_equal(one, hash_instruction("pick the RED object, in the blue room"))
-    assert (one != hash_instruction("Pick the blue object in the red room.")).any(), "the order of words counts"
+    assert (one != hash_instruction("Pick the blue object in the red room.")).any(), "the order of words matters"
     assert not hash_instruction("").any() and not hash_instruction(" ?! ").any()
     colors = {hash_instruction(f"go to the {c} ball").tobytes() for c in ("red", "green", "blue", "black", "white")}
     assert len(colors) == 5
 
 
 def test_hashes_are_the_same_in_every_process() -> None:
-    """A trained network knows words by these numbers: they must never change."""
+    """Trained networks depend on these numbers: they must never change."""
     red = hash_instruction("red")
     assert np.flatnonzero(red).tolist() == [134] and red[134] == 1
 
@@ -80,14 +80,14 @@ def test_level_cache(tmp_path: Path) -> None:
     assert cache.fetch("a key/with: signs", str(target)) and target.read_bytes() == source.read_bytes()
     assert not cache.fetch("another", str(target))
     source.write_bytes(b"other")
-    cache.write("a key/with: signs", str(source))  # kept as it was
+    cache.write("a key/with: signs", str(source))  # the first file is kept
     assert cache.fetch("a key/with: signs", str(target)) and len(target.read_bytes()) == 300_000
     files = [path for path in (tmp_path / "deep").rglob("*") if path.is_file()]
     assert len(files) == 1 and files[0].stat().st_mode & 0o777 == 0o644, "no temporary file is left"
 
 
 def test_maps_are_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers beside a writer that stops in the middle of its copy."""
+    """A reader while a writer is in the middle of its copy."""
     cache, other = LevelCache(str(tmp_path)), LevelCache(str(tmp_path))
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(b"x" * 10_000)
@@ -107,7 +107,7 @@ def test_maps_are_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert half.wait(20)
     assert not other.fetch("key", str(target))
     monkeypatch.setattr(shutil, "copyfileobj", copy)
-    other.write("key", str(source))  # overtakes the slow one
+    other.write("key", str(source))  # finishes before the slow one
     assert other.fetch("key", str(target)) and target.stat().st_size == 10_000
     go_on.set()
     writer.join(20)
@@ -115,7 +115,7 @@ def test_maps_are_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert other.fetch("key", str(target)) and target.read_bytes() == source.read_bytes()
 
 
-def test_failing_cache_is_logged_once_and_ends_no_episode(
+def test_a_failing_cache_is_logged_once_and_does_not_end_the_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = LevelCache(str(tmp_path / "cache"))
@@ -134,7 +134,7 @@ def test_failing_cache_is_logged_once_and_ends_no_episode(
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
 
 
-def test_unusable_folder_is_refused(tmp_path: Path, lab_double: type[Lab]) -> None:
+def test_an_unusable_cache_folder_is_refused(tmp_path: Path, lab_double: type[Lab]) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"environment.level_cache '.*file' cannot be used: name a folder"):
         create_env(lab_config(MAZE, level_cache=str(tmp_path / "file")), 1)
@@ -172,7 +172,7 @@ PUBLISHED = {
 }
 
 
-def test_the_preset_is_what_was_published() -> None:
+def test_the_preset_has_the_published_settings() -> None:
     resolved = load_config("dmlab_vtrace", flags={"--env": MAZE}, environ={})
     config = resolved.config
     for key, value in PUBLISHED.items():

@@ -1,7 +1,7 @@
-"""A double of the part of the package gfootball that is used: create_environment, and what stands behind `unwrapped`.
+"""A double of the part of the package gfootball that seedcli uses: create_environment, and attributes of `unwrapped`.
 
-A match is a ball that runs right, one cell a step, from a column that the engine's seed chooses; it is a goal at the
-right edge and over after 40 steps.
+In a match the ball starts at a column that the engine's seed chooses and moves right by a cell for each step to the
+right. It is a goal at the right edge; a match is over after 40 steps.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class DoubleEnv:
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> list[DoubleEnv]:
-    """Put the double in the package's place; returns what it builds."""
+    """Replace the package by the double; returns the list of environments that it builds."""
     built: list[DoubleEnv] = []
 
     def create_environment(**arguments: Any) -> DoubleEnv:

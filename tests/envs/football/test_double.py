@@ -1,4 +1,4 @@
-"""The family's own half, on engines that do exactly what a test wants; envpool is not needed."""
+"""The football family on scripted engines; envpool is not needed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[DoubleEnv]:
 
 
 class Scripted:
-    """An engine that gives prepared snapshots."""
+    """An engine that returns prepared snapshots."""
 
     def __init__(self, *snapshots: Snapshot) -> None:
         self.snapshots = list(snapshots)
@@ -73,7 +73,7 @@ def test_only_the_clock_truncates(
 ) -> None:
     """In order: out of play early; a goal with a step to go; a goal with the last step; the clock alone.
 
-    With its last step an academy's match is over by the goal, one of eleven against eleven by its clock.
+    A goal on the last step terminates an academy scenario, but in eleven against eleven the clock truncates.
     """
     env, out = scripted(
         built,
@@ -110,7 +110,7 @@ def test_other_shapes_and_types_are_named(built: list[DoubleEnv], planes: np.nda
         env.step(np.zeros(1, np.int32), out)
 
 
-def test_unknown_scenarios_are_refused_without_any_package() -> None:
+def test_unknown_scenarios_are_refused_without_a_simulator() -> None:
     with pytest.raises(UsageError, match="did you mean academy_empty_goal_close"):
         check_scenario("academy_empty_goal_closee")
     with pytest.raises(UsageError, match="there are 11_vs_11_competition, .*lazy$"):
@@ -120,14 +120,14 @@ def test_unknown_scenarios_are_refused_without_any_package() -> None:
     assert len(set(SCENARIOS)) == 18
 
 
-def test_a_missing_envpool_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_envpool_is_reported_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "envpool", None)
     message = r"^environment.family football cannot be used on this machine \(.*envpool.*\); pip install 'seedcli"
     with pytest.raises(EnvironmentFailed, match=message):
         create_env(football_config(), 1)
 
 
-def test_a_missing_gfootball_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gfootball_is_reported_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gfootball", None)
     message = r"^environment.engine gfootball cannot be used on this machine \(.*\); build the package gfootball"
     with pytest.raises(EnvironmentFailed, match=message):
@@ -139,7 +139,7 @@ def test_a_step_before_the_first_reset_is_refused(built: list[DoubleEnv]) -> Non
         played.step(0)
 
 
-def test_gfootball_is_built_for_bare_planes(built: list[DoubleEnv]) -> None:
+def test_gfootball_is_built_for_unstacked_planes(built: list[DoubleEnv]) -> None:
     with Played(football_config(engine="gfootball"), 2):
         assert [env.arguments for env in built] == [
             {
@@ -154,12 +154,12 @@ def test_gfootball_is_built_for_bare_planes(built: list[DoubleEnv]) -> None:
     assert [env.closed for env in built] == [1, 1]
 
 
-def test_gfootball_plays_from_the_final_record_on(built: list[DoubleEnv]) -> None:
+def test_gfootball_continues_after_a_final_record(built: list[DoubleEnv]) -> None:
     with Played(football_config(engine="gfootball", rewards="scoring,checkpoints"), 2) as played:
         played.reset(3)
         rewards, flags = [], []
         for _ in range(60):
-            record = played.step([RIGHT, 0])  # the second one never has the ball
+            record = played.step([RIGHT, 0])  # the second player never has the ball
             rewards.append(record.reward)
             flags.append((record.terminated, record.truncated))
         terminated, truncated = (np.array(flag) for flag in zip(*flags, strict=True))
@@ -183,7 +183,7 @@ def test_gfootball_seeds(built: list[DoubleEnv]) -> None:
     assert built[0].seeds[len(first[0])] == first[1][0], "seed 6 of environment 0 is seed 5 of environment 1"
 
 
-def test_gfootball_that_breaks_is_named(built: list[DoubleEnv]) -> None:
+def test_an_error_of_gfootball_is_named(built: list[DoubleEnv]) -> None:
     with Played(football_config(engine="gfootball"), 1) as played:
         played.reset(1)
         built[0].over = True
@@ -191,7 +191,7 @@ def test_gfootball_that_breaks_is_named(built: list[DoubleEnv]) -> None:
             played.step(0)
 
 
-def test_the_drawn_pitch() -> None:
+def test_drawing_a_pitch() -> None:
     planes = np.zeros((72, 96, 4), np.uint8)
     empty = draw_pitch(planes, (0, 0))
     assert (empty.shape, empty.dtype) == ((464, 640, 3), np.uint8)
@@ -201,8 +201,8 @@ def test_the_drawn_pitch() -> None:
     rows, columns = np.nonzero(changed)
     assert 160 < columns.min() < 185 and 455 < columns.max() < 480 and not changed[:, 200:300].any()
     left, right = picture[256:262, 172:184].mean(axis=(0, 1)), picture[256:262, 458:470].mean(axis=(0, 1))
-    assert left[0] > left[2] and right[2] > right[0], "red plays to the right, blue to the left"
-    assert rows.min() < 140 < 250 < rows.max(), "the ball is up, the players are in the middle"
+    assert left[0] > left[2] and right[2] > right[0], "red is the left team, blue the right"
+    assert rows.min() < 140 < 250 < rows.max(), "the ball is near the top, the players in the middle"
     assert (draw_pitch(planes, (1, 0)) != draw_pitch(planes, (0, 1))).any()
     assert (draw_pitch(planes, (0, 0), steps_left=3, title="x")[:46] != picture[:46]).any()
     with pytest.raises(ValueError, match=r"\[72, 96, 4\]"):

@@ -1,4 +1,4 @@
-"""What is built on envpool's Google Research Football, checked on the real engine."""
+"""The football family on envpool's real engine."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def native(scenario: str = EMPTY_GOAL, num_envs: int = 1, **fields: Any) -> Any:
 
 
 def column(observation: np.ndarray, plane: int = 2) -> np.ndarray:
-    """[E] of the ball, or of the only thing another plane marks."""
+    """Columns [E] of the only cell that a plane marks: by default the ball's."""
     return observation[..., plane].reshape(len(observation), 72, 96).any(axis=1).argmax(axis=1)
 
 
 def run_and_shoot(observation: np.ndarray) -> np.ndarray:
-    """Run right with the ball, and shoot from close by."""
+    """Actions that run right with the ball and shoot near the goal."""
     return np.where(column(observation) < 90, RIGHT, SHOT).astype(np.int32)
 
 
@@ -44,7 +44,7 @@ def score_goals(played: Played, seed: int, steps: int) -> Rows:
     return stack(records)
 
 
-def test_the_scenarios_are_envpools() -> None:
+def test_scenarios_are_those_of_envpool() -> None:
     names = {task.removeprefix("gfootball/").removesuffix("-v1") for task in envpool.list_all_envs() if "gfoot" in task}
     assert names == set(SCENARIOS)
 
@@ -61,7 +61,7 @@ def test_spec() -> None:
     assert own.config.physics_steps_per_frame == 10
 
 
-def test_what_the_planes_show() -> None:
+def test_planes_at_kick_off() -> None:
     """Left team, right team, ball, active player: the goalkeeper in front of our goal, one attacker near theirs."""
     run = play(football_config(), 3, seed=1, steps=30)
     assert set(np.unique(run.observation)) == {0, 255}
@@ -80,45 +80,46 @@ def test_the_right_goal_is_the_opponents() -> None:
     assert len(ends) >= 4 and not run.truncated.any()
     for step, env in ends:
         assert run.reward[step, env] == 1 and column(run.observation[step - 1])[env] > 92
-        assert column(run.observation[step])[env] == 48, "the record that tells of the goal shows the kick-off"
+        assert column(run.observation[step])[env] == 48, "the record with the reward of the goal shows the kick-off"
         assert run.reward[step + 1, env] == 0 and not run.terminated[step + 1, env]
     assert run.reward.sum() == len(ends)
 
 
 def test_checkpoints_in_a_real_episode() -> None:
-    """The attacker holds the ball within nine zones from the start; the tenth, or the rest at the goal, makes 2."""
+    """The attacker starts within nine zones; the tenth and the goal bring the sum to 2."""
     with Played(football_config(rewards="scoring,checkpoints"), 2) as played:
         run = score_goals(played, 3, 60)
     end = int(np.flatnonzero(run.terminated[:, 0])[0])
     paid = run.reward[: end + 1, 0].round(5)
-    # (84.5 cells of 96 make x = 0.76: nine of the distances are at least 0.24.)
+    # Cell 84.5 of 96 is x = 0.76: nine of the distances are at least 0.24.
     assert paid[0] == 0 and paid[paid > 0][0] == pytest.approx(0.9)
     assert paid.sum() == pytest.approx(2) and paid[-1] >= 1
-    assert run.reward[end + 1, 0] == 0 and run.reward[end + 2 :, 0].max() >= 0.9, "once an episode, not once for all"
+    assert run.reward[end + 1, 0] == 0 and run.reward[end + 2 :, 0].max() >= 0.9, "zones pay once an episode"
 
 
 def test_no_possession_no_checkpoints() -> None:
-    """Who stands still never touches the ball."""
+    """A player that stands still never touches the ball."""
     with Played(football_config(rewards="scoring,checkpoints"), 1) as played:
         played.reset(3)
         assert not any(played.step(IDLE).reward.any() for _ in range(100))
 
 
-def test_goals_are_envpools_own_reward() -> None:
+def test_the_reward_of_goals_is_that_of_envpool() -> None:
     with Played(football_config("academy_3_vs_1_with_keeper"), 4) as played:
         played.reset(2)
         pool, random = played.env._engine._pool, np.random.default_rng(0)
-        inner, told = pool.step, []
-        pool.step = lambda actions: told.append(result := inner(actions)) or result
+        inner, native_records = pool.step, []
+        pool.step = lambda actions: native_records.append(result := inner(actions)) or result
         for _ in range(150):
             ours = played.step(random.choice([RIGHT, 12, 11, 4], 4))
-            np.testing.assert_array_equal(ours.reward, told[-1][1])
-            np.testing.assert_array_equal(ours.terminated | ours.truncated, told[-1][2] | told[-1][3])
-            np.testing.assert_array_equal(ours.observation, told[-1][0])
+            observation, reward, terminated, truncated, _ = native_records[-1]
+            np.testing.assert_array_equal(ours.reward, reward)
+            np.testing.assert_array_equal(ours.terminated | ours.truncated, terminated | truncated)
+            np.testing.assert_array_equal(ours.observation, observation)
 
 
 def test_the_final_record_is_the_last_of_its_episode() -> None:
-    """Its clock goes on, its engine seed is the old one; the next record is a reset, whatever the action."""
+    """Clock and engine seed are still those of the episode; the next record is a reset, whatever the action."""
     pool = native(seed=3, num_threads=1)
     _, before = pool.reset()
     assert (before["elapsed_step"], before["steps_left"]) == (0, 401)
@@ -128,7 +129,7 @@ def test_the_final_record_is_the_last_of_its_episode() -> None:
         assert info["engine_seed"] == before["engine_seed"]
         if terminated or truncated:
             break
-    assert terminated and not truncated and info["game_mode"] != 0, "the idle lose the ball over the goal line"
+    assert terminated and not truncated and info["game_mode"] != 0, "an idle team lets the ball cross the goal line"
     assert column(observation) == 95, "not the first observation of the next episode"
     _, reward, terminated, truncated, after = pool.step(np.array([RIGHT], np.int32))
     assert not (reward or terminated or truncated)
@@ -136,7 +137,7 @@ def test_the_final_record_is_the_last_of_its_episode() -> None:
 
 
 def test_the_clock_truncates_after_401_steps() -> None:
-    """Down the wing and back: neither a goal nor out of play. The package's own clock counts like that too."""
+    """The player runs up and down the wing, so that there is neither a goal nor a ball out of play."""
     with Played(football_config(RUN_TO_SCORE), 1) as played:
         played.reset(3)
         for step in range(1, 403):
@@ -151,15 +152,15 @@ def test_the_clock_truncates_after_401_steps() -> None:
 def test_a_goal_terminates_even_on_the_last_steps(
     monkeypatch: pytest.MonkeyPatch, clock: int, terminated: bool
 ) -> None:
-    """envpool calls an end with the clock at 1 or 0 truncated, whatever ended it; this goal falls on step 24."""
+    """envpool reports any end with the clock at 1 or 0 as a truncation; this goal is scored on step 24."""
     monkeypatch.setattr(envpool, "make", functools.partial(envpool.make, max_episode_steps=clock))
-    told = native(seed=3)
-    observation, _ = told.reset()
+    native_env = native(seed=3)
+    observation, _ = native_env.reset()
     with Played(football_config(), 1) as played:
         record = played.reset(3)
         for _ in range(30):
             actions = run_and_shoot(record.observation)
-            record, native_record = played.step(actions), told.step(actions)
+            record, native_record = played.step(actions), native_env.step(actions)
             if record.terminated or record.truncated:
                 break
     assert bool(record.terminated[0]) is terminated and bool(record.truncated[0]) is not terminated
@@ -167,8 +168,8 @@ def test_a_goal_terminates_even_on_the_last_steps(
     assert bool(native_record[3][0]) is (clock <= 24), "envpool's own flag"
 
 
-def test_environments_come_in_order_whatever_the_threads() -> None:
-    """Stepped by three threads, each environment still sees its own actions."""
+def test_environments_are_in_order_with_any_number_of_threads() -> None:
+    """With three threads, each environment still gets its own actions."""
     expected, run = (play(football_config(), 3, seed=2, steps=60, threads=threads) for threads in (1, 3))
     assert_same(expected, run)
 
@@ -187,8 +188,8 @@ def test_environments_out_of_order_are_refused() -> None:
         engine.step(np.zeros(2, np.int32))
 
 
-def test_seeds_differ_from_episode_to_episode_and_from_each_other() -> None:
-    """Right from the start the engine draws: the same actions lead elsewhere under another seed."""
+def test_seeds_differ_between_episodes_and_environments() -> None:
+    """The same actions lead to other observations under another seed."""
     one, other = (play(football_config(), 2, seed=seed, steps=60).observation for seed in (5, 9))
     assert (one != other).any()
     assert (one[:, 0] != one[:, 1]).any()
@@ -196,7 +197,7 @@ def test_seeds_differ_from_episode_to_episode_and_from_each_other() -> None:
     assert pool.reset()[1]["engine_seed"].tolist() == native(num_envs=3, seed=5).reset()[1]["engine_seed"].tolist()
 
 
-def test_an_envpool_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_envpool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no data\nmore")
 
@@ -206,8 +207,8 @@ def test_an_envpool_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("rewards", ["scoring", "scoring,checkpoints"])
-def test_a_whole_match_team_can_be_played(rewards: str) -> None:
-    """Eleven against eleven: 22 players, fewer marks where two share a cell; a kick-off ends no episode."""
+def test_eleven_against_eleven_can_be_played(rewards: str) -> None:
+    """22 players, fewer marks where two share a cell; a kick-off does not end the episode."""
     run = play(football_config("11_vs_11_easy_stochastic", rewards=rewards), 2, seed=1, steps=60)
     marks = (run.observation != 0).sum(axis=(2, 3))
     assert (marks[..., :2] <= 11).all() and marks[..., :2].min() >= 8 and (marks[..., 2:] == 1).all()
@@ -225,7 +226,7 @@ def test_the_picture_is_of_the_first_match() -> None:
         after = played.env.render()
     assert before.shape == (464, 640, 3) and (before != after).any()
     ball = int((column(first.observation)[0] + 0.5) / 96 * 577 + 31.5)  # 577 pixels from goal line to goal line
-    assert after[250:262, ball - 3 : ball + 4].min(axis=2).max() > 240, "white, where the ball is"
+    assert after[250:262, ball - 3 : ball + 4].min(axis=2).max() > 240, "the ball is white"
 
 
 def test_simulator_does_not_write_to_stdout() -> None:

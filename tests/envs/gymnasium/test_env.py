@@ -22,7 +22,7 @@ from tests.envs.helpers import COUNTER, FIELDS, Played, atari_config, gymnasium_
 
 
 class Scripted(gymnasium.Env[Any, Any]):
-    """Returns what its arguments say; breaks at the given step."""
+    """Returns the given observation and reward; `step` raises `error`, `exits_in` names the method that exits."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ def test_reward_is_raw() -> None:
 @pytest.mark.parametrize(("reward", "sent"), [(np.nan, np.nan), (-np.inf, -np.inf), (1e300, np.inf)])
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_non_finite_reward_is_passed_on(reward: float, sent: float, num_envs: int) -> None:
-    """The learner drops the unrolls that hold it; an environment that slips once does not end its actor."""
+    """It does not end the actor: the learner drops the unrolls that hold it."""
     with Played(scripted(observation_space=BOX, observation=ZERO, reward=reward), num_envs) as played:
         played.reset(0)
         with warnings.catch_warnings():
@@ -151,14 +151,14 @@ def test_a_first_observation_outside_the_specification() -> None:
         played.reset(0)
 
 
-def test_a_float64_beyond_float32() -> None:
+def test_a_float64_outside_the_range_of_float32() -> None:
     space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
     with Played(scripted(observation_space=space, observation=np.array([1e300])), 1) as played:
         with pytest.raises(EnvironmentFailed, match="gave the observation inf, which is no finite float32"):
             played.reset(0)
 
 
-def test_a_category_that_does_not_exist() -> None:
+def test_a_category_outside_the_space() -> None:
     config = scripted(observation_space=spaces.Discrete(3), observation=0, broken_observation=3)
     with Played(config, 2) as played:
         played.reset(0)
@@ -229,7 +229,7 @@ def test_keyword_arguments_that_an_environment_does_not_take_are_refused_by_name
 
 
 @pytest.mark.filterwarnings("ignore:.*render_mode")
-def test_rendering_an_environment_without_pictures_is_refused() -> None:
+def test_rendering_an_environment_that_cannot_render_is_refused() -> None:
     with pytest.raises(UsageError, match="gives no pictures"):
         create_env(scripted(observation_space=BOX, observation=ZERO), 1, render=True)
 
@@ -367,7 +367,7 @@ def test_a_failing_environment_is_named_by_its_number() -> None:
 
 
 class TestMujoco:
-    """What Gymnasium's MuJoCo environments need beside any other."""
+    """Gymnasium's MuJoCo environments."""
 
     config = gymnasium_config("HalfCheetah-v5")
 
@@ -382,7 +382,7 @@ class TestMujoco:
         assert controls == [[0.5] * 6, [-1] * 6]
 
     def test_the_video_runs_at_its_own_speed(self) -> None:
-        assert frames_per_second(self.config) == 20  # a step is five of 10 ms
+        assert frames_per_second(self.config) == 20  # a step is five physics steps of 10 ms
 
     def test_a_missing_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "mujoco", None)
@@ -408,7 +408,7 @@ class TestMujoco:
             monkeypatch.setenv(name, value)
             before = os.environ["MUJOCO_GL"]
             _prepare_mujoco("test", render=True)
-            assert os.environ["MUJOCO_GL"] == before, "what the user chose stays"
+            assert os.environ["MUJOCO_GL"] == before, "the user's choice is kept"
 
     def test_mujoco_warnings_go_to_the_log(self, tmp_path: Path) -> None:
         code = (

@@ -1,4 +1,4 @@
-"""Which parts of a Dict observation are used: `environment.observation_keys`, and text that is left out unasked."""
+"""Which parts of a Dict observation are used: `environment.observation_keys`, and text, which is left out."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, RowLayout
 from tests.envs.helpers import gymnasium_config
 
 
-class OwnText(spaces.Space[str]):
-    """Text in a space of a package's own, as MiniGrid's missions are."""
+class CustomText(spaces.Space[str]):
+    """A package's own space for text, as MiniGrid has for its missions."""
 
     def __init__(self) -> None:
         super().__init__(shape=None, dtype=str)
@@ -28,7 +28,7 @@ class OwnText(spaces.Space[str]):
 
 SPACE = spaces.Dict(
     image=spaces.Box(0, 255, (2,), np.uint8),
-    mission=OwnText(),
+    mission=CustomText(),
     body=spaces.Dict(speed=spaces.Box(-1, 1, (1,), np.float32), name=spaces.Text(5), gear=spaces.Discrete(3)),
 )
 VALUE = {
@@ -50,7 +50,7 @@ VALUE = {
         (("-body", "-mission"), {"image"}, ""),
     ],
 )
-def test_keys_choose_the_parts_that_are_used(keys: tuple[str, ...], used: set[str], warned: str) -> None:
+def test_keys_choose_parts(keys: tuple[str, ...], used: set[str], warned: str) -> None:
     observations = Observations(SPACE, "test", keys)
     assert isinstance(observations.spec, dict) and set(observations.spec) == used
     assert set(observations.bounds) == used & {"image", "body/speed"}
@@ -68,7 +68,7 @@ def test_keys_choose_the_parts_that_are_used(keys: tuple[str, ...], used: set[st
 
 
 @pytest.mark.parametrize("keys", [(), ("body",), ("-mission",)])
-def test_the_setting_that_a_warning_names_keeps_the_same_parts_and_is_silent(keys: tuple[str, ...]) -> None:
+def test_the_setting_that_a_warning_suggests_keeps_the_same_parts_without_warning(keys: tuple[str, ...]) -> None:
     warned = Observations(SPACE, "test", keys)
     setting = warned.notice.split("environment.observation_keys = ")[1].split(" does the same")[0]
     followed = Observations(SPACE, "test", tuple(json.loads(setting)))
@@ -83,7 +83,7 @@ def test_the_setting_that_a_warning_names_keeps_the_same_parts_and_is_silent(key
         (SPACE, ("-qqqq",), r"names 'qqqq', which the observation of test does not have: It has 'body/gear'"),
         (SPACE, ("-image", "-body", "-mission"), "leaves nothing of the observation of test: keep one of 'body/gear'"),
         (SPACE["image"], ("image",), "chooses among the keys of a Dict, and test observes a Box: leave the"),
-        (SPACE, ("mission", "image"), r"OwnText as space .* 'mission'; .*: take 'mission' out of "),
+        (SPACE, ("mission", "image"), r"CustomText as space .* 'mission'; .*: take 'mission' out of "),
         (spaces.Dict(a=spaces.Text(3), b=spaces.Text(3)), (), r"nothing but text \('a', 'b'\)"),
         (spaces.Dict(a=SPACE["image"], b=spaces.Sequence(SPACE["image"])), (),
          r"Sequence as space of its observation 'b'; .*: leave it out with environment.observation_keys = \[\"-b\"\]"),
@@ -91,16 +91,16 @@ def test_the_setting_that_a_warning_names_keeps_the_same_parts_and_is_silent(key
          r"uint64.* not supported .*: leave it out with environment.observation_keys = \[\"-b/c\"\]"),
         (spaces.Sequence(SPACE["image"]), (), "Sequence as space .*: put gymnasium.wrappers.TransformObservation, or"),
         (spaces.Tuple((SPACE["image"], spaces.Discrete(3))), (), "Tuple .*: put gymnasium.wrappers.FlattenObservation"),
-        (spaces.Tuple((SPACE["image"], OwnText())), (), "Tuple .*: put gymnasium.wrappers.TransformObservation"),
+        (spaces.Tuple((SPACE["image"], CustomText())), (), "Tuple .*: put gymnasium.wrappers.TransformObservation"),
     ],
 )  # fmt: skip
-def test_keys_and_spaces_that_are_refused(space: spaces.Space[Any], keys: tuple[str, ...], message: str) -> None:
+def test_invalid_keys_and_spaces_are_refused(space: spaces.Space[Any], keys: tuple[str, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         Observations(space, "test", keys)
     assert "\n" not in str(caught.value)
 
 
-def test_the_advice_for_a_part_that_is_not_supported_works() -> None:
+def test_the_advice_for_an_unsupported_part_works() -> None:
     space = spaces.Dict(a=SPACE["image"], b=spaces.Sequence(SPACE["image"]))
     assert Observations(space, "test", ("-b",)).spec == {"a": ArraySpec((2,), "uint8")}
     for bare in (spaces.Tuple((SPACE["image"], spaces.Discrete(3))), spaces.OneOf((SPACE["image"], SPACE["image"]))):
@@ -118,7 +118,7 @@ def test_excluded_part_is_not_checked_but_must_exist() -> None:
 
 
 class Talking(gymnasium.Env[Any, Any]):
-    """Observes text beside numbers."""
+    """Observes text and numbers."""
 
     def __init__(self) -> None:
         self.observation_space = SPACE
@@ -146,7 +146,7 @@ def test_text_notice_is_set_and_not_logged(caplog: pytest.LogCaptureFixture) -> 
     assert not env.notice
 
 
-def test_the_checks_of_an_environment_show_it() -> None:
+def test_the_conformance_checks_report_the_notice() -> None:
     def spaces_finding(**fields: Any) -> Any:
         config = gymnasium_config("SeedTalking-v0", **fields)
         findings = check_environment(lambda envs: create_env(config, envs), seconds=0.01)
@@ -157,7 +157,7 @@ def test_the_checks_of_an_environment_show_it() -> None:
     assert spaces_finding(observation_keys=["image"]).status == "ok"
 
 
-def test_minigrid_trains_without_a_setting() -> None:
+def test_minigrid_needs_no_setting() -> None:
     env: Any = create_env(gymnasium_config("minigrid:MiniGrid-Empty-8x8-v0"), 2)
     env.close()
     assert set(env.spec.observation) == {"direction", "image"} and "'mission' is left out" in env.notice

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces and the arrays they become."""
+"""Conversion of Gymnasium's spaces into arrays."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_any_sample_of_a_space_round_trips(space: spaces.Space[Any], seed: int) 
                 np.testing.assert_array_equal(written.astype(np.float64), np.asarray(expected, written.dtype))
 
 
-def test_the_specifications() -> None:
+def test_specifications_of_spaces() -> None:
     space = spaces.Dict(
         b=spaces.Discrete(4, start=2),
         a=spaces.Dict(deep=spaces.MultiDiscrete([[2, 3], [4, 5]]), flags=spaces.MultiBinary([2, 2])),
@@ -171,7 +171,7 @@ def test_observation_outside_the_space_is_named(observation: Any, message: str, 
     observations.write([good() for _ in values], out)
 
 
-def test_wider_integers_are_taken_where_they_fit() -> None:
+def test_wider_integers_are_accepted_if_their_values_fit() -> None:
     observations = Observations(SPACE, "test")
     out = row(observations, 1).observation
     observations.write([broken("near", np.array([-128]))], out)
@@ -180,7 +180,7 @@ def test_wider_integers_are_taken_where_they_fit() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(discrete(), st.integers(0, 2**31))
-def test_categories_are_the_spaces_own(space: spaces.Space[Any], seed: int) -> None:
+def test_actions_are_shifted_to_the_categories_of_the_space(space: spaces.Space[Any], seed: int) -> None:
     actions = Actions(space, "test")
     for chosen in [*every_action(actions.spec), *actions.spec.sample(np.random.default_rng(seed), 5)]:
         (native,) = actions.read(chosen[None], 1)
@@ -193,7 +193,7 @@ BOUNDS = st.floats(-(2.0**90), 2.0**90, allow_nan=False, width=32)
 
 @settings(max_examples=200, deadline=None)
 @given(BOUNDS, BOUNDS, st.sampled_from(FLOATS[1:]), st.floats(-4, 4, width=32))
-def test_a_box_is_reached_from_bound_to_bound(one: float, other: float, dtype: str, action: float) -> None:
+def test_actions_cover_a_box_from_bound_to_bound(one: float, other: float, dtype: str, action: float) -> None:
     low, high = min(one, other), max(one, other)
     assume(high > low)
     space = spaces.Box(low, high, (2, 1), np.dtype(dtype).type)
@@ -202,7 +202,7 @@ def test_a_box_is_reached_from_bound_to_bound(one: float, other: float, dtype: s
     native = actions.read(given_actions, 2)
     assert native.dtype == dtype and native.shape == (2, 2, 1)
     assert all(space.contains(each) for each in native)
-    # Next to 0 numbers of this type lie so far apart that most of what lies between them is not among them.
+    # Near 0 the spacing of subnormal numbers exceeds any relative tolerance.
     tolerance = max(1e-6 * max(abs(low), abs(high)), float(np.finfo(dtype).smallest_subnormal))
     np.testing.assert_allclose(native[0].reshape(-1), [low, high], atol=tolerance)
     expected = low + (np.clip(action, -1, 1) + 1) / 2 * (high - low)
@@ -220,18 +220,18 @@ def test_a_box_is_reached_from_bound_to_bound(one: float, other: float, dtype: s
     ],
 )
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_a_number_without_two_bounds_is_taken_as_it_is(low: float, high: float, expected: list[float]) -> None:
+def test_an_action_without_two_bounds_is_not_scaled(low: float, high: float, expected: list[float]) -> None:
     actions = Actions(spaces.Box(low, high, (1,), np.float32), "test")
     given_actions: npt.NDArray[np.float32] = np.array([[-5], [0.5], [5]], np.float32)
     assert actions.read(given_actions, 3)[:, 0].tolist() == expected
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_bounds_whose_distance_is_no_number() -> None:
+def test_bounds_whose_distance_overflows() -> None:
     most = np.finfo(np.float64).max / 1.5
     actions = Actions(spaces.Box(-3e38, 3e38, (1,), np.float32), "test")
     assert actions.read(np.array([[1]], np.float32), 1)[0, 0] == np.float32(3e38)
-    # Beyond float32 a bound stands for none.
+    # A bound beyond the range of float32 counts as none.
     assert Actions(spaces.Box(-most, most, (1,), np.float64), "test").read(np.ones((1, 1), np.float32), 1)[0, 0] == 1
 
 
@@ -270,7 +270,7 @@ def test_learner_accepts_the_largest_spaces(action: spaces.Space[Any]) -> None:
         (spaces.MultiDiscrete([2, 2**62, 2**62]), "an action of 9223372036854775810 categories"),
     ],
 )
-def test_action_spaces_that_are_empty_or_too_large(space: spaces.Space[Any], message: str) -> None:
+def test_empty_and_too_large_action_spaces_are_refused(space: spaces.Space[Any], message: str) -> None:
     with pytest.raises(UsageError, match=f"^test has {message}"):
         Actions(space, "test")
 

@@ -1,4 +1,4 @@
-"""Certificates of the user's own: taken, or refused with a sentence that names the file or the reason."""
+"""User certificates: accepted, or refused with a sentence that names the file or the reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.net.protected import CONNECT, MINE, OTHER, client_of, refused
 
 
 class Authority:
-    """Makes certificates, as a user's own authority does."""
+    """A certificate authority, as a user may have."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self._folder = folder
@@ -39,7 +39,7 @@ class Authority:
         self.ca = self._write(f"{name}.pem", self._certificate(self._subject, self._key, None, 0, 1))
 
     def _certificate(self, subject: x509.Name, key: Any, host: str | None, first: int, last: int) -> bytes:
-        """Good from `first` to `last`, in days from now."""
+        """Create a certificate that is valid from `first` to `last`, in days from now."""
         now = datetime.datetime.now(datetime.UTC)
         builder = (
             x509.CertificateBuilder()
@@ -63,7 +63,7 @@ class Authority:
         return str(path)
 
     def issue(self, host: str = "127.0.0.1", first: int = 0, last: int = 1, password: bytes | None = None) -> TlsFiles:
-        """Files of a certificate for a host and its key; without a CA."""
+        """Create a certificate for a host and its key; returns the files, without a CA."""
         self._sequence += 1
         name = f"{Path(self.ca).stem}-{self._sequence}"
         key = ec.generate_private_key(ec.SECP256R1())
@@ -173,7 +173,7 @@ def test_a_missing_or_wrong_actor_certificate_is_refused(authority: Authority, t
 def test_a_peers_certificate_outside_its_validity_is_refused(
     authority: Authority, monkeypatch: pytest.MonkeyPatch, side: str, first: int, last: int, words: str
 ) -> None:
-    # Whoever shows it has not noticed: its clock is wrong.
+    # The peer that presents it has a wrong clock.
     monkeypatch.setattr("seedcli.net.security.keys._check_time", lambda *arguments: None)
     good, bad = authority.issue(), authority.issue(first=first, last=last)
     theirs, mine = (bad, good) if side == "learner" else (good, bad)
@@ -225,8 +225,8 @@ def test_unusable_certificate_files_are_named_at_startup(authority: Authority, t
         GrpcServer("127.0.0.1", 0, security=Security(MINE, TlsFiles(ca=authority.ca)))
 
 
-def test_refusals_name_the_side_to_change() -> None:
+def test_refusals_name_the_side_with_the_wrong_setting() -> None:
     tls = Security(MINE, TlsFiles(ca="x"))
     assert "leave out --insecure" in refusal("h:1", None)
     assert "(expired)" in refusal("h:1", tls, "expired") and "--tls-ca" in refusal("h:1", tls)
-    assert "from these tests" in refusal("zmq://h:1", tls), "certificates are gRPC's"
+    assert "from these tests" in refusal("zmq://h:1", tls), "only gRPC has certificates"

@@ -1,4 +1,4 @@
-"""Which peers are accepted, what refused peers are told, and that nothing readable crosses the wire."""
+"""Keys derived from the token, and the peers that are accepted or refused with them."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def test_keys_are_the_same_in_another_process_and_differ_by_token() -> None:
     assert mine.key != other.key and mine.chain != other.chain and mine.roots != other.roots
 
 
-def test_each_side_shows_what_the_other_trusts_and_cannot_show_the_others() -> None:
+def test_each_side_has_the_identity_that_the_other_trusts_and_not_the_others() -> None:
     learner, actor = tls_identity(Security(MINE), "learner"), tls_identity(Security(MINE), "actor")
     assert (learner.chain, actor.chain) == (actor.roots, learner.roots)
     assert learner.chain != actor.chain and learner.key != actor.key
     certificate = x509.load_pem_x509_certificate(learner.chain or b"")
-    # No clock, however wrong, makes a difference.
+    # Valid at any time, so that wrong clocks do not matter.
     assert certificate.not_valid_before_utc.year == 2000 and certificate.not_valid_after_utc.year == 9999
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["seed-learner"] == [actor.name]
@@ -75,7 +75,7 @@ def test_another_token_is_refused(kind: str, learner: Learner, join: Join) -> No
     assert "do not trust each other" in sentence and "the one from elsewhere" in sentence
     assert learner.server.address in sentence and "seed token show" in sentence
     good.echo(0, bytes(1000))
-    assert learner.lost_peers.empty() and set(learner.peers) == {"good"}, "it never got as far as a frame"
+    assert learner.lost_peers.empty() and set(learner.peers) == {"good"}, "no frame reached the learner"
 
 
 @PROTECTED
@@ -117,7 +117,7 @@ def test_a_stalled_learner_is_not_a_refusal(kind: str, security: Security | None
 
 @pytest.mark.parametrize("kind", ["grpc", "zmq"])
 def test_a_single_closed_connection_is_not_a_refusal(kind: str, join: Join) -> None:
-    """A learner that is just ending resets a connection; the one that is started in its place is found."""
+    """As of a learner that is ending: the actor then reaches the learner that replaces it."""
     with socket.create_server(("127.0.0.1", 0)) as ending:
         port = ending.getsockname()[1]
         ended = threading.Thread(target=lambda: ending.accept()[0].close())
@@ -147,8 +147,8 @@ def test_a_single_closed_connection_is_not_a_refusal(kind: str, join: Join) -> N
 
 @pytest.mark.parametrize("kind", ["zmq+token"])
 def test_the_zap_handler_refuses_the_learners_key(learner: Learner) -> None:
-    """CURVE on its own would take any key of a peer that knows the listener's."""
-    assert _knocks(learner) == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    """CURVE alone would accept any key of a peer that knows the listener's public key."""
+    assert _curve_handshake(learner) == zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 @pytest.mark.parametrize("kind", ["zmq+token"])
@@ -158,13 +158,13 @@ def test_a_listener_without_its_zap_handler_refuses_every_peer(kind: str, monkey
     try:
         assert isinstance(server, RouterServer)
         learner = Learner(server, [1000])
-        assert _knocks(learner) != zmq.EVENT_HANDSHAKE_SUCCEEDED
+        assert _curve_handshake(learner) != zmq.EVENT_HANDSHAKE_SUCCEEDED
     finally:
         server.close()
 
 
-def _knocks(learner: Learner) -> int:
-    """How the handshake of a peer ends that knows only the listener's public key."""
+def _curve_handshake(learner: Learner) -> int:
+    """The event that ends the handshake of a peer that knows only the listener's public key."""
     context: zmq.Context[Any] = zmq.Context()
     try:
         raw: zmq.Socket[bytes] = context.socket(zmq.DEALER)
@@ -190,7 +190,7 @@ def _knocks(learner: Learner) -> int:
 def test_tls_without_the_actors_certificate_is_not_enough(learner: Learner) -> None:
     roots = tls_identity(Security(MINE), "actor").roots
     theirs, shown = tls_identity(Security(MINE), "learner"), tls_identity(Security(OTHER), "actor")
-    # None; one of another token; and the learner's own, which an actor of this token could show.
+    # None; that of another token; and the learner's own, which an actor with this token could present.
     for key, chain in ((None, None), (shown.key, shown.chain), (theirs.key, theirs.chain)):
         credentials = grpc.ssl_channel_credentials(roots, key, chain)
         options = [("grpc.ssl_target_name_override", "seed-learner")]
@@ -227,7 +227,7 @@ def test_a_failed_bind_ends_the_zap_handler(monkeypatch: pytest.MonkeyPatch) -> 
 HELLO = encode_control({"actor_id": "a", "envs": 1, "streams": 1, "version": "1"})
 
 
-class Door:
+class LearnerSide:
     """A learner's side of one handshake, up to the challenge."""
 
     def __init__(self, token: Token = MINE, hello: bytes = HELLO) -> None:
@@ -242,14 +242,14 @@ class Door:
         return {"environment": {}}
 
     def prove(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Give a proof; returns what CONFIGURE says."""
+        """Send a proof; returns the content of CONFIGURE."""
         assert not self._handshake.proved
         header = Header(Kind.PROOF, 0, 0, 0, 0)
         configuration = self._handshake.receive(header, json.dumps(message).encode())[1]
         assert self._handshake.proved and self.configured == 1
         return configuration
 
-    def is_closed_to(self, message: dict[str, Any]) -> None:
+    def refuses(self, message: dict[str, Any]) -> None:
         with pytest.raises(RefusedError, match="the token is not this learner's"):
             self.prove(message)
         assert self.configured == 0 and not self._handshake.proved
@@ -261,34 +261,34 @@ def proof(token: Token, said: bytes, side: Any = "actor", nonce: str = "") -> di
 
 
 def test_a_proof_is_valid_once_and_answered_with_the_learners() -> None:
-    door = Door()
-    message = proof(MINE, door.transcript)
-    answer = door.prove(message)
-    assert answer == {"environment": {}, "proof": prove(MINE, "learner", door.transcript, message["nonce"])}
+    learner = LearnerSide()
+    message = proof(MINE, learner.transcript)
+    answer = learner.prove(message)
+    assert answer == {"environment": {}, "proof": prove(MINE, "learner", learner.transcript, message["nonce"])}
     assert answer["proof"] != message["proof"], "the two sides' proofs differ"
-    Door().is_closed_to(message)  # another connection: another challenge
+    LearnerSide().refuses(message)  # another connection: another challenge
     changed = HELLO.replace(b'"envs":1', b'"envs":2')
-    door = Door()
-    Door(hello=changed).is_closed_to(proof(MINE, door.transcript))
+    learner = LearnerSide()
+    LearnerSide(hello=changed).refuses(proof(MINE, learner.transcript))
 
 
 def test_invalid_proofs_are_refused() -> None:
-    door = Door()
-    said = door.transcript
-    door.is_closed_to(proof(OTHER, said))
-    Door().is_closed_to(proof(MINE, b""))
+    learner = LearnerSide()
+    said = learner.transcript
+    learner.refuses(proof(OTHER, said))
+    LearnerSide().refuses(proof(MINE, b""))
     for wrong in (
-        proof(MINE, said, "learner"),  # reflected: what a learner says
+        proof(MINE, said, "learner"),  # reflected: the learner's own proof
         proof(MINE, said) | {"nonce": new_nonce()},
         {"nonce": "0" * 64, "proof": "0" * 64},
-        # HELLO and CHALLENGE cut apart elsewhere: lengths belong to what is proved.
+        # HELLO and CHALLENGE split at another place: the proof covers their lengths.
         proof(MINE, said[4:]),
         proof(MINE, transcript(HELLO + b" ", b"")),
     ):
         with pytest.raises(RefusedError):
-            door.prove(wrong)
-    assert door.configured == 0
-    door.prove(proof(MINE, said))
+            learner.prove(wrong)
+    assert learner.configured == 0
+    learner.prove(proof(MINE, said))
 
 
 MALFORMED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -311,10 +311,10 @@ MALFORMED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("change", MALFORMED.values(), ids=MALFORMED)
 def test_a_malformed_proof_is_a_protocol_error(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    door = Door()
+    learner = LearnerSide()
     with pytest.raises(ProtocolError, match="nonce and proof, 64 hexadecimal digits each") as caught:
-        door.prove(change(proof(MINE, door.transcript)))
-    assert TOKEN not in str(caught.value) and door.configured == 0
+        learner.prove(change(proof(MINE, learner.transcript)))
+    assert TOKEN not in str(caught.value) and learner.configured == 0
 
 
 def test_an_open_listener_accepts_no_proof() -> None:
@@ -325,10 +325,10 @@ def test_an_open_listener_accepts_no_proof() -> None:
 
 @PROTECTED
 def test_a_learner_that_cannot_prove_the_token_is_refused(kind: str, learner: Learner) -> None:
-    """Its listener is trusted, as one with a certificate of the user's own would be; its token is another."""
+    """Its listener is trusted, as one with a user certificate would be, but it holds another token."""
 
     class Impostor(TokenAuthenticator):
-        """Lets everyone in, and answers with what it has."""
+        """Admits every actor and sends a given proof."""
 
         def __init__(self, answer: Callable[[bytes, str, str], dict[str, Any]]) -> None:
             super().__init__(OTHER)
@@ -355,7 +355,7 @@ def test_a_learner_that_cannot_prove_the_token_is_refused(kind: str, learner: Le
 
 
 def test_the_learner_sends_only_the_challenge_before_the_proof() -> None:
-    """The challenge tells nothing of the run."""
+    """The challenge reveals nothing about the run."""
     challenge = TokenAuthenticator(MINE).challenge()
     assert set(challenge) == {"nonce", "proof_required"} and decode_control(encode_control(challenge)) == challenge
     assert len({TokenAuthenticator(MINE).challenge()["nonce"] for _ in range(100)}) == 100

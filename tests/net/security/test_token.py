@@ -1,4 +1,4 @@
-"""The token: its sources, strength, file permissions, and that it is shown only on request."""
+"""The token: its sources, strength and file permissions, and that it is shown only on request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OTHER = "another-token-of-these-tests-0123456789"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home of this test's own; nothing says where a token is."""
+    """An empty home directory; no variable names a token."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.delenv("SEED_TOKEN", raising=False)
@@ -98,7 +98,7 @@ def test_a_weak_token_is_refused_and_not_shown(text: str, words: str) -> None:
     assert not text or text not in message
 
 
-def test_new_tokens_are_new_strong_and_plain() -> None:
+def test_new_tokens_are_unique_strong_and_plain_text() -> None:
     made = {new_token() for _ in range(500)}
     assert len(made) == 500
     for text in made:
@@ -148,7 +148,7 @@ def test_keys_differ_by_purpose_and_token() -> None:
     assert {len(key) for side in ("learner", "actor") for key in curve_keys(token, side)} == {40}  # type: ignore[arg-type]
 
 
-# -- where it is found
+# -- its sources
 
 
 def test_the_order_of_token_sources(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def test_a_named_source_has_no_fallback(home: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("SEED_TOKEN", OTHER)
     with pytest.raises(RefusedError, match=r"no token file .*/absent: create it with seed token new"):
         find_token(home / "absent", create=True)
-    assert not (home / "absent").exists(), "only this user's own file is made"
+    assert not (home / "absent").exists(), "only the user's default file is created"
 
 
 def test_the_error_for_a_missing_token_lists_the_sources(home: Path) -> None:
@@ -193,7 +193,9 @@ def test_a_missing_home_directory_is_a_usage_error(home: Path, monkeypatch: pyte
     with pytest.raises(UsageError, match="~no-such-user/token cannot be found"):
         find_token("~no-such-user/token")
     monkeypatch.delenv("HOME")
-    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as where the user has no entry
+    monkeypatch.setattr(
+        "os.path.expanduser", lambda path: path
+    )  # as for a user without an entry in the password database
     with pytest.raises(UsageError, match="set HOME or SEED_TOKEN"):
         find_token(create=True)
 
@@ -211,7 +213,7 @@ def test_a_new_token_file_is_readable_by_this_user_only(home: Path, umask: None,
     for folder in (path.parent, path.parent.parent):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert [entry.name for entry in path.parent.iterdir()] == ["token"]
-    assert find_token(create=True).derive("x") == token.derive("x"), "and stays"
+    assert find_token(create=True).derive("x") == token.derive("x"), "the file is reused"
 
 
 def test_learners_that_start_at_once_agree_on_one_token(home: Path) -> None:
@@ -281,7 +283,7 @@ def test_a_path_that_is_not_a_regular_file_is_refused(home: Path) -> None:
 
 def test_a_huge_file_is_not_read(home: Path) -> None:
     path = token_file(home / "huge")
-    os.truncate(path, 2**40)  # a hole
+    os.truncate(path, 2**40)  # a sparse file
     with pytest.raises(RefusedError, match="1 to 1024 printable"):
         find_token(path)
     path.write_bytes(b"\xff\xfe" * 20)
@@ -306,7 +308,7 @@ def test_an_existing_token_is_kept_without_replace(home: Path) -> None:
     assert same(find_token(path), TOKEN)
     write_token(path, replace=True)
     assert not same(find_token(path), TOKEN) and stat.S_IMODE(path.stat().st_mode) == 0o600
-    # What stands in place of a link is the token's own file: the one it pointed to is left alone.
+    # A link is replaced by a file of the token; the file that it pointed to is unchanged.
     precious, link = token_file(home / "precious"), home / "link"
     link.symlink_to(precious)
     write_token(link, replace=True)

@@ -1,4 +1,4 @@
-"""Blocks give back every bit, whatever the type and the strides; and are small."""
+"""Blocks round-trip to the bit, for all types and strides, and are small."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ R = 5
 
 
 def _one_column(codec, arrays):
-    """Views of one unroll's arrays as if of one among many."""
+    """Views of one unroll's arrays, with a batch axis of 1."""
     axis = {f.name: int(f.per_record) for f in codec.fields}
     return {name: np.expand_dims(array, axis[name]) for name, array in arrays.items()}
 
@@ -54,7 +54,7 @@ def _random(rng, shape, dtype):
     ),
     seed=st.integers(0, 1000),
 )
-def test_every_bit_of_one_column_comes_back_into_another(fields, seed):
+def test_a_column_round_trips_into_another_one_to_the_bit(fields, seed):
     rng = np.random.default_rng(seed)
     fields = [
         BlockField(f"f{i}", (R, *shape) if records else tuple(shape), dtype, records)
@@ -82,7 +82,7 @@ def test_every_bit_of_one_column_comes_back_into_another(fields, seed):
             assert _bits(array) == _bits(column(before, untouched)[name]), name
 
 
-def test_named_values_that_are_easily_lost_come_back():
+def test_special_values_round_trip():
     values = np.array([np.nan, -np.nan, np.inf, -np.inf, -0.0, 5e-324, np.finfo(np.float64).max], np.float64)
     signalling = np.array([0x7FF0000000000001], np.uint64).view(np.float64)
     codec = BlockCodec([BlockField("x", (8,), "float64", False)])
@@ -92,7 +92,7 @@ def test_named_values_that_are_easily_lost_come_back():
     assert _bits(out) == _bits(x)
 
 
-def test_strides_of_zero_and_reversed_axes_are_read_as_they_look():
+def test_arrays_with_zero_and_negative_strides():
     codec = BlockCodec([BlockField("v", (6,), "int64", True), BlockField("r", (6, 2), "float32", True)])
     source = {"v": np.broadcast_to(np.int64(7), (6,)), "r": np.arange(12, dtype=np.float32).reshape(2, 6).T[::-1]}
     out = {"v": np.zeros(6, np.int64), "r": np.zeros((2, 6), np.float32).T}
@@ -125,18 +125,18 @@ def test_blocks_of_other_fields_and_damaged_ones_are_refused():
             _decode(large, damaged, {"x": np.zeros(1000, np.float32)})
 
 
-def test_fields_must_have_names_of_their_own_and_hold_something():
-    with pytest.raises(ValueError, match="names of their own"):
+def test_fields_must_have_different_names_and_must_not_be_empty():
+    with pytest.raises(ValueError, match="must have different names"):
         BlockCodec([BlockField("x", (1,), "uint8", False)] * 2)
-    with pytest.raises(ValueError, match="holds something"):
+    with pytest.raises(ValueError, match="needs a non-empty field"):
         BlockCodec([])
 
 
-def test_a_block_takes_the_memory_of_what_it_holds():
+def test_a_block_takes_only_the_memory_of_its_content():
     codec = BlockCodec([BlockField("frames", (100, 84, 84, 1), "uint8", True)])
     frames = np.zeros((100, 84, 84, 1), np.uint8)
     frames[:, 40, 40] = np.random.default_rng(0).integers(0, 256, (100, 1))
-    _encode(codec, {"frames": frames})  # what is allocated once is
+    _encode(codec, {"frames": frames})  # one-time allocations
     tracemalloc.start()
     try:
         blocks = [_encode(codec, {"frames": frames}) for _ in range(50)]
@@ -146,7 +146,7 @@ def test_a_block_takes_the_memory_of_what_it_holds():
     assert held < 2 * sum(len(b) for b in blocks) + 50_000
 
 
-def test_still_frames_take_next_to_nothing_and_smooth_floats_less_than_raw():
+def test_constant_frames_compress_to_almost_nothing_and_smooth_floats_well():
     rng = np.random.default_rng(0)
     frames = BlockCodec([BlockField("frames", (81, 84, 84, 1), "uint8", True)])
     still = np.repeat(rng.integers(0, 256, (1, 84, 84, 1), np.uint8), 81, 0)

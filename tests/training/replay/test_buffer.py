@@ -1,4 +1,4 @@
-"""The replay: who is drawn how often, what is kept, who waits for whom."""
+"""The replay: sampling frequencies, eviction, and waiting between training and insertion."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _replay(batch=2, seed=7, codec=CODEC, **config):
 
 
 def _columns(start, count):
-    """Unrolls that hold their own number everywhere, so that a misplaced value shows."""
+    """Unrolls filled with their own number, so that a misplaced value shows."""
     number = np.arange(start, start + count)
     x = np.broadcast_to(number[None, :, None], (R, count, 2)).astype(np.float32)
     return CODEC.pack({"x": x, "s": np.repeat(number[:, None], 4, axis=1)})
@@ -114,7 +114,7 @@ def test_a_batch_holds_the_unrolls_its_serials_name_aligned_and_contiguous():
         np.testing.assert_array_equal(sample.arrays["x"], expected)
 
 
-def test_the_same_seed_draws_the_same_and_another_draws_otherwise():
+def test_draws_depend_only_on_the_seed():
     def serials(seed):
         replay = _replay(batch=8, seed=seed)
         _fill(replay, np.ones(100))
@@ -127,7 +127,7 @@ def test_the_same_seed_draws_the_same_and_another_draws_otherwise():
 # ---------------------------------------------------------------------------------------------- eviction
 
 
-def test_the_oldest_go_first_when_the_unrolls_allowed_are_in():
+def test_the_oldest_rows_are_evicted_at_the_capacity_in_unrolls():
     replay = _replay(batch=64, capacity=6)
     for start in range(0, 40, 4):
         _fill(replay, np.ones(4))
@@ -160,7 +160,7 @@ def _noise(count, seed=0):
     return NOISE.pack({"noise": np.random.default_rng(seed).integers(0, 256, (R, count, 4000), np.uint8)})
 
 
-def test_the_oldest_go_first_when_the_bytes_allowed_are_full():
+def test_the_oldest_rows_are_evicted_at_the_capacity_in_bytes():
     replay = _replay(codec=NOISE, capacity_gb=100_000e-9)
     for seed in range(5):
         replay.insert(_noise(5, seed), np.ones(5))
@@ -171,7 +171,7 @@ def test_the_oldest_go_first_when_the_bytes_allowed_are_full():
     assert snapshot.oldest == 17 and sum(len(b) for b in snapshot.blocks) == replay.nbytes
 
 
-def test_bytes_too_few_for_the_minimum_size_are_an_error_that_says_what_to_do():
+def test_too_few_bytes_for_the_minimum_size_are_an_error_with_advice():
     replay = _replay(codec=NOISE, capacity_gb=100_000e-9, min_size=20, capacity=50)
     with pytest.raises(UsageError) as caught:
         replay.insert(_noise(25), np.ones(25))
@@ -197,14 +197,14 @@ def test_a_late_priority_does_not_reach_the_row_in_the_same_place():
     assert replay.snapshot().priorities.tolist() == snapshot.priorities.tolist()
 
 
-def test_the_last_of_two_priorities_of_a_row_stands():
+def test_the_last_of_two_priorities_of_a_row_counts():
     replay = _replay()
     _fill(replay, [1, 1])
     replay.update(np.array([1, 0, 1]), np.array([4.0, 5.0, 6.0], np.float32))
     assert replay.snapshot().priorities.tolist() == [5, 6]
 
 
-# ---------------------------------------------------------------------------------------------- what is dropped
+# ---------------------------------------------------------------------------------------------- dropped rows
 
 
 def test_non_finite_unrolls_are_dropped_counted_and_logged(caplog):
@@ -408,7 +408,7 @@ def test_closing_wakes_both_sides():
     assert waiting.snapshot().next == 8  # a last checkpoint can still be made
 
 
-def test_three_threads_never_see_a_row_that_is_not_what_its_serial_says():
+def test_three_threads_see_only_rows_that_match_their_serials():
     replay = _replay(batch=16, capacity=30, ratio=4.0, min_size=10, window=0)
     wrong: list[str] = []
 
@@ -480,7 +480,7 @@ def test_a_replay_restored_under_another_ratio_continues_at_that_ratio(ratio, mi
     saved = before.snapshot()
     replay = _replay(batch=4, ratio=ratio, min_size=min_size, window=8)
     replay.restore(saved, saved.blocks)
-    assert (replay.inserted, replay.sampled) == (20, 20), "what has been counted stands"
+    assert (replay.inserted, replay.sampled) == (20, 20), "counters are kept"
     inserted = sampled = 0
     for _ in range(200):
         inserted += replay.insert(_columns(replay.inserted, 1), np.ones(1), wait=False)

@@ -1,4 +1,4 @@
-"""A replay on disk: everything comes back, only new rows are written, no damage passes."""
+"""A replay on disk: it is restored completely, only new rows are written, and damage is detected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _insert(replay, count):
 
 
 def _train(replay, batches):
-    """Draw and update, deterministically; what was drawn."""
+    """Draw and update deterministically; returns the draws."""
     drawn = []
     for _ in range(batches):
         sample = replay.sample(wait=False)
@@ -83,8 +83,8 @@ def test_a_restored_replay_continues_exactly_like_the_saved_one(tmp_path, insert
     _assert_same(replay, restored)
 
 
-def test_draws_are_the_same_where_the_replay_had_once_been_larger(tmp_path):
-    # Rows become larger, so that fewer fit: the ring keeps the places it grew to.
+def test_draws_are_the_same_if_the_replay_was_larger_before(tmp_path):
+    # Rows become larger, so that fewer fit, but the ring keeps its size.
     def make():
         return _replay(batch=16, capacity=5000, capacity_gb=60_000e-9, min_size=1)
 
@@ -132,7 +132,7 @@ def test_a_second_checkpoint_writes_one_segment_with_only_the_new_rows(tmp_path)
     assert json.loads(json.dumps(third)) == third
 
 
-def test_segments_of_rows_that_are_gone_leave_the_manifest(tmp_path):
+def test_segments_of_evicted_rows_leave_the_manifest(tmp_path):
     replay, store = _replay(), _store(tmp_path)
     for _ in range(6):
         _insert(replay, 15)
@@ -262,18 +262,18 @@ def _refused(tmp_path, checkpoint, codec=CODEC):
         _store(tmp_path, codec).restore(checkpoint, replay)
     message = str(caught.value)
     assert "--set replay.save=false" in message and "\n" not in message
-    assert replay.size == 0 and replay.inserted == 0, "nothing is taken over from a damaged replay"
+    assert replay.size == 0 and replay.inserted == 0, "nothing is restored from a damaged replay"
     return message
 
 
-def test_a_segment_cut_short_is_named(tmp_path, saved):
+def test_a_truncated_segment_is_named(tmp_path, saved):
     segment = tmp_path / "replay" / _segments(tmp_path)[1]
     os.truncate(segment, segment.stat().st_size - 1)
     message = _refused(tmp_path, saved)
     assert segment.name in message and "cut short" in message
 
 
-def test_a_flipped_bit_is_found(tmp_path, saved):
+def test_a_flipped_bit_is_detected(tmp_path, saved):
     segment = tmp_path / "replay" / _segments(tmp_path)[0]
     content = bytearray(segment.read_bytes())
     content[-20] ^= 1
@@ -294,7 +294,7 @@ def test_unrolls_of_other_shapes_are_refused(tmp_path, saved):
     assert MANIFEST in message and "other shapes" in message
 
 
-def test_a_segment_of_another_run_is_refused_even_where_the_manifest_agrees(tmp_path, saved):
+def test_a_segment_of_another_run_is_refused_even_if_the_manifest_agrees(tmp_path, saved):
     manifest = json.loads((saved / MANIFEST).read_text())
     manifest["signature"] = OTHER.signature
     (saved / MANIFEST).write_text(json.dumps(manifest))
@@ -302,7 +302,7 @@ def test_a_segment_of_another_run_is_refused_even_where_the_manifest_agrees(tmp_
     assert ".seg" in message and "other shapes" in message
 
 
-def test_segments_in_each_others_place_are_refused(tmp_path, saved):
+def test_swapped_segments_are_refused(tmp_path, saved):
     manifest = json.loads((saved / MANIFEST).read_text())
     one, two = manifest["segments"]
     for key in ("name", "bytes", "blake2b"):
@@ -327,7 +327,7 @@ def test_segments_in_each_others_place_are_refused(tmp_path, saved):
         {"segments": [{"name": "../x"}]},
     ],
 )
-def test_a_manifest_that_contradicts_itself_is_refused(tmp_path, saved, change):
+def test_a_contradictory_manifest_is_refused(tmp_path, saved, change):
     manifest = json.loads((saved / MANIFEST).read_text())
     (saved / MANIFEST).write_text(json.dumps({**manifest, **change}))
     _refused(tmp_path, saved)
@@ -341,7 +341,7 @@ def test_a_segment_is_never_read_from_outside_its_folder(tmp_path, saved):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff"])
-def test_a_manifest_that_is_no_manifest_is_refused(tmp_path, saved, content):
+def test_an_invalid_manifest_is_refused(tmp_path, saved, content):
     (saved / MANIFEST).write_bytes(content)
     assert MANIFEST in _refused(tmp_path, saved)
 
@@ -372,7 +372,7 @@ def test_leftovers_of_a_killed_learner_are_ignored(tmp_path, saved):
     _assert_same(replay, restored)
 
 
-def test_a_segment_that_cannot_be_written_leaves_the_store_as_it_was(tmp_path, monkeypatch):
+def test_a_segment_that_cannot_be_written_leaves_the_store_unchanged(tmp_path, monkeypatch):
     replay, store = _replay(), _store(tmp_path)
     _insert(replay, 10)
     store.write(replay.snapshot())

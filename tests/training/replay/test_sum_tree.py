@@ -1,4 +1,4 @@
-"""The sum tree against plain float64 arrays."""
+"""The sum tree, compared with plain float64 arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VALUES = st.floats(0, 1e6, allow_subnormal=True)
     size=st.integers(1, 70),
     writes=st.lists(st.lists(st.tuples(st.integers(0, 10**6), VALUES), max_size=20), max_size=10),
 )
-def test_it_holds_what_a_plain_array_holds(size, writes):
+def test_leaves_equal_those_of_a_plain_array(size, writes):
     tree = SumTree(size)
     assert tree.size >= size and tree.size & (tree.size - 1) == 0
     plain = np.zeros(tree.size)
@@ -27,13 +27,13 @@ def test_it_holds_what_a_plain_array_holds(size, writes):
         indices = np.array([i % size for i, _ in write], np.int64)
         values = np.array([v for _, v in write], np.float64)
         tree.set(indices, values)
-        for i, v in zip(indices, values, strict=True):  # the last of duplicates stands
+        for i, v in zip(indices, values, strict=True):  # the last of duplicates counts
             plain[i] = v
     np.testing.assert_array_equal(tree.get(np.arange(tree.size)), plain)
     np.testing.assert_allclose(tree.total, plain.sum(), rtol=1e-14)
 
 
-def test_a_hundred_thousand_updates_leave_no_drift():
+def test_no_drift_after_a_hundred_thousand_updates():
     rng = np.random.default_rng(5)
     tree = SumTree(1000)
     plain = np.zeros(tree.size)
@@ -51,7 +51,7 @@ def test_a_hundred_thousand_updates_leave_no_drift():
     assert tree.total == 0
 
 
-def test_strata_fall_where_the_cumulative_sum_says():
+def test_strata_agree_with_the_cumulative_sum():
     values = np.array([1, 0, 3, 4, 0, 0, 2, 6], np.float64)
     tree = SumTree(8)
     tree.set(np.arange(8), values)
@@ -80,13 +80,13 @@ def test_a_leaf_of_zero_is_never_drawn(values, seed):
 
 
 class _AlmostOne:
-    """A generator that only draws the largest double below 1."""
+    """A generator that always draws the largest double below 1."""
 
     def random(self, n):
         return np.full(n, np.nextafter(1.0, 0.0))
 
 
-def test_rounding_at_the_end_of_the_total_does_not_run_into_empty_leaves():
+def test_rounding_at_the_end_of_the_total_does_not_reach_empty_leaves():
     tree = SumTree(16)
     tree.set(np.arange(7), np.full(7, 0.1))
     for n in (1, 3, 10, 49):  # the last point rounds to the total itself, or beyond it
@@ -94,7 +94,7 @@ def test_rounding_at_the_end_of_the_total_does_not_run_into_empty_leaves():
 
 
 @pytest.mark.parametrize("value", [-1e-9, float("nan"), float("inf")])
-def test_impossible_values_are_refused_and_change_nothing(value):
+def test_invalid_values_are_refused_and_change_nothing(value):
     tree = SumTree(4)
     tree.set(np.arange(4), np.ones(4))
     with pytest.raises(ValueError, match="finite"):
@@ -104,7 +104,7 @@ def test_impossible_values_are_refused_and_change_nothing(value):
     assert tree.total == 4
 
 
-def test_a_million_leaves_are_quick():
+def test_a_million_leaves_are_fast():
     rng = np.random.default_rng(0)
     tree = SumTree(10**6)
     tree.set(np.arange(10**6), rng.random(10**6))
