@@ -28,7 +28,7 @@ class _Errors(NamedTuple):
 
 
 class R2D2Agent:
-    """An `agents.base.ReplayAgent`: ε-greedy actions, n-step double Q-learning.
+    """An agent with `agents.base.InitialPriorities`: ε-greedy actions, n-step double Q-learning.
 
     With `agent.value_rescaling` Q values are rescaled by h(x) (`q_targets.rescale`).
 

@@ -14,7 +14,7 @@ from seedcli.inference.arena import UnrollBuffer
 from seedcli.specs import EnvSpec, map_arrays
 from seedcli.training.batches import TrainingBatch
 from seedcli.training.replay.blocks import BlockField
-from seedcli.training.replay.buffer import Sample
+from seedcli.training.replay.data import Sample
 
 # What an unroll of images takes in a replay at most, against its raw frames; games measured: docs/performance.md.
 _IMAGE_RATIO = 1 / 8
