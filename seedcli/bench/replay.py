@@ -118,14 +118,14 @@ def _measure_game(config: Config, game: str, unrolls: int) -> tuple[dict[str, An
     played = _Game(config, game, unrolls)
     codec = BlockCodec(played.fields)
     count = len(played.starts) * _ENVS
-    section = ReplayConfig(capacity=count, min_size=1, ratio=1.0, window=1e12)
+    section = ReplayConfig(capacity=count, min_size=1, ratio=1.0, window=1e12, storage="compressed")
     replay = Replay(codec, section, config.training.batch_size, 1)
     groups = [played.arrays(start) for start in played.starts]
     priorities = np.ones(_ENVS, np.float32)
     raw = count * codec.raw_bytes
     begun = time.process_time()
     for arrays in groups:
-        replay.insert(codec.pack(arrays), priorities)
+        replay.insert(replay.pack(arrays), priorities)
     inserting = time.process_time() - begun
     sink = np.empty(groups[0]["observation"].shape, np.uint8)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 
@@ -137,6 +138,40 @@ def test_the_same_seed_draws_the_same_and_another_draws_otherwise():
 
     np.testing.assert_array_equal(serials(1), serials(1))
     assert not np.array_equal(serials(1), serials(2))
+
+
+def test_the_draws_of_a_seed_are_those_of_earlier_versions():
+    """Through growth, eviction, new priorities and dropped unrolls; recorded before there were plain unrolls."""
+    replay = _replay(batch=16, seed=5, capacity=1500, min_size=64, ratio=2.0, window=0)
+    rng = np.random.default_rng(9)
+    digest, batches, last = hashlib.blake2b(digest_size=16), 0, None
+    for _ in range(400):
+        unrolls, priorities, start = _columns(replay, replay.inserted, 8), rng.random(8), 0
+        while start < 8:
+            start = replay.insert(unrolls, priorities, start=start, wait=False)
+            while (sample := replay.sample(wait=False)) is not None:
+                digest.update(sample.serials.tobytes())
+                last, batches = sample.serials.tolist(), batches + 1
+                new = rng.random(16) * 3
+                new[rng.random(16) < 0.01] = np.nan
+                replay.update(sample.serials, new)
+    assert (batches, replay.inserted, replay.dropped) == (394, 3200, 39)
+    assert last == [2131, 2150, 2329, 2354, 2478, 2531, 2680, 2708, 2853, 2923, 3014, 3112, 1750, 1831, 1947, 2041]
+    assert digest.hexdigest() == "2c5eb2696d3928822bc89dccbaa0bd3c"
+
+
+def test_new_unrolls_without_a_priority_get_the_highest_so_far():
+    replay = _replay(batch=8, capacity=6)
+    assert replay.insert(_columns(replay, 0, 2), wait=False) == 2
+    assert replay.snapshot().priorities.tolist() == [1, 1]
+    replay.update(np.array([0, 1]), np.array([0.25, 0.5]))
+    replay.insert(_columns(replay, 2, 1), wait=False)
+    replay.update(np.array([0]), np.array([7.0]))
+    replay.update(np.array([0]), np.array([2.0]))
+    replay.insert(_columns(replay, 3, 2), keep=np.array([False, True]), wait=False)
+    assert replay.snapshot().priorities.tolist() == [2, 0.5, 1, 7] and replay.dropped == 1
+    replay.insert(_columns(replay, 4, 6), wait=False)  # the row that had it is gone
+    assert replay.snapshot().priorities.tolist() == [7] * 6 and replay.snapshot().highest == 7
 
 
 # ---------------------------------------------------------------------------------------------- eviction

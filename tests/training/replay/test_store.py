@@ -117,6 +117,60 @@ def test_draws_are_the_same_where_the_replay_had_once_been_larger(tmp_path):
         np.testing.assert_array_equal(mine[0], theirs[0])
 
 
+def test_the_highest_priority_outlives_its_unroll(tmp_path):
+    replay = _replay()
+    _insert(replay, 40)
+    replay.update(np.array([3]), np.array([50.0]))
+    _insert(replay, 40)
+    checkpoint = _checkpoint(tmp_path, _store(tmp_path), replay)
+    restored = _replay()
+    _store(tmp_path).restore(checkpoint, restored)
+    arrays = {"x": np.zeros((R, 1, 100), np.uint8), "s": np.zeros((1, 4), np.float32)}
+    restored.insert(restored.pack(arrays))
+    assert restored.snapshot().priorities[-1] == 50
+    # A manifest of an earlier version does not say it.
+    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    del manifest["highest_priority"], manifest["prioritized"]
+    (checkpoint / MANIFEST).write_text(json.dumps(manifest))
+    earlier = _replay()
+    _store(tmp_path).restore(checkpoint, earlier)
+    np.testing.assert_array_equal(earlier.snapshot().priorities, replay.snapshot().priorities)
+
+
+def test_a_replay_can_be_restored_into_the_other_storage(tmp_path, storage):
+    replay, store = _replay(), _store(tmp_path)
+    _insert(replay, 60)
+    store.write(replay.snapshot())
+    _insert(replay, 7)
+    checkpoint = _checkpoint(tmp_path, store, replay)
+    other, store = _replay(storage="compressed" if storage == "plain" else "plain"), _store(tmp_path)
+    store.restore(checkpoint, other)
+    assert _blocks(other.snapshot()) == _blocks(replay.snapshot()) and other.nbytes != replay.nbytes
+    for mine, theirs in zip(_train(replay, 5), _train(other, 5), strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            np.testing.assert_array_equal(a, b)
+    _insert(other, 5)
+    assert [(s["first"], s["last"]) for s in store.write(other.snapshot())["segments"]] == [
+        (20, 59),
+        (60, 66),
+        (67, 71),
+    ]
+
+
+def test_priorities_appear_and_vanish_with_the_way_of_sampling(tmp_path):
+    prioritized = _replay()
+    _insert(prioritized, 20)
+    checkpoint = _checkpoint(tmp_path, _store(tmp_path), prioritized)
+    uniform, store = _replay(sampling="uniform"), _store(tmp_path)
+    store.restore(checkpoint, uniform)
+    assert uniform.size == 20 and (uniform.sample(wait=False).weights == 1).all()
+    checkpoint = _checkpoint(tmp_path, store, uniform, "uniform")
+    assert not (checkpoint / PRIORITIES).exists()
+    again = _replay()
+    _store(tmp_path).restore(checkpoint, again)
+    assert again.snapshot().priorities.tolist() == [1.0] * 20 and again.sampled == 8
+
+
 def test_an_empty_replay_is_saved_and_restored(tmp_path):
     checkpoint = _checkpoint(tmp_path, _store(tmp_path), _replay())
     restored = _replay()
@@ -342,6 +396,8 @@ def test_segments_in_each_others_place_are_refused(tmp_path, saved):
         {"rng": {"bit_generator": "MT19937"}},
         {"rng": None},
         {"format": 99},
+        {"highest_priority": 0.5},
+        {"highest_priority": "high"},
         {"segments": [{"name": "../x"}]},
     ],
 )
