@@ -99,11 +99,11 @@ def test_a_snapshot_that_is_gone_costs_insertion_nothing(monkeypatch):
     _put(storage, range(4, 8))
 
 
-def test_snapshots_are_consistent_while_another_thread_inserts():
+def test_snapshots_are_consistent_while_another_thread_inserts(monkeypatch):
     replay = Replay(
         CODEC, ReplayConfig(capacity=300, min_size=1, window=1e12, storage="plain", sampling="uniform"), 8, 1
     )
-    CODEC.chunk = 16  # so that a snapshot is read in many steps
+    monkeypatch.setattr(CODEC, "chunk", 16)  # so that a snapshot is read in many steps
     ended = threading.Event()
 
     def insert():
