@@ -28,7 +28,7 @@ from seedcli.training.replay.blocks import BlockCodec
 from seedcli.training.replay.buffer import Replay
 from seedcli.training.replay.data import Packed
 from seedcli.training.replay.requirements import check_replay
-from seedcli.training.replay.storage import is_plain, max_rows
+from seedcli.training.replay.storage import is_plain
 from seedcli.training.replay.store import DamagedReplayError, ReplayStore
 from seedcli.training.replay.unrolls import expected_bytes, stored_arrays, to_unrolls, unroll_fields
 
@@ -166,10 +166,8 @@ class ReplaySource:
         self._batch_bytes = batch_size * sum(
             field.nbytes // field.shape[0] * records if field.per_record else field.nbytes for field in fields
         )
-        if plain:
-            self._check_memory(codec.raw_bytes * max_rows(codec, config.replay), "")
-        else:
-            self._check_memory(expected_bytes(fields) * config.replay.capacity, "about ")
+        expected = (codec.raw_bytes, "") if plain else (expected_bytes(fields), "about ")
+        self._check_memory(expected[0] * config.replay.capacity, expected[1])
         self._projected = plain
         self.replay = Replay(codec, config.replay, batch_size, config.run.seed, algorithm.sample_length)
         self._store = ReplayStore(folder, codec.signature)

@@ -24,6 +24,7 @@ from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from seedcli.training import sources
 from seedcli.training.replay.unrolls import expected_bytes, unroll_fields
 from seedcli.training.sources import QueueSource, ReplaySource, create_source
+from seedcli.training.trainer import Trainer
 from tests.training.helpers import LIMIT, SPEC, B, K, T, resolved
 
 E = 2
@@ -423,10 +424,15 @@ def test_short_columns_are_consecutive_records_of_what_was_played(rig: Callable[
                 starts.add(start)
             transitions += B * length
             batches += 1
+            last = batch
             it.source.trained(batch, None)
     assert starts == set(range(T + 1 - length)) and batches > 20
     beyond = T * (it.replay.inserted - 8)
     assert abs(beyond - transitions) <= 3 * B * length + T, "replay.ratio = 1 is that of transitions"
+    trainer = Trainer(it.agent, it.config.training, 10**6)
+    result = trainer.update(last, 0)
+    assert result.applied and result.priorities is not None and result.priorities.shape == (B,)
+    assert trainer.trained_steps == np.count_nonzero(last.counted[:-1]) <= B * length
 
 
 OF_LENGTH = "which must be at least 1 and at most training.unroll_length = 3"

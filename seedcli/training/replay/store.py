@@ -173,7 +173,7 @@ class ReplayStore:
     def restore(self, checkpoint: Path, replay: Replay) -> bool:
         """Restore an unused replay from a checkpoint: contents, counters, priorities, random state.
 
-        All files are verified first; then rows are read one at a time, so that memory holds them once. A replay of
+        All files are verified first; then rows are read a few at a time, so that memory holds them once. A replay of
         smaller capacity keeps the newest rows that fit.
 
         Returns:
