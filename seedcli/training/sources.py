@@ -146,7 +146,7 @@ class ReplaySource:
         place: copies a batch to its devices.
 
     Raises:
-        UsageError: the machine has too little memory, or see `check_replay`.
+        UsageError: the machine has too little memory, or `replay.capacity_gb` is too small for `replay.min_size`.
     """
 
     def __init__(self, agent: Agent, spec: EnvSpec, config: Config, arena: Arena, folder: Path, place: Place) -> None:

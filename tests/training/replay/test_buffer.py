@@ -324,6 +324,22 @@ def test_the_limiter_allows_what_keeps_the_difference_in_its_window():
     assert limiter.can_insert(10, 0, 8) and not limiter.can_insert(10, 0, 9)
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    ratio=st.one_of(st.floats(0.01, 20), st.sampled_from([0.1, 0.75, 1 / 3, 1.0, 1e-300])),
+    window=st.one_of(st.floats(0.5, 100), st.just(1e12)),
+    inserted=st.integers(0, 60),
+    sampled=st.floats(0, 400),
+    most=st.integers(0, 40),
+)
+def test_the_limiter_counts_what_may_be_inserted_at_once(ratio, window, inserted, sampled, most):
+    limiter = RateLimiter(ratio, 20, window)
+    one_by_one = 0
+    while one_by_one < most and limiter.can_insert(inserted + one_by_one, sampled):
+        one_by_one += 1
+    assert limiter.insertable(inserted, sampled, most) == one_by_one
+
+
 def test_an_automatic_window_is_two_batches_and_a_step():
     assert RateLimiter.from_config(ReplayConfig(ratio=0.75), 64).window == 2 * 64 + 0.75
     with pytest.raises(ValueError, match=r"at least 32\.375"):
