@@ -75,6 +75,8 @@ class AlgorithmSpec:
         samples_actions: True: actions are sampled from the learned policy (V-trace), so the greedy policy is a
             different one and may perform much worse; False: exploration is added to a greedy policy (R2D2's ε).
         symptoms: signs of training problems, the most specific first; of several at once the first is reported.
+        sample_length: n, transitions of a training column, which a replay draws at a random place of a stored unroll;
+            None: whole unrolls. Requires K = 0 and an agent without state, and with n < T uniform draws.
     """
 
     name: str
@@ -85,11 +87,22 @@ class AlgorithmSpec:
     roles: tuple[Role, ...] = ("training",)
     samples_actions: bool = True
     symptoms: tuple[Symptom, ...] = ()
+    sample_length: int | None = None
 
     @property
     def records(self) -> int:
         """K + T + 1, records of an unroll."""
         return self.burn_in + self.unroll_length + 1
+
+    @property
+    def batch_length(self) -> int:
+        """Transitions of a training column: n, or T for whole unrolls."""
+        return self.unroll_length if self.sample_length is None else self.sample_length
+
+    @property
+    def batch_records(self) -> int:
+        """Records of a training column: n + 1, or K + T + 1 for whole unrolls."""
+        return self.burn_in + self.batch_length + 1
 
 
 class ActInputs(NamedTuple):
@@ -153,7 +166,7 @@ class LossOutputs(NamedTuple):
 
     Attributes:
         loss: scalar float32, the sum over the batch divided by the fixed T·B.
-        priorities: [B] float32, at least 0, new priorities of replayed unrolls; None for a queue.
+        priorities: [B] float32, at least 0, new priorities of replayed unrolls; None without prioritized draws.
         metrics: name → scalar float32, for telemetry.
     """
 
@@ -227,8 +240,8 @@ class Agent(Protocol):
 
 
 @runtime_checkable
-class ReplayAgent(Agent, Protocol):
-    """An agent whose `algorithm.source` is "replay": its losses return priorities."""
+class InitialPriorities(Protocol):
+    """What an agent with prioritized draws may have besides; else a new unroll gets the highest priority so far."""
 
     def initial_priorities(self, unrolls: UnrollBatch) -> tf.Tensor:
         """Priorities [B] float32 of new unrolls, from the recorded fields; no network is evaluated.

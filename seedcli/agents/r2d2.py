@@ -29,7 +29,7 @@ class _Errors(NamedTuple):
 
 
 class R2D2Agent:
-    """An `agents.base.ReplayAgent`: ε-greedy actions, n-step double Q-learning.
+    """An agent with `agents.base.InitialPriorities`: ε-greedy actions, n-step double Q-learning.
 
     With `agent.value_rescaling` Q values are rescaled by h(x) (`q_targets.rescale`).
 
@@ -138,14 +138,14 @@ class R2D2Agent:
         """
         algorithm = self.algorithm
         burn_in = algorithm.burn_in
-        unrolls = unrolls._replace(reward=tf.ensure_shape(unrolls.reward, [algorithm.records, None]))
+        unrolls = unrolls._replace(reward=tf.ensure_shape(unrolls.reward, [algorithm.batch_records, None]))
         q = evaluate(self.network, unrolls, burn_in)
         target_q = tf.stop_gradient(evaluate(self.target_network, unrolls, burn_in))
         best_q = self._of_action(target_q, tf.argmax(q, axis=-1, output_type=tf.int32))
         q_tm1 = self._of_action(q[:-1], unrolls.action[burn_in:-1])
         errors = self._errors(unrolls.reward, unrolls.terminated, unrolls.truncated, q_tm1, best_q)
         each = 0.5 * tf.square(errors.td_error_tm1)
-        loss = tf.reduce_sum(each * unrolls.weights) / (algorithm.unroll_length * self._batch_size)
+        loss = tf.reduce_sum(each * unrolls.weights) / (algorithm.batch_length * self._batch_size)
 
         size = tf.abs(errors.td_error_tm1)
         priorities = q_targets.priorities(size, errors.mask_tm1, self._config.priority_max_weight)

@@ -212,7 +212,7 @@ def run_bench_training(resolved: Resolved, *, seconds: float, json_output: bool)
 
 
 def run_bench_replay(*, games: Sequence[str], unrolls: int, preset: str, json_output: bool) -> int:
-    """`seed bench replay`: memory, packing, sampling and the sum tree, on frames of real games.
+    """`seed bench replay`: memory, packing, sampling and the sum tree, on frames of real games and on small records.
 
     Args:
         games: Atari games in snake_case.
@@ -239,11 +239,16 @@ def run_bench_replay(*, games: Sequence[str], unrolls: int, preset: str, json_ou
             f"{game['insert_mb_per_second']:,.0f}", f"{game['decode_mb_per_second']:,.0f}",
             f"{game['copy_mb_per_second']:,.0f}",
         )  # fmt: skip
-    step, tree = figures["sampling"], figures["tree"]
+    step, tree, small = figures["sampling"], figures["tree"], figures["transitions"]
     notes = (
         f"a batch of {step['batch_size']} x {step['records']} records: sampled in {1e3 * step['sample_seconds']:.0f} "
         f"ms, trained on in {1e3 * step['training_step_seconds']:.0f} ms: {step['ratio']:.3f} of it",
         f"sum tree of {tree['entries']:,} entries, {tree['batch_size']} at once: sample {tree['sample_us']:.0f} µs, "
         f"update {tree['update_us']:.0f} µs; a draw without a tree {tree['bare_sample_us']:,.0f} µs",
+        f"{small['transitions']:,} transitions of {small['environment']} in plain unrolls of {small['unroll_length']}: "
+        f"{small['resident_mb']:.1f} MB, {small['memory_ratio']:.2f} times their records",
+        f"{small['batch_size']} of them drawn in {small['sample_us']:.0f} µs, a bare index takes "
+        f"{small['bare_sample_us']:.0f} µs; unrolls of {small['envs']} environments inserted in "
+        f"{small['insert_us']:.0f} µs, a bare copy takes {small['bare_insert_us']:.0f} µs",
     )
     return show(result, json_output, [shown], notes)

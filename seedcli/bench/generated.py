@@ -47,9 +47,9 @@ def random_observation(spec: EnvSpec, shape: Sequence[int]) -> Any:
 
 
 def random_unrolls(agent: Agent, spec: EnvSpec, columns: int) -> UnrollBatch:
-    """A training batch of `columns` unrolls, in arrays of the host: random observations and actions, no rewards."""
+    """A training batch of `columns` columns, in arrays of the host: random observations and actions, no rewards."""
     algorithm = agent.algorithm
-    shape = [algorithm.records, columns]
+    shape = [algorithm.batch_records, columns]
     return UnrollBatch(
         observation=random_observation(spec, shape),
         reward=np.zeros(shape, np.float32),

@@ -1,4 +1,4 @@
-"""`seed bench replay`: memory, insertion and sampling rates of a replay with unrolls of real games.
+"""`seed bench replay`: memory, insertion and sampling rates of a replay with packed unrolls of real games.
 
 Each figure stands beside something bare of the same run: memory beside the raw frames, packing and unpacking beside a
 plain copy of the same bytes, a batch beside the training step it is for, the sum tree beside a draw without one.
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seedcli.agents.registry import create_agent
+from seedcli.bench.transitions import measure_transitions
 from seedcli.config.schema import Config
 from seedcli.config.sections import EnvironmentConfig, ReplayConfig
 from seedcli.config.sources import load_config
@@ -118,14 +119,14 @@ def _measure_game(config: Config, game: str, unrolls: int) -> tuple[dict[str, An
     played = _Game(config, game, unrolls)
     codec = BlockCodec(played.fields)
     count = len(played.starts) * _ENVS
-    section = ReplayConfig(capacity=count, min_size=1, ratio=1.0, window=1e12)
+    section = ReplayConfig(capacity=count, min_size=1, ratio=1.0, window=1e12, storage="compressed")
     replay = Replay(codec, section, config.training.batch_size, 1)
     groups = [played.arrays(start) for start in played.starts]
     priorities = np.ones(_ENVS, np.float32)
     raw = count * codec.raw_bytes
     begun = time.process_time()
     for arrays in groups:
-        replay.insert(codec.pack(arrays), priorities)
+        replay.insert(replay.pack(arrays), priorities)
     inserting = time.process_time() - begun
     sink = np.empty(groups[0]["observation"].shape, np.uint8)
 
@@ -217,7 +218,7 @@ def measure_replay(games: Sequence[str], unrolls: int, preset: str, say: Callabl
         say: called with a progress line.
 
     Returns:
-        "games", one entry each; "sampling" against a training step; "tree".
+        "games", one entry each; "sampling" against a training step; "tree"; "transitions" of small records.
 
     Raises:
         UsageError: there is no such game.
@@ -231,4 +232,6 @@ def measure_replay(games: Sequence[str], unrolls: int, preset: str, say: Callabl
     say(f"one training step of {preset}, {config.training.batch_size} unrolls")
     step = _measure_step(config, played, replay)
     say(f"sum tree of {_TREE_ENTRIES:,} entries")
-    return {"games": figures, "sampling": step, "tree": _measure_tree(config.training.batch_size)}
+    tree = _measure_tree(config.training.batch_size)
+    say("a million transitions of small records")
+    return {"games": figures, "sampling": step, "tree": tree, "transitions": measure_transitions()}

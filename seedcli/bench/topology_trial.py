@@ -232,7 +232,7 @@ def try_plan(config: Config, spec: EnvSpec, plan: Plan, seconds: float) -> Trial
     unrolls = random_unrolls(agent, spec, config.training.batch_size)
     trainings = config.replay.ratio if agent.algorithm.source == "replay" else 1.0
     actors, prefetch = _Actors(policy, spec, rows), _Prefetch(devices, unrolls)
-    batch_steps = agent.algorithm.unroll_length * config.training.batch_size
+    batch_steps = agent.algorithm.batch_length * config.training.batch_size
     balance = _Balance(batch_steps / trainings, actors.rows)
     threads = [
         _thread("inference", balance, lambda: balance.acted(actors.act())),

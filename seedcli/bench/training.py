@@ -83,7 +83,7 @@ def _training_turn(agent: Agent, config: Config, spec: EnvSpec) -> Turn:
     def turn() -> int:
         for _ in range(config.training.reuse):
             call(unrolls).numpy()
-        return algorithm.unroll_length * columns
+        return algorithm.batch_length * columns
 
     return turn
 
@@ -213,7 +213,7 @@ def measure_training(resolved: Resolved, seconds: float, say: Callable[[str], No
     what = {
         "environment": f"{library(config.environment)}, {total} environments in {min(2, total)} groups, random actions",
         "inference": f"the traced network, batches of {batch_size}",
-        "training": f"a traced update, {agent.algorithm.unroll_length} x {config.training.batch_size} steps",
+        "training": f"a traced update, {agent.algorithm.batch_length} x {config.training.batch_size} steps",
     }
     parts = {
         name: {"steps_per_second": float(np.mean(values)), "halves": values, "what": what[name]}

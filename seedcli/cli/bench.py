@@ -125,7 +125,7 @@ def bench_replay(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Replay of real frames: memory against raw frames, packing, sampling against training, the sum tree."""
+    """Replay of real frames and of small records: memory, packing, sampling against training, the sum tree."""
     from seedcli.config.sources import load_config
 
     load_config(preset)  # so that errors appear before TensorFlow loads

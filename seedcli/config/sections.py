@@ -143,13 +143,19 @@ class ReplayConfig(Section):
     capacity: PositiveInt = Field(100_000, description="maximum number of unrolls; the oldest are removed first")
     capacity_gb: NonNegative = Field(0.0, description="maximum size in gigabytes (10⁹ bytes); 0: no limit")
     min_size: PositiveInt = Field(5_000, description="unrolls required before training starts")
-    ratio: Positive = Field(0.75, description="average number of times each unroll is trained on")
+    ratio: Positive = Field(0.75, description="average number of times each transition is trained on")
     window: NonNegative = Field(
         0.0, description="unrolls by which training may deviate from the ratio in either direction; 0: two batches"
     )
-    priority_exponent: NonNegative = Field(0.9, description="sampling probability ∝ priority to this power")
+    sampling: Literal["prioritized", "uniform"] = Field(
+        "prioritized", description="draw unrolls by their priorities, or each transition with the same probability"
+    )
+    priority_exponent: NonNegative = Field(0.9, description="prioritized: probability ∝ priority to this power")
     importance_exponent: Fraction = Field(
-        0.6, description="importance weight ∝ probability to the negative of this power"
+        0.6, description="prioritized: importance weight ∝ probability to the negative of this power"
+    )
+    storage: Literal["auto", "plain", "compressed"] = Field(
+        "auto", description="unrolls in memory; auto: plain where a record is small (at most 4 KiB)"
     )
     save: bool = Field(False, description="save the replay in checkpoints; --resume restores it")
 

@@ -1,4 +1,4 @@
-"""Sources of training batches: a queue that returns each unroll once, or a replay that samples them by priority.
+"""Sources of training batches: a queue that returns each unroll once, or a replay that draws them repeatedly.
 
 Completed unrolls enter through `put`, batches leave through `next_batch`. `AlgorithmSpec.source` selects the kind.
 """
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from seedcli.agents.base import Agent, ReplayAgent, UnrollBatch
+from seedcli.agents.base import Agent, InitialPriorities, UnrollBatch
 from seedcli.config.schema import Config
 from seedcli.errors import UsageError
 from seedcli.inference.arena import Arena, UnrollBuffer
@@ -26,6 +26,9 @@ from seedcli.training.devices import Devices
 from seedcli.training.host_memory import available_memory
 from seedcli.training.replay.blocks import BlockCodec
 from seedcli.training.replay.buffer import Replay
+from seedcli.training.replay.data import Packed
+from seedcli.training.replay.requirements import check_replay
+from seedcli.training.replay.storage import is_plain
 from seedcli.training.replay.store import DamagedReplayError, ReplayStore
 from seedcli.training.replay.unrolls import expected_bytes, stored_arrays, to_unrolls, unroll_fields
 
@@ -132,10 +135,10 @@ class QueueSource:
 
 
 class ReplaySource:
-    """A `Source` that samples unrolls by priority, at a fixed ratio to insertion.
+    """A `Source` that samples unrolls, or short columns of them, at a fixed ratio to insertion.
 
     Args:
-        agent: computes initial priorities.
+        agent: of prioritized draws, computes the initial priorities if it has `agents.base.InitialPriorities`.
         spec: the environment.
         config: replay, batch size, seed.
         arena: owner of the buffers.
@@ -143,27 +146,33 @@ class ReplaySource:
         place: copies a batch to its devices.
 
     Raises:
-        UsageError: the machine has too little memory.
+        UsageError: the machine has too little memory, or `replay.capacity_gb` is too small for `replay.min_size`.
     """
 
-    def __init__(
-        self, agent: ReplayAgent, spec: EnvSpec, config: Config, arena: Arena, folder: Path, place: Place
-    ) -> None:
+    def __init__(self, agent: Agent, spec: EnvSpec, config: Config, arena: Arena, folder: Path, place: Place) -> None:
         self._agent = agent
         self._spec = spec
         self._place = place
         self._arena = arena
         self._queue = UnrollQueue()
         self._config = config.replay
+        self._prioritized = config.replay.sampling == "prioritized"
+        algorithm, batch_size = agent.algorithm, config.training.batch_size
         fields = unroll_fields(agent, spec)
-        self._batch_bytes = config.training.batch_size * sum(field.nbytes for field in fields)
-        self._check_memory(expected_bytes(fields) * config.replay.capacity, "about")
-        self._projected = False
         codec = BlockCodec(fields)
-        self.replay = Replay(codec, config.replay, config.training.batch_size, config.run.seed)
+        plain = is_plain(codec, config.replay)
+        # Compressed unrolls are unpacked whole, whatever is drawn of them.
+        records = algorithm.batch_records if plain else algorithm.records
+        self._batch_bytes = batch_size * sum(
+            field.nbytes // field.shape[0] * records if field.per_record else field.nbytes for field in fields
+        )
+        expected = (codec.raw_bytes, "") if plain else (expected_bytes(fields), "about ")
+        self._check_memory(expected[0] * config.replay.capacity, expected[1])
+        self._projected = plain
+        self.replay = Replay(codec, config.replay, batch_size, config.run.seed, algorithm.sample_length)
         self._store = ReplayStore(folder, codec.signature)
-        # Blocks, priorities, keep flags, and the index of the first block not yet inserted.
-        self._partial: tuple[list[bytes], npt.NDArray[np.float32], npt.NDArray[np.bool_] | None, int] | None = None
+        # Unrolls, priorities, keep flags, and the index of the first unroll not yet inserted.
+        self._partial: tuple[Packed, npt.NDArray[np.float32] | None, npt.NDArray[np.bool_] | None, int] | None = None
         self._prefetch, self._insertion = Profile(), Profile()
         self.profiles = {"prefetch thread": self._prefetch, "replay thread": self._insertion}
         self.put = self._queue.put
@@ -173,7 +182,7 @@ class ReplaySource:
 
         Args:
             nbytes: bytes of `replay.capacity` unrolls.
-            how: how this was estimated.
+            how: how this was estimated, before the number; "" if it is exact.
             held: bytes of it that are already in use.
         """
         config = self._config
@@ -185,11 +194,11 @@ class ReplaySource:
             if fitting < config.min_size:
                 advice = f"use a machine with more, or lower replay.capacity and replay.min_size to {fitting:,}"
             raise UsageError(
-                f"replay.capacity = {config.capacity:,} unrolls take {how} {_size(taken)}, and this machine has "
+                f"replay.capacity = {config.capacity:,} unrolls take {how}{_size(taken)}, and this machine has "
                 f"{_size(max(0.0, free))} free: {advice}"
             )
         _log.info(
-            "a replay of %s unrolls takes %s %s when full; %s are free",
+            "a replay of %s unrolls takes %s%s when full; %s are free",
             f"{config.capacity:,}",
             how,
             _size(taken),
@@ -202,7 +211,7 @@ class ReplaySource:
         if not self._projected and size >= min(self._config.min_size, self._config.capacity):
             self._projected = True
             # A better agent sees more of its game than the first unrolls show.
-            self._check_memory(_GROWTH * held / size * self._config.capacity, "up to an estimated", held)
+            self._check_memory(_GROWTH * held / size * self._config.capacity, "up to an estimated ", held)
 
     # -- in ---------------------------------------------------------------------------------------------------
 
@@ -225,25 +234,28 @@ class ReplaySource:
             priorities = self._priorities(buffer)
             begun = time.perf_counter()
             self._insertion.add("priorities", begun - taken)
-            blocks = self.replay.codec.pack(stored_arrays(buffer, self._spec))
-            self._partial = (blocks, priorities, buffer.keep, 0)
-            # The blocks hold the whole buffer, so it can be released before they are inserted.
+            unrolls = self.replay.pack(stored_arrays(buffer, self._spec))
+            self._partial = (unrolls, priorities, buffer.keep, 0)
+            # They hold the whole buffer, so it can be released before they are inserted.
             self._arena.release(buffer)
-        blocks, priorities, keep, start = self._partial
+        unrolls, priorities, keep, start = self._partial
         waited = self.replay.insert_waited
-        stop = self.replay.insert(blocks, priorities, keep, start=start, wait=wait)
+        stop = self.replay.insert(unrolls, priorities, keep, start=start, wait=wait)
         waited = self.replay.insert_waited - waited
         self._insertion.add("waiting", waited)
         self._insertion.add("inserting", time.perf_counter() - begun - waited)
-        if stop < len(blocks):
-            self._partial = (blocks, priorities, keep, stop)
+        if stop < unrolls.columns:
+            self._partial = (unrolls, priorities, keep, stop)
             return stop > start  # closed, or (not waiting) training must come first
         self._partial = None
         self._project_memory()
         return True
 
-    def _priorities(self, buffer: UnrollBuffer) -> npt.NDArray[np.float32]:
-        rows = buffer.rows
+    def _priorities(self, buffer: UnrollBuffer) -> npt.NDArray[np.float32] | None:
+        """Initial priorities [E] as the agent computes them; None: the replay's own, or none at all."""
+        agent, rows = self._agent, buffer.rows
+        if not (self._prioritized and isinstance(agent, InitialPriorities)):
+            return None
         # Too little work for an accelerator.
         with tf.device("CPU:0"):
             unrolls = UnrollBatch(
@@ -256,7 +268,7 @@ class ReplaySource:
                 state=None,
                 weights=None,
             )
-            return self._agent.initial_priorities(unrolls).numpy()
+            return agent.initial_priorities(unrolls).numpy()
 
     # -- out --------------------------------------------------------------------------------------------------
 
@@ -275,7 +287,15 @@ class ReplaySource:
         return _placed(batch, self._place, self._prefetch)
 
     def trained(self, batch: TrainingBatch, priorities: npt.NDArray[np.float32] | None) -> None:
-        assert batch.serials is not None and priorities is not None, "an algorithm with a replay returns priorities"
+        """See `Source`; raises UsageError if draws are prioritized and the agent's loss gives no priorities."""
+        if not self._prioritized:
+            return
+        if priorities is None:
+            raise UsageError(
+                f'{type(self._agent).__name__}.loss returned no priorities, which replay.sampling = "prioritized" '
+                'draws by: return them in LossOutputs.priorities, or set replay.sampling = "uniform"'
+            )
+        assert batch.serials is not None
         self.replay.update(batch.serials, priorities)
 
     # -- the rest ---------------------------------------------------------------------------------------------
@@ -347,9 +367,12 @@ def create_source(
         arena: owner of the buffers.
         folder: folder of the saved replay.
         place: copies a batch to its devices, in the calling thread; None: to TensorFlow's default device.
+
+    Raises:
+        UsageError: see `check_replay` and `ReplaySource`.
     """
     place = Devices.default().place if place is None else place
+    check_replay(agent, config)
     if agent.algorithm.source == "replay":
-        assert isinstance(agent, ReplayAgent), "an algorithm with a replay computes initial priorities"
         return ReplaySource(agent, spec, config, arena, folder, place)
     return QueueSource(config.training.batch_size, arena, place)

@@ -277,7 +277,7 @@ class Trainer:
         held = {
             f"a batch of {columns} unrolls": batch_bytes(unrolls) // devices.replicas,
             f"{self._agent.network.count_params():,} parameters and the optimizer's state": weights,
-            f"the activations of {columns * self._agent.algorithm.records:,} records": None,
+            f"the activations of {columns * self._agent.algorithm.batch_records:,} records": None,
             "inference on the same device": None,
         }
         remedy = (

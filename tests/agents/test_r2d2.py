@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from seedcli.agents.base import ReplayAgent, UnrollBatch
+from seedcli.agents.base import InitialPriorities, UnrollBatch
 from seedcli.agents.networks.models import DuelingQNetwork, evaluate
 from seedcli.agents.r2d2 import R2D2Agent
 from seedcli.agents.registry import create_agent
@@ -80,9 +80,9 @@ def test_algorithm_spec() -> None:
     assert (algorithm.name, algorithm.burn_in, algorithm.records, algorithm.source) == ("r2d2", 4, T + 5, "replay")
     assert algorithm.roles == ("training", "evaluation") and not algorithm.samples_actions
     assert dict(algorithm.recorded) == {name: ArraySpec((), "float32") for name in FIELDS}
-    assert isinstance(agent, ReplayAgent)
+    assert isinstance(agent, InitialPriorities)
     vtrace = create_agent(agent_config(), training_config(), VECTOR, 0)
-    assert not isinstance(vtrace, ReplayAgent)
+    assert not isinstance(vtrace, InitialPriorities)
     assert vtrace.exploration("training", np.arange(3), 3).tolist() == [0.0] * 3
 
 

@@ -252,3 +252,8 @@ def test_bench_replay_packs_real_frames_below_an_eighth(capsys: pytest.CaptureFi
     assert step["ratio"] == pytest.approx(step["sample_seconds"] / step["training_step_seconds"])
     assert tree["entries"] == 10**6 and 0 < tree["sample_us"] and 0 < tree["update_us"]
     assert tree["bare_sample_us"] > 0
+    small = result["transitions"]
+    # 17 + 6 + 1 float32, two flags and a version; an unroll's last record is stored twice, and its ends once more.
+    assert small["record_bytes"] == 106 and small["raw_mb"] == 106
+    assert 0.5 < small["memory_ratio"] <= 1.1
+    assert all(small[name] > 0 for name in ("insert_us", "bare_insert_us", "sample_us", "bare_sample_us"))

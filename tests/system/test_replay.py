@@ -16,7 +16,8 @@ from seedcli.config.schema import make_config
 from seedcli.telemetry.metrics import COUNTERS
 from seedcli.training.checkpoint import Checkpoint, find_checkpoint
 from seedcli.training.replay.blocks import BlockCodec
-from seedcli.training.replay.buffer import Replay, Snapshot
+from seedcli.training.replay.buffer import Replay
+from seedcli.training.replay.data import Snapshot
 from seedcli.training.replay.store import MANIFEST, PRIORITIES, ReplayStore
 from seedcli.training.replay.unrolls import unroll_fields
 from tests.system.harness import TINY, Fleet, Process, checkpoints, counting, last, metrics, sets, wait_for
@@ -39,19 +40,18 @@ SMALL = (
 
 
 def _kept(checkpoint: Checkpoint, folder: Path) -> tuple[Snapshot, list[dict[str, np.ndarray]]]:
-    """Restore the replay of a checkpoint; returns its snapshot and its unrolls."""
+    """The replay of a checkpoint as a learner would read it: its snapshot, and every unroll."""
     config = make_config(tomllib.loads(checkpoint.config_path.read_text()))
     agent = create_agent(config.agent, config.training, checkpoint.spec, config.run.seed)
     codec = BlockCodec(unroll_fields(agent, checkpoint.spec))
     replay = Replay(codec, config.replay, config.training.batch_size, seed=0)
     assert ReplayStore(folder, codec.signature).restore(checkpoint.path, replay)
     snapshot = replay.snapshot()
-    unrolls = []
-    for block in snapshot.blocks:
-        shapes = {f.name: (f.shape[0], 1, *f.shape[1:]) if f.per_record else (1, *f.shape) for f in codec.fields}
-        arrays = {field.name: np.zeros(shapes[field.name], field.dtype) for field in codec.fields}
-        codec.unpack([block], arrays)
-        unrolls.append({f.name: arrays[f.name][:, 0] if f.per_record else arrays[f.name][0] for f in codec.fields})
+    arrays = codec.unpacked(list(snapshot.rows.blocks(snapshot.oldest)))
+    unrolls = [
+        {f.name: arrays[f.name][:, i] if f.per_record else arrays[f.name][i] for f in codec.fields}
+        for i in range(snapshot.next - snapshot.oldest)
+    ]
     return snapshot, unrolls
 
 
@@ -104,9 +104,8 @@ def test_a_replay_survives_a_killed_learner(fleet: Fleet, tmp_path: Path) -> Non
     # The first line is of the restored replay, before any new step.
     wait_for(lambda: len(metrics(run)) > len(lines), "a line")
     first = metrics(run)[len(lines)]
-    assert first["replay_size"] == 400 and first["replay_mb"] == pytest.approx(
-        sum(map(len, kept.blocks)) / 1e6, rel=0.2
-    )
+    held = sum(array.nbytes for unroll in unrolls for array in unroll.values())  # of small records: plain
+    assert first["replay_size"] == 400 and first["replay_mb"] == pytest.approx(held / 1e6)
     for name in COUNTERS:
         assert checkpoint.counters[name] <= first[name] <= checkpoint.counters[name] + 2000
     assert "contains no replay" not in resumed.stderr
@@ -115,13 +114,14 @@ def test_a_replay_survives_a_killed_learner(fleet: Fleet, tmp_path: Path) -> Non
     resumed.kill()
     actor.kill()
 
-    after, unrolls = _kept(find_checkpoint(run), run / "replay")
+    after, later = _kept(find_checkpoint(run), run / "replay")
     assert kept.next < after.next and kept.sampled < after.sampled
-    assert _check_records(unrolls)
-    # Serials continue, so unrolls with the same serial are equal.
+    assert _check_records(later)
+    # What both hold is the same; serials count on, so no unroll has taken the number of another.
     both = range(after.oldest, kept.next)
     for serial in both:
-        assert kept.blocks[serial - kept.oldest] == after.blocks[serial - after.oldest]
+        for name, values in unrolls[serial - kept.oldest].items():
+            np.testing.assert_array_equal(values, later[serial - after.oldest][name], err_msg=name)
     ratio = (after.sampled - kept.sampled) / (after.next - kept.next)
     assert 1 < ratio < 4, "the replay ratio of 2 holds after the restart"
 
@@ -188,8 +188,8 @@ def test_equal_seeds_produce_equal_runs_with_a_replay(fleet: Fleet) -> None:
     assert end["epsilon_max"] == pytest.approx(0.4) and end["epsilon_min"] == pytest.approx(0.4**8, rel=1e-4)
 
     checkpoint = find_checkpoint(fleet.folder / "one")
-    kept, _ = _kept(checkpoint, fleet.folder / "one" / "replay")
-    assert (len(kept.blocks), checkpoint.env_steps) == (end["replay_size"], end["env_steps"])
+    _, unrolls = _kept(checkpoint, fleet.folder / "one" / "replay")
+    assert (len(unrolls), checkpoint.env_steps) == (end["replay_size"], end["env_steps"])
     again = [_deterministic(fleet, name, "--resume", "--steps", "3500") for name in ("one", "two")]
     for process in again:
         process.ends_with(0)

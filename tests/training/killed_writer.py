@@ -74,7 +74,7 @@ def _write(run: Path, serial: int, env_steps: int, event: int, confirmed: int) -
         _kill_at(event)
     for i in range(2 if event else 10_000):
         number = serial + i
-        kept.replay.insert(CODEC.pack({"x": np.full((2, 3, 50), number % 256, np.uint8)}), np.ones(3))
+        kept.replay.insert(kept.replay.pack({"x": np.full((2, 3, 50), number % 256, np.uint8)}), np.ones(3))
         for variable in variables.values():
             variable.assign(tf.fill(variable.shape, float(number)))
         writer.save({"env_steps": env_steps + (i + 1) // 2, "serial": number}, wait=True)

@@ -57,7 +57,7 @@ class Killing:
         replay = new_replay()
         assert ReplayStore(self.run / "replay", CODEC.signature).restore(checkpoint.path, replay)
         snapshot, row = replay.snapshot(), {"x": np.zeros((2, 1, 50), np.uint8)}
-        CODEC.unpack(snapshot.blocks[-1:], row)
+        CODEC.unpack(list(snapshot.rows.blocks(snapshot.next - 1)), row)
         assert (row["x"] == serial % 256).all(), "the newest rows are those of this checkpoint"
         self.newest, self._env_steps = serial, checkpoint.env_steps
 

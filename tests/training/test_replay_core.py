@@ -69,7 +69,8 @@ def _play_and_train(core: LearnerCore, updates: int, seed: int, bad: float = 0.0
 
 def _assert_same_replay(one: ReplaySource, other: ReplaySource) -> None:
     a, b = one.replay.snapshot(), other.replay.snapshot()
-    assert a._replace(priorities=None, places=0) == b._replace(priorities=None, places=0)
+    assert list(a.rows.blocks(a.oldest)) == list(b.rows.blocks(b.oldest))
+    assert a._replace(priorities=None, places=0, rows=None) == b._replace(priorities=None, places=0, rows=None)
     np.testing.assert_array_equal(a.priorities, b.priorities)
     assert one.stats() == other.stats()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 import time
@@ -23,6 +24,7 @@ from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from seedcli.training import sources
 from seedcli.training.replay.unrolls import expected_bytes, unroll_fields
 from seedcli.training.sources import QueueSource, ReplaySource, create_source
+from seedcli.training.trainer import Trainer
 from tests.training.helpers import LIMIT, SPEC, B, K, T, resolved
 
 E = 2
@@ -43,9 +45,10 @@ def _wait_for(condition: Callable[[], object], what: str) -> None:
 class Rig:
     """A replay source with a real agent, and a player that fills buffers with random numbers."""
 
-    def __init__(self, folder: Path, *values: str) -> None:
+    def __init__(self, folder: Path, *values: str, change: Callable[[Any], None]) -> None:
         self.config = _config(*values)
         self.agent = create_agent(self.config.agent, self.config.training, SPEC, 3)
+        change(self.agent)
         algorithm = self.agent.algorithm
         # 11 buffers of 2 columns, more than insertion takes without training.
         self.arena = Arena(SPEC, algorithm.records, algorithm.recorded, batch_size=1, queue_batches=9)
@@ -64,16 +67,16 @@ class Rig:
         buffer = self.arena.acquire(E)
         if buffer is None:
             return None
-        rng = self._rng
+        rng, records = self._rng, len(buffer.version)
         buffer.memory[:] = 0xA5
-        buffer.rows.observation[:] = rng.normal(size=(R, E, 3))
-        buffer.rows.reward[:] = rng.normal(size=(R, E))
-        buffer.rows.terminated[:] = rng.random((R, E)) < 0.2
-        buffer.rows.truncated[:] = rng.random((R, E)) < 0.2
-        buffer.action[:] = rng.integers(0, 4, (R, E))
+        buffer.rows.observation[:] = rng.normal(size=(records, E, 3))
+        buffer.rows.reward[:] = rng.normal(size=(records, E))
+        buffer.rows.terminated[:] = rng.random((records, E)) < 0.2
+        buffer.rows.truncated[:] = rng.random((records, E)) < 0.2
+        buffer.action[:] = rng.integers(0, 4, (records, E))
         for values in buffer.recorded.values():
-            values[:] = rng.normal(size=(R, E)) if q is None else q
-        buffer.version[:] = rng.integers(0, 1000, R)
+            values[:] = rng.normal(size=(records, E)) if q is None else q
+        buffer.version[:] = rng.integers(0, 1000, records)
         buffer.state = tf.nest.map_structure(
             lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), self.agent.initial_state(E)
         )
@@ -118,12 +121,18 @@ def _unrolls(column: dict[str, Any]) -> UnrollBatch:
     )
 
 
+@pytest.fixture(params=["plain", "compressed"])
+def storage(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+def rig(tmp_path: Path, storage: str) -> Iterator[Callable[..., Rig]]:
+    """Makes rigs; every test that asks for one runs with both storages."""
     made: list[Rig] = []
 
-    def make(*values: str) -> Rig:
-        made.append(Rig(tmp_path / f"rig{len(made)}", *values))
+    def make(*values: str, change: Callable[[Any], None] = lambda agent: None) -> Rig:
+        made.append(Rig(tmp_path / f"rig{len(made)}", f"replay.storage={storage}", *values, change=change))
         return made[-1]
 
     yield make
@@ -297,7 +306,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_replay_too_large_for_the_machine_is_refused_before_anything_is_inserted(
-    rig: Callable[..., Rig], memory: list[int]
+    rig: Callable[..., Rig], memory: list[int], storage: str
 ) -> None:
     it = rig()
     fields = unroll_fields(it.agent, SPEC)
@@ -308,13 +317,180 @@ def test_a_replay_too_large_for_the_machine_is_refused_before_anything_is_insert
         rig("replay.capacity=1_000_000")
     message = str(caught.value)
     # 268 bytes an unroll, 268 MB: 0.9 · 50/268 of a million fit, less four batches.
-    assert "replay.capacity = 1,000,000 unrolls take about 268.0 MB, and this machine has 50.0 MB" in message
+    about = "about " if storage == "compressed" else ""  # of plain ones it is exact
+    assert f"replay.capacity = 1,000,000 unrolls take {about}268.0 MB, and this machine has 50.0 MB" in message
     assert "lower replay.capacity to 167,896 or set replay.capacity_gb to 0.045" in message and "\n" not in message
     assert rig("replay.capacity=1_000_000", "replay.capacity_gb=0.045").replay.size == 0
     assert rig("replay.capacity=167_910").replay.size == 0
 
 
-def test_images_are_estimated_at_their_compressed_size() -> None:
+@dataclasses.dataclass
+class _Without:
+    """An agent of the tests without a method that others have."""
+
+    agent: Any
+    missing: str
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self.missing:
+            raise AttributeError(name)
+        return getattr(self.agent, name)
+
+
+def test_any_agent_can_have_a_prioritized_replay(rig: Callable[..., Rig]) -> None:
+    """Without initial priorities new unrolls get the highest so far."""
+    it = rig()
+    it.source._agent = _Without(it.agent, "initial_priorities")
+    for _ in range(6):
+        it.fill()
+    batch = it.source.next_batch(wait=False)
+    assert batch is not None and batch.serials is not None
+    assert it.replay.snapshot().priorities.tolist() == [1.0] * 12
+    it.source.trained(batch, np.full(B, 5.0, np.float32))
+    it.fill()
+    it.source.next_batch(wait=False)
+    assert it.replay.snapshot().priorities[12:].tolist() == [5.0, 5.0]
+
+
+def test_a_loss_without_priorities_is_named_at_the_first_batch(rig: Callable[..., Rig]) -> None:
+    it = rig()
+    for _ in range(6):
+        it.fill()
+    batch = it.source.next_batch(wait=False)
+    with pytest.raises(UsageError) as caught:
+        it.source.trained(batch, None)
+    assert str(caught.value) == (
+        'R2D2Agent.loss returned no priorities, which replay.sampling = "prioritized" draws by: return them in '
+        'LossOutputs.priorities, or set replay.sampling = "uniform"'
+    )
+
+
+def test_uniform_draws_compute_no_priorities(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    it = rig("replay.sampling=uniform")
+
+    def refuse(unrolls: UnrollBatch) -> None:
+        raise AssertionError("priorities were computed")
+
+    monkeypatch.setattr(it.agent, "initial_priorities", refuse)
+    for _ in range(6):
+        it.fill()
+    batch = it.source.next_batch(wait=False)
+    assert batch is not None and batch.serials is not None
+    assert (np.asarray(batch.unrolls.weights) == 1).all()
+    for b, serial in enumerate(batch.serials.tolist()):
+        np.testing.assert_array_equal(batch.unrolls.reward[:, b], it.played[serial]["reward"])
+    it.source.trained(batch, None)
+    it.source.trained(batch, np.ones(B, np.float32))  # of a loss that knows of no way to sample
+    assert "priority_mean" not in it.source.stats()
+
+
+SHORT = ("replay.sampling=uniform", "training.burn_in=0", "agent.network.lstm=0")
+
+
+def _short(length: int) -> Callable[[Any], None]:
+    def change(agent: Any) -> None:
+        agent.algorithm = dataclasses.replace(agent.algorithm, sample_length=length)
+
+    return change
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_short_columns_are_consecutive_records_of_what_was_played(rig: Callable[..., Rig], length: int) -> None:
+    it = rig(*SHORT, "replay.capacity=20", change=_short(length))
+    algorithm = it.agent.algorithm
+    assert (algorithm.records, algorithm.batch_records, algorithm.batch_length) == (T + 1, length + 1, length)
+    starts, transitions, batches = set(), 0, 0
+    for _ in range(60):
+        it.fill()
+        while (batch := it.source.next_batch(wait=False)) is not None:
+            unrolls = batch.unrolls
+            assert unrolls.state == {} and unrolls.weights.shape == (B,)
+            for b, serial in enumerate(batch.serials.tolist()):
+                column = it.played[serial]
+                (start,) = [
+                    t
+                    for t in range(T + 1 - length)
+                    if np.array_equal(column["observation"][t : t + length + 1], unrolls.observation[:, b])
+                ]
+                part = slice(start, start + length + 1)
+                for name in ("reward", "terminated", "truncated", "action"):
+                    np.testing.assert_array_equal(getattr(unrolls, name)[:, b], column[name][part], err_msg=name)
+                for name in ("q_taken", "q_max"):
+                    np.testing.assert_array_equal(unrolls.recorded[name][:, b], column[f"recorded/{name}"][part])
+                final = (column["terminated"] | column["truncated"])[part] != 0
+                np.testing.assert_array_equal(batch.versions[:, b], column["version"][part])
+                np.testing.assert_array_equal(batch.counted[:, b], ~final)
+                assert not (length == 1 and final[0])
+                starts.add(start)
+            transitions += B * length
+            batches += 1
+            last = batch
+            it.source.trained(batch, None)
+    assert starts == set(range(T + 1 - length)) and batches > 20
+    beyond = T * (it.replay.inserted - 8)
+    assert abs(beyond - transitions) <= 3 * B * length + T, "replay.ratio = 1 is that of transitions"
+    trainer = Trainer(it.agent, it.config.training, 10**6)
+    result = trainer.update(last, 0)
+    assert result.applied and result.priorities is not None and result.priorities.shape == (B,)
+    assert trainer.trained_steps == np.count_nonzero(last.counted[:-1]) <= B * length
+
+
+OF_LENGTH = "which must be at least 1 and at most training.unroll_length = 3"
+
+
+@pytest.mark.parametrize(
+    ("length", "values", "sentence"),
+    [
+        (0, SHORT, f"R2D2Agent has AlgorithmSpec.sample_length = 0, {OF_LENGTH}"),
+        (4, SHORT, f"R2D2Agent has AlgorithmSpec.sample_length = 4, {OF_LENGTH}"),
+        (
+            1,
+            (*SHORT, "replay.sampling=prioritized"),
+            'replay.sampling = "prioritized" must be "uniform" with R2D2Agent',
+        ),
+        (1, SHORT[:1], "training.burn_in = 2 must be 0 with R2D2Agent, which trains on 1 of an unroll's 3 transitions"),
+        (2, SHORT[:2], "R2D2Agent has AlgorithmSpec.sample_length = 2, but it also has a state"),
+    ],
+)
+def test_short_columns_that_cannot_be_are_refused(
+    tmp_path: Path, length: int, values: tuple[str, ...], sentence: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        Rig(tmp_path, *values, change=_short(length))
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        ({"capacity": 7}, "replay.capacity = 7 must be at least replay.min_size = 8, or training never starts"),
+        ({"window": 1.1}, "replay.window = 1.1 must be 0 (automatic) or at least 1.16667, half of the 1.33333 unrolls"),
+    ],
+)
+def test_values_with_which_training_would_never_start_are_refused_for_any_algorithm(
+    tmp_path: Path, key: dict[str, Any], sentence: str
+) -> None:
+    """The configuration's own check of them is that of R2D2."""
+    config = _config(*SHORT)
+    config = config.model_copy(update={"replay": config.replay.model_copy(update=key)})
+    agent = create_agent(config.agent, config.training, SPEC, 3)
+    _short(1)(agent)
+    arena = Arena(SPEC, agent.algorithm.records, agent.algorithm.recorded, batch_size=1, queue_batches=1)
+    with pytest.raises(UsageError) as caught:
+        create_source(agent, SPEC, config, arena, tmp_path)
+    assert sentence in str(caught.value)
+
+
+def test_a_queue_has_no_short_columns(tmp_path: Path) -> None:
+    config = load_config(None, environ={}, sets=["agent.algorithm=vtrace"]).config
+    agent = create_agent(config.agent, config.training, SPEC, 3)
+    _short(1)(agent)
+    arena = Arena(SPEC, agent.algorithm.records, agent.algorithm.recorded, batch_size=B, queue_batches=1)
+    with pytest.raises(UsageError, match="a queue gives out whole unrolls, so leave sample_length out"):
+        create_source(agent, SPEC, config, arena, tmp_path)
+
+
+def test_images_are_reckoned_at_what_they_take_when_packed() -> None:
     config = _config(
         "agent.network.torso=nature", "agent.network.lstm=0", "agent.network.frame_stack=4", "replay.capacity=100_000"
     )
@@ -330,7 +506,7 @@ def test_a_replay_that_exceeds_its_estimate_is_refused_when_training_starts(
     rig: Callable[..., Rig], memory: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "expected_bytes", lambda fields: 1)
-    it = rig("replay.capacity=100_000_000")
+    it = rig("replay.capacity=100_000_000", "replay.storage=compressed")
     memory[0] = 1_000_000_000
     for _ in range(3):
         it.fill()

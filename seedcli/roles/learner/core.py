@@ -186,7 +186,7 @@ class LearnerCore:
         envs = max(1, self.config.actors.envs // self.config.actors.streams)
         bound = self.arena.bound_bytes(self.config.inference.max_envs, envs)
         weights = sum(int(np.prod(variable.shape)) for variable in self.agent.network.trainable_variables)
-        batch = self.local_batch_size * self.agent.algorithm.records * self.spec.observation_bytes
+        batch = self.local_batch_size * self.agent.algorithm.batch_records * self.spec.observation_bytes
         states = len(self.devices.inference) * self._state_bytes()
         _log.info(
             "agent for %s: %s parameters; memory: unrolls at most %.0f MB with all %d environments in streams of %d, "
@@ -202,7 +202,7 @@ class LearnerCore:
 
     @property
     def local_batch_size(self) -> int:
-        """Number of unrolls in this host's share of a training batch."""
+        """Number of columns in this host's share of a training batch."""
         return self.config.training.batch_size // (1 if self.team is None else self.team.size)
 
     def resume(self, checkpoint: Checkpoint) -> None:

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def unroll_bytes(core: LearnerCore) -> int:
-    """Bytes of one unroll of a training batch as transferred to a device."""
+    """Bytes of one column of a training batch as transferred to a device."""
     algorithm, spec = core.agent.algorithm, core.spec
     ends = 2  # terminated, truncated
     record = spec.observation_bytes + 4 + ends + spec.action.array.nbytes
     record += sum(array.nbytes for array in algorithm.recorded.values())
     state = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(core.agent.initial_state(1)))
-    return algorithm.records * record + state + 4  # and its weight
+    return algorithm.batch_records * record + state + 4  # and its weight
 
 
 class DeviceReport:

@@ -1,3 +1,3 @@
-"""The replay: compressed unrolls in memory and on disk, drawn by priority, in a bounded ratio to insertion. It may
-import `config`, `specs`, `telemetry` and NumPy. It knows nothing of agents or devices.
+"""The replay: unrolls in memory, plain or compressed, and on disk, drawn by priority or uniformly, in a bounded ratio
+to insertion. It may import `config`, `specs`, `telemetry` and NumPy; only `unrolls` and `requirements` know of agents.
 """

@@ -12,11 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from seedcli.specs import aligned_empty
+
 _FORMAT = 1
 # Level 1 packs Atari frames 30 to 150 times at gigabytes a second; higher levels gain a few percent for half the
 # speed, and subtracting the previous frame first makes the blocks larger: zstd's matches find unchanged rows anyway.
 _LEVEL = 1
-_LARGE = 8192  # bytes; larger fields are copied unroll by unroll
+_CHUNK_BYTES = 1 << 20
+_LARGE = 8192  # bytes of a field, from which on it is copied unroll by unroll
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,8 @@ class BlockCodec:
     Attributes:
         fields: in their order within a block.
         raw_bytes: bytes of an unroll, uncompressed.
-        signature: describes fields, shapes, types and format; equal if blocks are interchangeable.
+        chunk: unrolls of about a megabyte; where many are packed or unpacked, so many at once keep memory small.
+        signature: says which fields, shapes, types and format a block has; equal where blocks are exchangeable.
     """
 
     def __init__(self, fields: Sequence[BlockField]) -> None:
@@ -71,6 +75,7 @@ class BlockCodec:
         self.raw_bytes = sum(field.nbytes for field in self.fields)
         if self.raw_bytes == 0:
             raise ValueError("a block needs a non-empty field")
+        self.chunk = max(1, _CHUNK_BYTES // self.raw_bytes)
         described = [[f.name, list(f.shape), f.dtype, f.per_record] for f in self.fields]
         self.signature = json.dumps({"zstd": _FORMAT, "fields": described}, separators=(",", ":"))
         self._runs = _runs(self.fields)
@@ -82,11 +87,11 @@ class BlockCodec:
         Raises:
             ValueError: an array is missing, or has another shape or dtype than its field.
         """
-        columns = _columns(arrays, self.fields)
+        columns, found = checked_arrays(arrays, self.fields)
         raw = np.empty((columns, self.raw_bytes), np.uint8)
         start = 0
         for field in self.fields:
-            array = _checked(arrays, field, columns)
+            array = found[field.name]
             by_column = np.moveaxis(array, 1, 0) if field.per_record else array
             part = raw[:, start : start + field.nbytes]
             if array.itemsize == 1:
@@ -99,6 +104,12 @@ class BlockCodec:
         compress = self._tools.compressor.compress
         # A copy, because zstandard's result keeps the memory of the worst case, many times that of the block.
         return [bytes(memoryview(compress(row.data))) for row in raw]
+
+    def unpacked(self, blocks: Sequence[bytes]) -> dict[str, npt.NDArray[Any]]:
+        """The unrolls of N blocks in new arrays, see `batch_arrays`; raises ValueError as `unpack` does."""
+        arrays = batch_arrays(self.fields, len(blocks))
+        self.unpack(blocks, arrays)
+        return arrays
 
     def unpack(self, blocks: Sequence[bytes], out: Mapping[str, npt.NDArray[Any]]) -> None:
         """Write the unrolls of N blocks into the arrays `out`, of any strides.
@@ -137,6 +148,36 @@ class BlockCodec:
             return np.frombuffer(self._tools.decompressor.decompress(block), np.uint8)
         except zstandard.ZstdError as error:
             raise ValueError(f"a damaged block: {error}") from error
+
+
+def batch_arrays(fields: Sequence[BlockField], columns: int, records: int | None = None) -> dict[str, npt.NDArray[Any]]:
+    """New arrays for N columns: [R, N, ...] of per-record fields, [N, ...] of the others; contiguous, 64-byte aligned.
+
+    Args:
+        fields: of an unroll.
+        columns: N.
+        records: R, if it is not that of the fields.
+    """
+    arrays = {}
+    for field in fields:
+        shape = (columns, *field.shape)
+        if field.per_record:
+            shape = (field.shape[0] if records is None else records, columns, *field.shape[1:])
+        nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(field.dtype).itemsize
+        arrays[field.name] = aligned_empty(nbytes).view(field.dtype).reshape(shape)
+    return arrays
+
+
+def checked_arrays(
+    arrays: Mapping[str, npt.NDArray[Any]], fields: Sequence[BlockField]
+) -> tuple[int, dict[str, npt.NDArray[Any]]]:
+    """N, and the arrays of N unrolls side by side by the names of their fields.
+
+    Raises:
+        ValueError: an array is missing, or has another shape or dtype than its field.
+    """
+    columns = _columns(arrays, fields)
+    return columns, {field.name: _checked(arrays, field, columns) for field in fields}
 
 
 def _runs(fields: Sequence[BlockField]) -> list[tuple[list[BlockField], int, int]]:

@@ -8,7 +8,8 @@ other rows, never overwrites a segment that a newer checkpoint names.
 A segment is: magic, serial of the first row, rows, bytes of the signature (little-endian), the signature, the
 length of each row's block as uint64, the blocks.
 
-A checkpoint holds `replay.json`, the manifest (counters, random state, segments), and `replay_priorities.npy`.
+A checkpoint holds `replay.json`, the manifest (counters, random state, segments), and `replay_priorities.npy`, unless
+draws are uniform. Blocks are those of `blocks.BlockCodec` in any case, so a replay can be restored into either storage.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from seedcli.errors import CheckpointError
-from seedcli.training.replay.buffer import Replay, Snapshot
+from seedcli.training.replay.buffer import Replay
+from seedcli.training.replay.compressed import FrozenBlocks
+from seedcli.training.replay.data import Snapshot
 
 MANIFEST = "replay.json"
 PRIORITIES = "replay_priorities.npy"
@@ -94,7 +98,7 @@ class ReplayStore:
         segments = [s for s in self._segments if s.last >= snapshot.oldest]
         first = segments[-1].last + 1 if segments else snapshot.oldest
         if first < snapshot.next:
-            segments.append(self._write_segment(first, snapshot.blocks[first - snapshot.oldest :]))
+            segments.append(self._write_segment(first, snapshot))
         self._segments = segments
         return {
             "format": _FORMAT,
@@ -105,6 +109,8 @@ class ReplayStore:
             "dropped": snapshot.dropped,
             "places": snapshot.places,
             "rng": snapshot.rng,
+            "prioritized": snapshot.priorities is not None,
+            "highest_priority": snapshot.highest,
             "segments": [asdict(segment) for segment in segments],
         }
 
@@ -115,23 +121,27 @@ class ReplayStore:
             OSError: it could not be written.
         """
         manifest = self.write(snapshot)
-        np.save(directory / PRIORITIES, snapshot.priorities, allow_pickle=False)
+        if snapshot.priorities is not None:
+            np.save(directory / PRIORITIES, snapshot.priorities, allow_pickle=False)
         (directory / MANIFEST).write_text(json.dumps(manifest) + "\n")
 
-    def _write_segment(self, first: int, blocks: list[bytes]) -> Segment:
+    def _write_segment(self, first: int, snapshot: Snapshot) -> Segment:
         self._folder.mkdir(parents=True, exist_ok=True)
         partial = self._folder / f".{first:012d}.partial"
         signature = self._signature.encode()
+        rows = snapshot.next - first
+        head = _HEADER.pack(_MAGIC, first, rows, len(signature)) + signature
         try:
-            with partial.open("wb") as file:
-                digest, size = hashlib.blake2b(), 0
-                lengths = np.array([len(block) for block in blocks], "<u8")
-                head = _HEADER.pack(_MAGIC, first, len(blocks), len(signature)) + signature + lengths.tobytes()
-                for part in (head, *blocks):
-                    file.write(part)
-                    digest.update(part)
-                    size += len(part)
+            with partial.open("wb+") as file:
+                # Their lengths are known once they are written: a storage packs its rows as they are read.
+                file.write(head + bytes(8 * rows))
+                lengths = np.array([file.write(block) for block in snapshot.rows.blocks(first)], "<u8")
+                size = file.tell()
+                file.seek(len(head))
+                file.write(lengths.tobytes())
                 file.flush()
+                file.seek(0)
+                digest = hashlib.file_digest(file, "blake2b")
                 os.fsync(file.fileno())
             name = f"{first:012d}-{digest.hexdigest()[:12]}.seg"
             partial.replace(self._folder / name)
@@ -142,7 +152,7 @@ class ReplayStore:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        return Segment(name, first, first + len(blocks) - 1, size, digest.hexdigest())
+        return Segment(name, first, snapshot.next - 1, size, digest.hexdigest())
 
     def prune(self, checkpoints: list[Path]) -> None:
         """Delete segments that neither these checkpoints nor the next one name."""
@@ -163,7 +173,7 @@ class ReplayStore:
     def restore(self, checkpoint: Path, replay: Replay) -> bool:
         """Restore an unused replay from a checkpoint: contents, counters, priorities, random state.
 
-        All files are verified first; then rows are read one at a time, so that memory holds them once. A replay of
+        All files are verified first; then rows are read a few at a time, so that memory holds them once. A replay of
         smaller capacity keeps the newest rows that fit.
 
         Returns:
@@ -197,12 +207,11 @@ class ReplayStore:
                 raise _foreign(path)
             segments = [Segment(**segment) for segment in manifest["segments"]]
             oldest, upto = int(manifest["oldest"]), int(manifest["next"])
-            path = checkpoint / PRIORITIES
-            priorities = np.load(path, allow_pickle=False)
-            if priorities.dtype != np.float64 or priorities.shape != (upto - oldest,):
-                raise ValueError(f"it holds {priorities.dtype} {priorities.shape} for {upto - oldest} unrolls")
-            if not (np.isfinite(priorities).all() and (priorities >= 0).all()):
-                raise ValueError("a priority in it is negative or non-finite")
+            priorities, highest = None, 1.0
+            if manifest.get("prioritized", True):
+                path = checkpoint / PRIORITIES
+                priorities = _read_priorities(path, upto - oldest)
+                highest = float(manifest.get("highest_priority", priorities.max(initial=1.0)))
             path = checkpoint / MANIFEST
             expected = segments[0].first if segments else oldest
             if expected > oldest or (segments[-1].last + 1 if segments else oldest) != upto:
@@ -214,8 +223,16 @@ class ReplayStore:
             counters = {name: int(manifest[name]) for name in ("sampled", "dropped", "places")}
             if min(oldest, *counters.values()) < 0 or counters["places"] < 1:
                 raise ValueError("a counter in it is negative")
+            if not 1.0 <= highest < float("inf"):
+                raise ValueError(f"its highest priority is {highest}")
             saved = Snapshot(
-                oldest=oldest, next=upto, rng=manifest["rng"], priorities=priorities, blocks=[], **counters
+                oldest=oldest,
+                next=upto,
+                rng=manifest["rng"],
+                priorities=priorities,
+                highest=highest,
+                rows=FrozenBlocks(oldest, []),
+                **counters,
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
             raise CheckpointError(f"{path} cannot be read ({error}): use another checkpoint, or {_WITHOUT}") from error
@@ -262,6 +279,16 @@ class ReplayStore:
                     if file.tell() + sum(lengths) == segment.bytes:
                         return lengths
         raise DamagedReplayError(f"the replay segment {path} does not hold unrolls {segment.first} to {segment.last}")
+
+
+def _read_priorities(path: Path, rows: int) -> npt.NDArray[np.float64]:
+    """The priorities [rows] of a checkpoint; raises OSError, ValueError or EOFError."""
+    priorities = np.load(path, allow_pickle=False)
+    if priorities.dtype != np.float64 or priorities.shape != (rows,):
+        raise ValueError(f"it holds {priorities.dtype} {priorities.shape} for {rows} unrolls")
+    if not (np.isfinite(priorities).all() and (priorities >= 0).all()):
+        raise ValueError("a priority in it is negative or non-finite")
+    return priorities
 
 
 def _foreign(path: Path) -> CheckpointError:

@@ -14,7 +14,7 @@ from seedcli.inference.arena import UnrollBuffer
 from seedcli.specs import EnvSpec, map_arrays
 from seedcli.training.batches import TrainingBatch
 from seedcli.training.replay.blocks import BlockField
-from seedcli.training.replay.buffer import Sample
+from seedcli.training.replay.data import Sample
 
 # Upper bound on the compression ratio of unrolls of images, measured for the games in docs/performance.md.
 _IMAGE_RATIO = 1 / 8

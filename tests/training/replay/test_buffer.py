@@ -1,7 +1,8 @@
-"""The replay: sampling frequencies, eviction, and waiting between training and insertion."""
+"""The replay with either storage: who is drawn how often, what is kept, who waits for whom."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from seedcli.config.sections import ReplayConfig
 from seedcli.errors import UsageError
 from seedcli.training.replay.blocks import BlockCodec, BlockField
-from seedcli.training.replay.buffer import MIN_PRIORITY, Replay
+from seedcli.training.replay.buffer import Replay
+from seedcli.training.replay.draws import MIN_PRIORITY
 from seedcli.training.replay.rate_limiter import RateLimiter
 
 R = 3
@@ -21,21 +23,35 @@ CODEC = BlockCodec([BlockField("x", (R, 2), "float32", True), BlockField("s", (4
 FREE = {"min_size": 1, "window": 1e9}  # training and insertion do not wait for each other
 
 
+@pytest.fixture(params=["plain", "compressed"], autouse=True, scope="module")
+def storage(request):
+    """Every test runs with both."""
+    FREE["storage"] = request.param
+    return request.param
+
+
 def _replay(batch=2, seed=7, codec=CODEC, **config):
     return Replay(codec, ReplayConfig(**{"capacity": 1000, **FREE, **config}), batch, seed)
 
 
-def _columns(start, count):
-    """Unrolls filled with their own number, so that a misplaced value shows."""
+def _columns(replay, start, count):
+    """Unrolls that hold their own number everywhere, so that a misplaced value shows."""
     number = np.arange(start, start + count)
     x = np.broadcast_to(number[None, :, None], (R, count, 2)).astype(np.float32)
-    return CODEC.pack({"x": x, "s": np.repeat(number[:, None], 4, axis=1)})
+    return replay.pack({"x": x, "s": np.repeat(number[:, None], 4, axis=1)})
 
 
 def _fill(replay, priorities):
     start = replay.inserted
-    taken = replay.insert(_columns(start, len(priorities)), np.asarray(priorities, np.float64), wait=False)
+    taken = replay.insert(_columns(replay, start, len(priorities)), np.asarray(priorities, np.float64), wait=False)
     assert taken == len(priorities)
+
+
+def _contents(snapshot):
+    """The number that each row of a snapshot of `_columns` holds."""
+    arrays = CODEC.unpacked(list(snapshot.rows.blocks(snapshot.oldest)))
+    assert (arrays["x"] == arrays["s"][:, 0, None]).all()
+    return arrays["s"][:, 0].tolist()
 
 
 def _count_draws(replay, n):
@@ -124,6 +140,40 @@ def test_draws_depend_only_on_the_seed():
     assert not np.array_equal(serials(1), serials(2))
 
 
+def test_the_draws_of_a_seed_are_those_of_earlier_versions():
+    """Through growth, eviction, new priorities and dropped unrolls; recorded before there were plain unrolls."""
+    replay = _replay(batch=16, seed=5, capacity=1500, min_size=64, ratio=2.0, window=0)
+    rng = np.random.default_rng(9)
+    digest, batches, last = hashlib.blake2b(digest_size=16), 0, None
+    for _ in range(400):
+        unrolls, priorities, start = _columns(replay, replay.inserted, 8), rng.random(8), 0
+        while start < 8:
+            start = replay.insert(unrolls, priorities, start=start, wait=False)
+            while (sample := replay.sample(wait=False)) is not None:
+                digest.update(sample.serials.tobytes())
+                last, batches = sample.serials.tolist(), batches + 1
+                new = rng.random(16) * 3
+                new[rng.random(16) < 0.01] = np.nan
+                replay.update(sample.serials, new)
+    assert (batches, replay.inserted, replay.dropped) == (394, 3200, 39)
+    assert last == [2131, 2150, 2329, 2354, 2478, 2531, 2680, 2708, 2853, 2923, 3014, 3112, 1750, 1831, 1947, 2041]
+    assert digest.hexdigest() == "2c5eb2696d3928822bc89dccbaa0bd3c"
+
+
+def test_new_unrolls_without_a_priority_get_the_highest_so_far():
+    replay = _replay(batch=8, capacity=6)
+    assert replay.insert(_columns(replay, 0, 2), wait=False) == 2
+    assert replay.snapshot().priorities.tolist() == [1, 1]
+    replay.update(np.array([0, 1]), np.array([0.25, 0.5]))
+    replay.insert(_columns(replay, 2, 1), wait=False)
+    replay.update(np.array([0]), np.array([7.0]))
+    replay.update(np.array([0]), np.array([2.0]))
+    replay.insert(_columns(replay, 3, 2), keep=np.array([False, True]), wait=False)
+    assert replay.snapshot().priorities.tolist() == [2, 0.5, 1, 7] and replay.dropped == 1
+    replay.insert(_columns(replay, 4, 6), wait=False)  # the row that had it is gone
+    assert replay.snapshot().priorities.tolist() == [7] * 6 and replay.snapshot().highest == 7
+
+
 # ---------------------------------------------------------------------------------------------- eviction
 
 
@@ -136,18 +186,14 @@ def test_the_oldest_rows_are_evicted_at_the_capacity_in_unrolls():
         assert set(replay.sample(wait=False).serials.tolist()) == set(held)
     snapshot = replay.snapshot()
     assert (snapshot.oldest, snapshot.next) == (34, 40)
-    assert replay.nbytes == sum(len(block) for block in snapshot.blocks)
+    assert _contents(snapshot) == list(range(34, 40))
 
 
 def test_a_replay_that_grows_far_beyond_its_first_places_keeps_every_row():
     replay = _replay(batch=3000, capacity=2500)
     _fill(replay, np.ones(3100))
     assert replay.size == 2500
-    snapshot = replay.snapshot()
-    for i in (0, 1, 1023, 1024, 2047, 2048, 2499):
-        out = {"x": np.zeros((R, 1, 2), np.float32), "s": np.zeros((1, 4), np.int64)}
-        CODEC.unpack([snapshot.blocks[i]], out)
-        assert out["s"].tolist() == [[600 + i] * 4]
+    assert _contents(replay.snapshot()) == list(range(600, 3100))
     sample = replay.sample(wait=False)
     np.testing.assert_array_equal(sample.arrays["s"][:, 0], sample.serials)
     assert sample.serials.min() >= 600
@@ -156,31 +202,33 @@ def test_a_replay_that_grows_far_beyond_its_first_places_keeps_every_row():
 NOISE = BlockCodec([BlockField("noise", (R, 4000), "uint8", True)])  # blocks of about 12 kB
 
 
-def _noise(count, seed=0):
-    return NOISE.pack({"noise": np.random.default_rng(seed).integers(0, 256, (R, count, 4000), np.uint8)})
+def _noise(replay, count, seed=0):
+    return replay.pack({"noise": np.random.default_rng(seed).integers(0, 256, (R, count, 4000), np.uint8)})
 
 
-def test_the_oldest_rows_are_evicted_at_the_capacity_in_bytes():
+def test_the_oldest_go_first_when_the_bytes_allowed_are_full(storage):
     replay = _replay(codec=NOISE, capacity_gb=100_000e-9)
     for seed in range(5):
-        replay.insert(_noise(5, seed), np.ones(5))
+        replay.insert(_noise(replay, 5, seed), np.ones(5))
         assert replay.nbytes <= 100_000
-    assert replay.size == 8  # of 12,000 bytes and a few
+    assert replay.size == 8  # of 12,000 bytes, and a few where they are packed
     assert replay.inserted == 25
     snapshot = replay.snapshot()
-    assert snapshot.oldest == 17 and sum(len(b) for b in snapshot.blocks) == replay.nbytes
+    blocks = list(snapshot.rows.blocks(17))
+    assert snapshot.oldest == 17 and len(blocks) == 8
+    assert replay.nbytes == (8 * 12_000 if storage == "plain" else sum(map(len, blocks)))
 
 
-def test_too_few_bytes_for_the_minimum_size_are_an_error_with_advice():
-    replay = _replay(codec=NOISE, capacity_gb=100_000e-9, min_size=20, capacity=50)
-    with pytest.raises(UsageError) as caught:
-        replay.insert(_noise(25), np.ones(25))
+def test_bytes_too_few_for_the_minimum_size_are_an_error_that_says_what_to_do():
+    with pytest.raises(UsageError) as caught:  # of plain unrolls it is known before any is there
+        replay = _replay(codec=NOISE, capacity_gb=100_000e-9, min_size=20, capacity=50)
+        replay.insert(_noise(replay, 25), np.ones(25))
     message = str(caught.value)
     assert "replay.capacity_gb = 0.0001 holds 8 unrolls" in message
     assert "replay.min_size = 20" in message
     advised = float(message.split("replay.capacity_gb to ")[1].split()[0])
     enough = _replay(codec=NOISE, capacity_gb=advised, min_size=20, capacity=50)
-    assert enough.insert(_noise(25), np.ones(25)) == 25
+    assert enough.insert(_noise(enough, 25), np.ones(25)) == 25
 
 
 def test_a_late_priority_does_not_reach_the_row_in_the_same_place():
@@ -212,7 +260,7 @@ def test_non_finite_unrolls_are_dropped_counted_and_logged(caplog):
     priorities = np.array([1, np.nan, 2, -1, np.inf, 3], np.float32)
     keep = np.array([True, True, False, True, True, True])
     with caplog.at_level(logging.WARNING):
-        assert replay.insert(_columns(0, 6), priorities, keep) == 6
+        assert replay.insert(_columns(replay, 0, 6), priorities, keep) == 6
     assert replay.dropped == 4 and replay.inserted == 2
     assert "initial priority is nan" in caplog.text and "values are non-finite" in caplog.text
     contents = replay.sample(wait=False).arrays["s"][:, 0]
@@ -235,10 +283,12 @@ def test_a_row_with_a_non_finite_priority_is_dropped_permanently(caplog):
 def test_insertion_continues_if_every_row_was_dropped():
     replay = _replay(batch=4, window=4, ratio=1.0)
     _fill(replay, np.ones(5))
-    assert replay.insert(_columns(5, 1), np.ones(1), wait=False) == 0
+    assert replay.insert(_columns(replay, 5, 1), np.ones(1), wait=False) == 0
     replay.update(np.arange(5), np.full(5, np.nan))
     assert replay.sample(wait=False) is None
-    assert replay.insert(_columns(5, 2), np.ones(2), wait=False) == 1  # the first can be drawn; the second waits
+    assert (
+        replay.insert(_columns(replay, 5, 2), np.ones(2), wait=False) == 1
+    )  # the first can be drawn; the second waits
     assert set(replay.sample(wait=False).serials.tolist()) == {5}
 
 
@@ -272,6 +322,22 @@ def test_the_limiter_allows_what_keeps_the_difference_in_its_window():
     assert limiter.can_insert(17, 0) and not limiter.can_insert(18, 0)
     assert limiter.can_insert(18, 1) and not limiter.can_insert(20, 1)
     assert limiter.can_insert(10, 0, 8) and not limiter.can_insert(10, 0, 9)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    ratio=st.one_of(st.floats(0.01, 20), st.sampled_from([0.1, 0.75, 1 / 3, 1.0, 1e-300])),
+    window=st.one_of(st.floats(0.5, 100), st.just(1e12)),
+    inserted=st.integers(0, 60),
+    sampled=st.floats(0, 400),
+    most=st.integers(0, 40),
+)
+def test_the_limiter_counts_what_may_be_inserted_at_once(ratio, window, inserted, sampled, most):
+    limiter = RateLimiter(ratio, 20, window)
+    one_by_one = 0
+    while one_by_one < most and limiter.can_insert(inserted + one_by_one, sampled):
+        one_by_one += 1
+    assert limiter.insertable(inserted, sampled, most) == one_by_one
 
 
 def test_an_automatic_window_is_two_batches_and_a_step():
@@ -321,7 +387,7 @@ def test_two_threads_in_the_smallest_window_end_at_the_ratio(batch, ratio):
 
     def insert():
         for start in range(0, columns, 16):
-            replay.insert(_columns(start, 16), np.ones(16))
+            replay.insert(_columns(replay, start, 16), np.ones(16))
 
     threads = [threading.Thread(target=insert, daemon=True), threading.Thread(target=train, daemon=True)]
     for thread in threads:
@@ -340,17 +406,13 @@ def test_two_threads_in_the_smallest_window_end_at_the_ratio(batch, ratio):
 
 def test_insertion_without_wait_stops_and_continues_later():
     replay = _replay(batch=4, ratio=1.0, min_size=4, window=4)
-    columns, priorities = _columns(0, 20), np.ones(20)
+    columns, priorities = _columns(replay, 0, 20), np.ones(20)
     stop = replay.insert(columns, priorities, wait=False)
     assert stop == 8 == replay.inserted
     assert replay.insert(columns, priorities, start=stop, wait=False) == stop
     assert replay.sample(wait=False) is not None
     assert replay.insert(columns, priorities, start=stop, wait=False) == 12
-    snapshot = replay.snapshot()
-    out = {"x": np.zeros((R, 1, 2), np.float32), "s": np.zeros((1, 4), np.int64)}
-    for serial, block in enumerate(snapshot.blocks):
-        CODEC.unpack([block], out)
-        assert out["s"][0, 0] == serial
+    assert _contents(replay.snapshot()) == list(range(12))
 
 
 def test_sampling_without_wait_returns_none():
@@ -377,7 +439,7 @@ def _assert_waits(thread):
 
 def test_sampling_wakes_insertion_and_insertion_wakes_sampling():
     replay = _replay(batch=4, ratio=1.0, min_size=4, window=4)
-    thread, result = _started(lambda: replay.insert(_columns(0, 12), np.ones(12)))
+    thread, result = _started(lambda: replay.insert(_columns(replay, 0, 12), np.ones(12)))
     _assert_waits(thread)
     assert replay.inserted == 8
     assert replay.sample() is not None
@@ -386,14 +448,14 @@ def test_sampling_wakes_insertion_and_insertion_wakes_sampling():
     assert replay.sample() is not None and replay.sample() is not None
     thread, result = _started(replay.sample)
     _assert_waits(thread)
-    replay.insert(_columns(12, 4), np.ones(4))
+    replay.insert(_columns(replay, 12, 4), np.ones(4))
     thread.join(10)
     assert len(result) == 1 and result[0].waited >= 0.05  # type: ignore[attr-defined]
 
 
 def test_closing_wakes_both_sides():
     waiting = _replay(batch=4, ratio=1.0, min_size=4, window=4)
-    inserter, inserted = _started(lambda: waiting.insert(_columns(0, 12), np.ones(12)))
+    inserter, inserted = _started(lambda: waiting.insert(_columns(waiting, 0, 12), np.ones(12)))
     _assert_waits(inserter)
     empty = _replay()
     sampler, sampled = _started(empty.sample)
@@ -404,7 +466,7 @@ def test_closing_wakes_both_sides():
     sampler.join(10)
     assert inserted == [8] and sampled == [None]
     assert waiting.sample() is None
-    assert waiting.insert(_columns(0, 1), np.ones(1)) == 0
+    assert waiting.insert(_columns(waiting, 0, 1), np.ones(1)) == 0
     assert waiting.snapshot().next == 8  # a last checkpoint can still be made
 
 
@@ -414,7 +476,7 @@ def test_three_threads_see_only_rows_that_match_their_serials():
 
     def insert():
         for start in range(0, 1500, 10):
-            replay.insert(_columns(start, 10), np.full(10, 1.0))
+            replay.insert(_columns(replay, start, 10), np.full(10, 1.0))
         replay.close()
 
     def train():
@@ -466,24 +528,22 @@ def test_a_snapshot_does_not_change_with_the_replay():
     assert (snapshot.oldest, snapshot.next) == (0, 3)
     assert snapshot.priorities.tolist() == [1, 2, 3]
     assert snapshot.rng == rng and snapshot.rng != replay.snapshot().rng
-    out = {"x": np.zeros((R, 1, 2), np.float32), "s": np.zeros((1, 4), np.int64)}
-    CODEC.unpack([snapshot.blocks[0]], out)
-    assert out["s"][0, 0] == 0
+    assert _contents(snapshot) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("ratio", "min_size"), [(1.0, 4), (8.0, 4), (0.25, 4), (1.0, 15)])
 def test_a_replay_restored_under_another_ratio_continues_at_that_ratio(ratio, min_size):
     before = _replay(batch=4, ratio=1.0, min_size=4, window=8)
     for start in range(0, 20, 4):
-        before.insert(_columns(start, 4), np.ones(4))
+        before.insert(_columns(before, start, 4), np.ones(4))
         before.sample(wait=False)
     saved = before.snapshot()
     replay = _replay(batch=4, ratio=ratio, min_size=min_size, window=8)
-    replay.restore(saved, saved.blocks)
-    assert (replay.inserted, replay.sampled) == (20, 20), "counters are kept"
+    replay.restore(saved, saved.rows.blocks(saved.oldest))
+    assert (replay.inserted, replay.sampled) == (20, 20), "what has been counted stands"
     inserted = sampled = 0
     for _ in range(200):
-        inserted += replay.insert(_columns(replay.inserted, 1), np.ones(1), wait=False)
+        inserted += replay.insert(_columns(replay, replay.inserted, 1), np.ones(1), wait=False)
         sampled += 4 * (replay.sample(wait=False) is not None)
     assert inserted > 40 and sampled > 40
     assert sampled == pytest.approx(ratio * inserted, abs=2 * 8 + 4 + ratio)

@@ -20,8 +20,22 @@ CODEC = BlockCodec([BlockField("x", (R, 100), "uint8", True), BlockField("s", (4
 OTHER = BlockCodec([BlockField("x", (R, 101), "uint8", True), BlockField("s", (4,), "float32", False)])
 
 
+CONFIG = {"capacity": 40, "min_size": 5, "window": 1e9}
+
+
+@pytest.fixture(params=["plain", "compressed"], autouse=True, scope="module")
+def storage(request):
+    """Every test runs with both."""
+    CONFIG["storage"] = request.param
+    return request.param
+
+
 def _replay(batch=8, **config):
-    return Replay(CODEC, ReplayConfig(**{"capacity": 40, "min_size": 5, "window": 1e9, **config}), batch, seed=3)
+    return Replay(CODEC, ReplayConfig(**{**CONFIG, **config}), batch, seed=3)
+
+
+def _blocks(snapshot):
+    return list(snapshot.rows.blocks(snapshot.oldest))
 
 
 def _insert(replay, count):
@@ -30,7 +44,7 @@ def _insert(replay, count):
         "x": rng.integers(0, 256, (R, count, 100), np.uint8),
         "s": rng.normal(size=(count, 4)).astype(np.float32),
     }
-    assert replay.insert(CODEC.pack(arrays), rng.random(count) + 0.1, wait=False) == count
+    assert replay.insert(replay.pack(arrays), rng.random(count) + 0.1, wait=False) == count
 
 
 def _train(replay, batches):
@@ -45,7 +59,9 @@ def _train(replay, batches):
 
 def _assert_same(one, other):
     a, b = one.snapshot(), other.snapshot()
-    assert a._replace(priorities=None, places=0) == b._replace(priorities=None, places=0)
+    assert a._replace(priorities=None, places=0, rows=_blocks(a)) == b._replace(
+        priorities=None, places=0, rows=_blocks(b)
+    )
     np.testing.assert_array_equal(a.priorities, b.priorities)
     assert one.stats() == other.stats()
 
@@ -83,14 +99,14 @@ def test_a_restored_replay_continues_exactly_like_the_saved_one(tmp_path, insert
     _assert_same(replay, restored)
 
 
-def test_draws_are_the_same_if_the_replay_was_larger_before(tmp_path):
-    # Rows become larger, so that fewer fit, but the ring keeps its size.
+def test_draws_are_the_same_where_the_replay_had_once_been_larger(tmp_path):
+    # Packed rows become larger, so that fewer fit: the ring keeps the places it grew to.
     def make():
-        return _replay(batch=16, capacity=5000, capacity_gb=60_000e-9, min_size=1)
+        return _replay(storage="compressed", batch=16, capacity=5000, capacity_gb=60_000e-9, min_size=1)
 
     replay = make()
     small = {"x": np.zeros((R, 1100, 100), np.uint8), "s": np.zeros((1100, 4), np.float32)}
-    replay.insert(CODEC.pack(small), np.ones(1100))
+    replay.insert(replay.pack(small), np.ones(1100))
     assert replay.snapshot().places == 2048
     _insert(replay, 150)
     checkpoint = _checkpoint(tmp_path, _store(tmp_path), replay)
@@ -99,6 +115,60 @@ def test_draws_are_the_same_if_the_replay_was_larger_before(tmp_path):
     assert restored.size < 1024
     for mine, theirs in zip(_train(replay, 10), _train(restored, 10), strict=True):
         np.testing.assert_array_equal(mine[0], theirs[0])
+
+
+def test_the_highest_priority_outlives_its_unroll(tmp_path):
+    replay = _replay()
+    _insert(replay, 40)
+    replay.update(np.array([3]), np.array([50.0]))
+    _insert(replay, 40)
+    checkpoint = _checkpoint(tmp_path, _store(tmp_path), replay)
+    restored = _replay()
+    _store(tmp_path).restore(checkpoint, restored)
+    arrays = {"x": np.zeros((R, 1, 100), np.uint8), "s": np.zeros((1, 4), np.float32)}
+    restored.insert(restored.pack(arrays))
+    assert restored.snapshot().priorities[-1] == 50
+    # A manifest of an earlier version does not say it.
+    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    del manifest["highest_priority"], manifest["prioritized"]
+    (checkpoint / MANIFEST).write_text(json.dumps(manifest))
+    earlier = _replay()
+    _store(tmp_path).restore(checkpoint, earlier)
+    np.testing.assert_array_equal(earlier.snapshot().priorities, replay.snapshot().priorities)
+
+
+def test_a_replay_can_be_restored_into_the_other_storage(tmp_path, storage):
+    replay, store = _replay(), _store(tmp_path)
+    _insert(replay, 60)
+    store.write(replay.snapshot())
+    _insert(replay, 7)
+    checkpoint = _checkpoint(tmp_path, store, replay)
+    other, store = _replay(storage="compressed" if storage == "plain" else "plain"), _store(tmp_path)
+    store.restore(checkpoint, other)
+    assert _blocks(other.snapshot()) == _blocks(replay.snapshot()) and other.nbytes != replay.nbytes
+    for mine, theirs in zip(_train(replay, 5), _train(other, 5), strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            np.testing.assert_array_equal(a, b)
+    _insert(other, 5)
+    assert [(s["first"], s["last"]) for s in store.write(other.snapshot())["segments"]] == [
+        (20, 59),
+        (60, 66),
+        (67, 71),
+    ]
+
+
+def test_priorities_appear_and_vanish_with_the_way_of_sampling(tmp_path):
+    prioritized = _replay()
+    _insert(prioritized, 20)
+    checkpoint = _checkpoint(tmp_path, _store(tmp_path), prioritized)
+    uniform, store = _replay(sampling="uniform"), _store(tmp_path)
+    store.restore(checkpoint, uniform)
+    assert uniform.size == 20 and (uniform.sample(wait=False).weights == 1).all()
+    checkpoint = _checkpoint(tmp_path, store, uniform, "uniform")
+    assert not (checkpoint / PRIORITIES).exists()
+    again = _replay()
+    _store(tmp_path).restore(checkpoint, again)
+    assert again.snapshot().priorities.tolist() == [1.0] * 20 and again.sampled == 8
 
 
 def test_an_empty_replay_is_saved_and_restored(tmp_path):
@@ -125,7 +195,7 @@ def test_a_second_checkpoint_writes_one_segment_with_only_the_new_rows(tmp_path)
     for name, written in before.items():
         assert (tmp_path / "replay" / name).stat().st_mtime_ns == written
     assert len(_segments(tmp_path)) == 2
-    new = sum(len(block) for block in replay.snapshot().blocks[10:])
+    new = sum(len(block) for block in _blocks(replay.snapshot())[10:])
     assert 0 < second["segments"][1]["bytes"] - new < 500
     third = store.write(replay.snapshot())
     assert third["segments"] == second["segments"] and len(_segments(tmp_path)) == 2
@@ -185,7 +255,7 @@ def test_resuming_from_an_older_checkpoint_keeps_the_newer_one_valid(tmp_path):
     again, store = _replay(), _store(tmp_path)
     store.restore(older, again)
     other = {"x": np.ones((R, 10, 100), np.uint8), "s": np.ones((10, 4), np.float32)}
-    again.insert(CODEC.pack(other), np.ones(10))  # other rows of the same serials
+    again.insert(again.pack(other), np.ones(10))  # other rows of the same serials
     branch = _checkpoint(tmp_path, store, again, "branch")
     for checkpoint, source in ((newer, replay), (branch, again)):
         restored = _replay()
@@ -209,26 +279,28 @@ def test_a_smaller_capacity_keeps_the_newest_rows(tmp_path):
     _insert(replay, 60)
     checkpoint = _checkpoint(tmp_path, _store(tmp_path), replay)
     whole = replay.snapshot()
+    blocks = _blocks(whole)
     small = _replay(capacity=12)
     _store(tmp_path).restore(checkpoint, small)
     kept = small.snapshot()
-    assert (kept.oldest, kept.next, kept.blocks) == (48, 60, whole.blocks[-12:])
+    assert (kept.oldest, kept.next, _blocks(kept)) == (48, 60, blocks[-12:])
     np.testing.assert_array_equal(kept.priorities, whole.priorities[-12:])
     few_bytes = _replay(capacity_gb=2000e-9)
     _store(tmp_path).restore(checkpoint, few_bytes)
     kept = few_bytes.snapshot()
-    assert few_bytes.nbytes <= 2000 and 0 < len(kept.blocks) < 12
-    assert kept.blocks == whole.blocks[-len(kept.blocks) :] and kept.next == 60
+    few = _blocks(kept)
+    assert few_bytes.nbytes <= 2000 and 0 < len(few) < 12
+    assert few == blocks[-len(few) :] and kept.next == 60
     _train(few_bytes, 3)
 
 
 def test_restoring_holds_the_rows_once(tmp_path):
     codec = BlockCodec([BlockField("x", (1, 50_000), "uint8", True)])
-    config = ReplayConfig(capacity=200, min_size=1, window=1e9)
+    config = ReplayConfig(**{**CONFIG, "capacity": 200, "min_size": 1})
     replay = Replay(codec, config, 1, seed=0)
     store = ReplayStore(tmp_path / "replay", codec.signature)
     noise = np.random.default_rng(0).integers(0, 256, (1, 100, 50_000), np.uint8)
-    replay.insert(codec.pack({"x": noise}), np.ones(100))
+    replay.insert(replay.pack({"x": noise}), np.ones(100))
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
     store.save(checkpoint, replay.snapshot())
@@ -257,7 +329,7 @@ def saved(tmp_path):
 
 
 def _refused(tmp_path, checkpoint, codec=CODEC):
-    replay = Replay(codec, ReplayConfig(capacity=40, min_size=5), 8, seed=3)
+    replay = Replay(codec, ReplayConfig(**CONFIG), 8, seed=3)
     with pytest.raises(CheckpointError) as caught:
         _store(tmp_path, codec).restore(checkpoint, replay)
     message = str(caught.value)
@@ -324,6 +396,8 @@ def test_swapped_segments_are_refused(tmp_path, saved):
         {"rng": {"bit_generator": "MT19937"}},
         {"rng": None},
         {"format": 99},
+        {"highest_priority": 0.5},
+        {"highest_priority": "high"},
         {"segments": [{"name": "../x"}]},
     ],
 )

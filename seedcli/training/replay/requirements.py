@@ -1,0 +1,63 @@
+"""What an algorithm and the section `replay` require of each other, checked before anything is allocated."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from seedcli.agents.base import Agent
+from seedcli.config.schema import Config
+from seedcli.errors import UsageError
+
+
+def check_replay(agent: Agent, config: Config) -> None:
+    """Raise UsageError, one sentence, where the agent's training columns contradict its source or the configuration."""
+    algorithm, replay, name = agent.algorithm, config.replay, type(agent).__name__
+    if algorithm.sample_length is not None:
+        _check_sample_length(agent, config)
+    if algorithm.source != "replay":
+        return
+    if replay.capacity < replay.min_size:
+        raise UsageError(
+            f"replay.capacity = {replay.capacity} must be at least replay.min_size = {replay.min_size}, "
+            "or training never starts"
+        )
+    batch = config.training.batch_size * algorithm.batch_length / algorithm.unroll_length
+    needed = (batch + replay.ratio) / 2
+    if 0 < replay.window < needed:
+        raise UsageError(
+            f"replay.window = {replay.window:g} must be 0 (automatic) or at least {needed:g}, half of the {batch:g} "
+            f"unrolls that a batch of {name} counts as plus replay.ratio = {replay.ratio:g}: with a smaller window, "
+            "training and insertion would block each other"
+        )
+
+
+def _check_sample_length(agent: Agent, config: Config) -> None:
+    algorithm, name = agent.algorithm, type(agent).__name__
+    length, unroll_length = algorithm.sample_length, algorithm.unroll_length
+    asked = f"{name} has AlgorithmSpec.sample_length = {length}"
+    if algorithm.source != "replay":
+        raise UsageError(
+            f'{asked}, which is for source = "replay": a queue gives out whole unrolls, so leave sample_length out'
+        )
+    if length is None or not 1 <= length <= unroll_length:
+        raise UsageError(
+            f"{asked}, which must be at least 1 and at most training.unroll_length = {unroll_length}: change one of "
+            "the two"
+        )
+    if length == unroll_length:
+        return
+    if algorithm.burn_in:
+        raise UsageError(
+            f"training.burn_in = {algorithm.burn_in} must be 0 with {name}, which trains on {length} of an unroll's "
+            f"{unroll_length} transitions: there is nothing to warm up before a random record"
+        )
+    if tf.nest.flatten(agent.initial_state(1)):
+        raise UsageError(
+            f"{asked}, but it also has a state, and only that before an unroll's first record is stored: return an "
+            "empty initial_state (no LSTM, no frame stack, no previous action), or leave sample_length out"
+        )
+    if config.replay.sampling == "prioritized":
+        raise UsageError(
+            f'replay.sampling = "prioritized" must be "uniform" with {name}, which trains on {length} of an '
+            f"unroll's {unroll_length} transitions: priorities are those of whole unrolls"
+        )
