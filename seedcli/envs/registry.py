@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import TYPE_CHECKING
 
 from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.base import VectorEnv
 from seedcli.errors import SimulatorMissing
+from seedcli.specs import EnvSpec
+
+if TYPE_CHECKING:
+    from seedcli.envs.gymnasium.plain import PlainSpaces
 
 # How a family's simulator is had, as the end of a sentence.
 _INSTALL = {
@@ -53,6 +58,32 @@ def create_env(config: EnvironmentConfig, num_envs: int, *, render: bool = False
         raise SimulatorMissing(
             f"environment.family {config.family} cannot be used on this machine ({error}); {_INSTALL[config.family]}"
         ) from error
+
+
+def plain_spaces(config: EnvironmentConfig, spec: EnvSpec) -> PlainSpaces:
+    """What a plain environment, without this package's adapter, gives and takes.
+
+    Where the family is an adapter of Gymnasium environments, one is built to learn its spaces. Environments of other
+    families give and take the arrays of their specification.
+
+    Args:
+        config: the environment section of a configuration.
+        spec: the specification that an agent was built from.
+
+    Raises:
+        UsageError, SimulatorMissing, EnvironmentFailed: see `create_env`.
+    """
+    if config.family != "gymnasium":
+        from seedcli.envs.gymnasium.plain import spaces_of
+
+        return spaces_of(spec)
+    from seedcli.envs.gymnasium.env import GymnasiumVectorEnv
+
+    env = GymnasiumVectorEnv(config, 1)
+    try:
+        return env.plain_spaces
+    finally:
+        env.close()
 
 
 def check_simulator(config: EnvironmentConfig) -> None:
