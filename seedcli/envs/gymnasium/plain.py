@@ -167,7 +167,7 @@ def _as_array(leaf: Leaf, value: Any) -> npt.NDArray[Any]:
 def _read_leaf(leaf: Leaf, rows: npt.NDArray[Any], out: npt.NDArray[Any], batch: bool) -> None:
     """Write values [N, ...] of a space into an array of the specification."""
     try:
-        leaf.write(rows, out)
+        leaf.write(list(rows), out)
     except Exception as error:
         for index, row in enumerate(rows):
             where = f"row {index} of the batch holds" if batch else "the policy was given"
