@@ -15,8 +15,6 @@ from typing import IO, TextIO
 from seedcli.errors import (
     EXIT_DONE,
     EXIT_REFUSED,
-    EXIT_SIGINT,
-    EXIT_SIGTERM,
     EXIT_UNREACHABLE,
     EXIT_USAGE,
     RefusedError,
@@ -28,7 +26,8 @@ from seedcli.errors import (
 _STOP_SECONDS = 60.0  # for a checkpoint to be written after an interrupt, before the child is killed
 _LINES = 200  # last lines of stderr that are kept for the error
 _ERRORS = {EXIT_USAGE: UsageError, EXIT_UNREACHABLE: UnreachableError, EXIT_REFUSED: RefusedError}
-_STOPPED = {EXIT_SIGINT: "SIGINT", EXIT_SIGTERM: "SIGTERM"}
+# Exit statuses of a clean stop on a signal.
+_STOPPED = {128 + number: number.name for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
 
 # The child stops as on SIGTERM when this process dies, also when a notebook's kernel is killed (Linux).
 _START = """
