@@ -99,12 +99,13 @@ seedcli.load_policy(3)
 """
 
 
+@pytest.mark.timeout(300)
 def test_types_are_seen_by_users(tmp_path: Path) -> None:
     assert (ROOT / "seedcli" / "py.typed").is_file()
     (tmp_path / "user.py").write_text(_TYPED)
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--no-incremental", "user.py"]
     environ = {**os.environ, "MYPYPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=280)
     errors = [line for line in done.stdout.splitlines() if "error:" in line]
     assert len(errors) == 1 and "user.py:6" in errors[0] and "arg-type" in errors[0], done.stdout
 

@@ -31,7 +31,7 @@ class Choice:
     Attributes:
         action: for the environment's `step`.
         greedy_action: the action without exploration, in the same form.
-        details: all that else by name, arrays float32.
+        details: all that else by name.
     """
 
     action: Any
@@ -57,6 +57,7 @@ class Policy:
 
     Attributes:
         spec: the environment.
+        config: every value of the run's configuration, by section and name.
         env_steps: environment steps of the checkpoint.
         checkpoint: its folder.
         greedy: whether it takes the greedy action instead of sampling as in training.
@@ -71,10 +72,10 @@ class Policy:
             greedy, seed: see `load_policy`.
         """
         self.spec: EnvSpec = checkpoint.spec
+        self.config: dict[str, Any] = read_toml(checkpoint.config_path)
         self.env_steps: int = checkpoint.env_steps
         self.checkpoint: Path = checkpoint.path
         self.greedy = greedy
-        self._config_path = checkpoint.config_path
         self._spaces = spaces
         with building("while building the policy", "stop other programs that use the device"):
             self._agent = TrainedAgent(checkpoint, config, seed=seed)
@@ -86,15 +87,6 @@ class Policy:
     def __repr__(self) -> str:
         how = "greedy" if self.greedy else "sampled"
         return f"<seedcli.Policy for {self.spec.name}, {how}, {self.env_steps:,} environment steps>"
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """Every value of the run's configuration, by section and name.
-
-        Raises:
-            UsageError: the checkpoint is no longer there.
-        """
-        return read_toml(self._config_path)
 
     def __call__(self, observation: Any, reward: Any = 0.0, first: Any = False) -> Any:
         """The action for an observation; arguments and errors as of `step`.
@@ -127,7 +119,7 @@ class Policy:
                 "begins new episodes in all of them"
             )
         rows = 1 if batch is None else batch
-        begins = self._flags(first, batch)
+        begins = _scalars("first", first, batch, np.bool_)
         begins = np.ones(rows, np.bool_) if self._first is None else begins | self._first
         rewards = np.where(begins, np.float32(0), _scalars("reward", reward, batch, np.float32))
         policy = self._policy_of(rows)
@@ -160,9 +152,6 @@ class Policy:
             if chosen.min() < 0 or chosen.max() >= len(self._first):
                 raise UsageError(f"rows = {rows} must be indices from 0 to {len(self._first) - 1}")
         self._first[chosen if chosen.size else []] = True
-
-    def _flags(self, first: Any, batch: int | None) -> npt.NDArray[np.bool_]:
-        return _scalars("first", first, batch, np.bool_)
 
     def _policy_of(self, rows: int) -> AgentPolicy:
         """The policy with at least this many slots; agent states are kept while it has enough."""

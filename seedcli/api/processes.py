@@ -24,6 +24,7 @@ from seedcli.errors import (
 )
 
 _STOP_SECONDS = 60.0  # for a checkpoint to be written after an interrupt, before the child is killed
+_DRAIN_SECONDS = 10.0  # for the last lines, if a process that the child has left behind holds them back
 _LINES = 200  # last lines of stderr that are kept for the error
 _ERRORS = {EXIT_USAGE: UsageError, EXIT_UNREACHABLE: UnreachableError, EXIT_REFUSED: RefusedError}
 # Exit statuses of a clean stop on a signal.
@@ -80,7 +81,7 @@ def run_seed(arguments: Sequence[str], *, quiet: bool, show_results: bool = True
         raise
     finally:
         for reader in readers:
-            reader.join()
+            reader.join(_DRAIN_SECONDS)
     if status != EXIT_DONE:
         raise _error(arguments[0], status, err)
     return "".join(out)

@@ -93,6 +93,7 @@ def _folder(preset: str | None, logdir: str | os.PathLike[str] | None, resume: b
         return
     preset_layers(preset)  # an unknown preset makes no folder
     parent = Path("runs", preset)
+    missing = [folder.absolute() for folder in (parent, parent.parent) if not folder.exists()]
     try:
         path = new_folder(parent).absolute()
     except OSError as error:
@@ -104,4 +105,6 @@ def _folder(preset: str | None, logdir: str | os.PathLike[str] | None, resume: b
     except BaseException:
         with contextlib.suppress(OSError):
             remove_empty(path)
+            for folder in missing:
+                folder.rmdir()
         raise

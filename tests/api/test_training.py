@@ -61,8 +61,7 @@ def test_a_failed_training_raises_its_sentence_and_leaves_no_folder(
     with pytest.raises(UsageError, match="--resume needs --logdir"):
         seedcli.train("cartpole_vtrace", resume=True, quiet=True)
     assert capfd.readouterr() == ("", "")
-    assert not any(path.is_file() for path in tmp_path.rglob("*"))
-    assert not list(tmp_path.glob("runs/*/*"))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
