@@ -93,8 +93,8 @@ def wait_until(condition: Any, what: str, seconds: float = 150.0) -> None:
         time.sleep(0.1)
 
 
-def has_stepped(folder: Path) -> bool:
-    return (folder / "metrics.jsonl").exists() and max(seedcli.Run(folder).metrics.get("env_steps", [0])) > 0
+def has_learned(folder: Path) -> bool:
+    return (folder / "metrics.jsonl").exists() and max(seedcli.Run(folder).metrics.get("learner_updates", [0])) > 0
 
 
 def test_an_interrupt_stops_training_with_a_checkpoint_and_it_can_be_resumed(
@@ -102,7 +102,7 @@ def test_an_interrupt_stops_training_with_a_checkpoint_and_it_can_be_resumed(
 ) -> None:
 
     def interrupt() -> None:
-        wait_until(lambda: has_stepped(tmp_path), "the first steps")
+        wait_until(lambda: has_learned(tmp_path), "the first updates")
         os.kill(os.getpid(), signal.SIGINT)  # to this process alone, as a notebook's interrupt
 
     thread = threading.Thread(target=interrupt)
@@ -135,7 +135,7 @@ def test_training_stops_when_its_caller_is_killed(tmp_path: Path) -> None:
     caller = subprocess.Popen([sys.executable, "-c", _SCRIPT, str(tmp_path)], stderr=subprocess.DEVNULL, env=environ)
     children: list[psutil.Process] = []
     try:
-        wait_until(lambda: has_stepped(tmp_path), "the first steps")
+        wait_until(lambda: has_learned(tmp_path), "the first updates")
         children = psutil.Process(caller.pid).children(recursive=True)
         assert children
         caller.kill()
