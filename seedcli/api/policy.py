@@ -115,8 +115,8 @@ class Policy:
         arrays, batch = self._spaces.read(observation)
         if self._first is not None and batch != self._batch:
             raise UsageError(
-                f"the observation is {_counted(batch)} after {_counted(self._batch)}: call policy.reset() first, which "
-                "begins new episodes in all of them"
+                f"the observation is of {_counted(batch)}, and those before were of {_counted(self._batch)}: call "
+                "policy.reset() first, which begins new episodes in all of them"
             )
         rows = 1 if batch is None else batch
         begins = _scalars("first", first, batch, np.bool_)
@@ -177,4 +177,4 @@ def _scalars(name: str, value: Any, batch: int | None, dtype: type[Any]) -> npt.
 
 
 def _counted(batch: int | None) -> str:
-    return "of one environment" if batch is None else f"a batch of {batch}"
+    return "one environment" if batch is None else f"a batch of {batch}"

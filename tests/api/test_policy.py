@@ -174,10 +174,10 @@ def test_wrong_arguments_are_refused_in_one_sentence(
 def test_another_number_of_environments_needs_a_reset(runs: dict[str, seedcli.Run]) -> None:
     policy = runs["cartpole"].policy()
     policy(np.zeros((3, 4)))
-    for observation, what in ((np.zeros((2, 4)), "a batch of 2"), (np.zeros(4), "of one environment")):
+    for observation, what in ((np.zeros((2, 4)), "a batch of 2"), (np.zeros(4), "one environment")):
         with pytest.raises(UsageError) as error:
             policy(observation)
-        assert f"the observation is {what} after a batch of 3: call policy.reset() first" in str(error.value)
+        assert f"is of {what}, and those before were of a batch of 3: call policy.reset() first" in str(error.value)
     assert policy(np.zeros((3, 4))).shape == (3,)
     for rows, sentence in (
         ([True], "rows is a mask of shape (1,): it must be (3,)"),

@@ -92,8 +92,8 @@ class PlainSpaces:
         for name, other in sizes.items():
             if other != size:
                 raise UsageError(
-                    f"the observation {first!r} is {_counted(size)} and {name!r} is {_counted(other)}: all parts must "
-                    "be of the same environments"
+                    f"the observation {first!r} is of {_counted(size)} and {name!r} of {_counted(other)}: all parts "
+                    "must be of the same environments"
                 )
         return size
 
@@ -185,4 +185,4 @@ def _wanted(leaf: Leaf) -> str:
 
 
 def _counted(size: int | None) -> str:
-    return "of one environment" if size is None else f"a batch of {size}"
+    return "one environment" if size is None else f"a batch of {size}"

@@ -98,7 +98,7 @@ WRONG = [
     (
         PARTS,
         {"camera": [PICTURE] * 2, "arm": {"tool": [1, 1], "joints": [0.0, 0.0]}},
-        "the observation 'arm/joints' is of one environment and 'arm/tool' is a batch of 2: all parts must be ",
+        "the observation 'arm/joints' is of one environment and 'arm/tool' of a batch of 2: all parts must be ",
     ),
 ]  # fmt: skip
 
