@@ -19,6 +19,9 @@ class TrainedAgent:
         config: of the run; the agent is built from `config.agent` and `config.training`.
         seed: of action sampling, at least 0.
 
+    Attributes:
+        algorithm: requirements of the algorithm.
+
     Raises:
         CheckpointError: the checkpoint belongs to another agent.
         UsageError: the network or the algorithm does not support the environment.
@@ -29,12 +32,8 @@ class TrainedAgent:
         self._seed = seed
         self._spec = checkpoint.spec
         self._agent = create_agent(config.agent, config.training, checkpoint.spec, seed)
+        self.algorithm: AlgorithmSpec = self._agent.algorithm
         self.load(checkpoint)
-
-    @property
-    def algorithm(self) -> AlgorithmSpec:
-        """Requirements of the algorithm."""
-        return self._agent.algorithm
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Load another checkpoint of the same run; policies made before need a `publish`."""
