@@ -27,9 +27,11 @@ def anchors(page: Path) -> set[str]:
 
 
 def defined(path: Path) -> set[str]:
-    """The names that a file defines or imports at its top level; the file is not run."""
+    """The names that a file defines or imports at its top level, or for type checking; the file is not run."""
     found: set[str] = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    nodes = ast.parse(path.read_text(encoding="utf-8")).body
+    guarded = [inner for node in nodes if isinstance(node, ast.If) for inner in node.body]
+    for node in nodes + guarded:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             found.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):

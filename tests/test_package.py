@@ -47,6 +47,7 @@ def test_a_wheel_holds_the_presets_the_licence_and_the_command(tmp_path: Path) -
     assert names == preset_names()
     (info,) = site.glob("seedcli-*.dist-info")
     assert info.name == f"seedcli-{seedcli.__version__}.dist-info"
+    assert (site / "seedcli" / "py.typed").is_file()
     assert "seed = seedcli.cli.main:main" in (info / "entry_points.txt").read_text()
     assert "Apache License" in (info / "licenses" / "LICENSE").read_text()
     assert {entry.name for entry in site.iterdir()} == {"seedcli", info.name}
@@ -58,6 +59,55 @@ def test_an_editable_install_finds_the_presets(tmp_path: Path) -> None:
     module, names = listing(site, Path(pth.read_text().strip()))
     assert module == ROOT / "seedcli" / "config" / "presets.py"
     assert names == preset_names()
+
+
+_IMPORT = """
+import sys, time
+before, begun = set(sys.modules), time.perf_counter()
+import seedcli
+print(time.perf_counter() - begun)
+print(*sorted(name.partition(".")[0] for name in set(sys.modules) - before))
+assert "train" in dir(seedcli) and "seedcli.api" not in sys.modules
+seedcli.errors, seedcli.specs, seedcli.Run, seedcli.load_policy, seedcli.train
+print("tensorflow" in sys.modules)
+"""
+
+
+def test_importing_the_package_loads_nothing_else() -> None:
+    done = subprocess.run([sys.executable, "-c", _IMPORT], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    seconds, modules, tensorflow = done.stdout.splitlines()
+    assert float(seconds) < 0.1
+    assert set(modules.split()) <= {"seedcli"} | sys.stdlib_module_names
+    assert tensorflow == "False", "it is loaded where an agent is built"
+
+
+def test_public_names_are_the_declared_ones() -> None:
+    for name in seedcli.__all__:
+        assert getattr(seedcli, name) is not None
+    assert set(seedcli.__all__) <= set(dir(seedcli))
+    with pytest.raises(AttributeError, match="module 'seedcli' has no attribute 'trian'"):
+        seedcli.trian  # noqa: B018 (an attribute that is not there)
+
+
+_TYPED = """
+import numpy, seedcli
+policy: seedcli.Policy = seedcli.load_policy("runs/x", greedy=True)
+run: seedcli.Run = seedcli.train("cartpole_vtrace", steps=10, set={"training.batch_size": 8})
+mean: float = run.evaluate().mean
+seedcli.load_policy(3)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_types_are_seen_by_users(tmp_path: Path) -> None:
+    assert (ROOT / "seedcli" / "py.typed").is_file()
+    (tmp_path / "user.py").write_text(_TYPED)
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--no-incremental", "user.py"]
+    environ = {**os.environ, "MYPYPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=280)
+    errors = [line for line in done.stdout.splitlines() if "error:" in line]
+    assert len(errors) == 1 and "user.py:6" in errors[0] and "arg-type" in errors[0], done.stdout
 
 
 def test_every_dependency_has_a_documented_reason() -> None:

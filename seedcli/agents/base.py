@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -130,11 +131,14 @@ class ActOutputs(NamedTuple):
         action: [N, ...] as in the environment's `ActionSpec`, int32 or float32.
         recorded: name → [N, ...], the fields of `AlgorithmSpec.recorded`.
         greedy_action: [N, ...], the action without exploration (evaluation).
+        details: name → [N, ...], what else is known of the decision, for `seedcli.Policy.step`: any of "value",
+            "q_values", and what `Distribution.describe` gives. The learner does not compute what only these need.
     """
 
     action: tf.Tensor
     recorded: Mapping[str, tf.Tensor]
     greedy_action: tf.Tensor
+    details: Mapping[str, tf.Tensor] = MappingProxyType({})
 
 
 class UnrollBatch(NamedTuple):

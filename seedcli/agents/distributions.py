@@ -43,6 +43,13 @@ class Distribution(Protocol):
         of observation and action.
         """
 
+    def describe(self, params: tf.Tensor) -> dict[str, tf.Tensor]:
+        """The parameters in a user's terms, name → [..., n] float32.
+
+        "logits" and "probabilities" of categories, the parts of a MultiDiscrete one after the other; "mean" and
+        "std" of the numbers of a Box, where -1 and 1 are the bounds (see `specs.ActionSpec`).
+        """
+
 
 class Categorical:
     """A `Distribution` over n categories: parameters [..., n] are logits; actions are [...] int32."""
@@ -68,6 +75,9 @@ class Categorical:
     def spread(self, params: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         mixture = tf.linalg.matvec(tf.nn.softmax(params), weights, transpose_a=True)
         return -tf.reduce_sum(tf.math.xlogy(mixture, mixture)) - tf.tensordot(self.entropy(params), weights, 1)
+
+    def describe(self, params: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"logits": params, "probabilities": tf.nn.softmax(params)}
 
 
 class MultiCategorical:
@@ -99,6 +109,10 @@ class MultiCategorical:
     def spread(self, params: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         """The sum over the parts."""
         return tf.add_n([part.spread(x, weights) for part, x in zip(self._parts, self._split(params), strict=True)])
+
+    def describe(self, params: tf.Tensor) -> dict[str, tf.Tensor]:
+        parts = [tf.nn.softmax(logits) for logits in self._split(params)]
+        return {"logits": params, "probabilities": tf.concat(parts, axis=-1)}
 
     def _split(self, params: tf.Tensor) -> list[tf.Tensor]:
         return tf.split(params, self._categories, axis=-1)
@@ -141,6 +155,10 @@ class DiagonalGaussian:
         between = tf.linalg.matvec(tf.square(mean - centre), weights, transpose_a=True)
         within = tf.linalg.matvec(tf.exp(2.0 * log_std), weights, transpose_a=True)
         return 0.5 * tf.reduce_sum(tf.math.log1p(between / within))
+
+    def describe(self, params: tf.Tensor) -> dict[str, tf.Tensor]:
+        mean, log_std = tf.split(params, 2, axis=-1)
+        return {"mean": mean, "std": tf.exp(log_std)}
 
 
 def make_distribution(action: ActionSpec) -> Distribution:

@@ -114,7 +114,7 @@ class R2D2Agent:
         explores = tf.random.stateless_uniform(rows, seeds[1]) < inputs.exploration
         action = tf.where(explores, any_action, greedy_action)
         recorded = {"q_taken": self._of_action(q, action), "q_max": tf.reduce_max(q, axis=-1)}
-        return ActOutputs(action, recorded, greedy_action), network.remember(state, action)
+        return ActOutputs(action, recorded, greedy_action, {"q_values": q}), network.remember(state, action)
 
     def observe(self, unrolls: UnrollBatch) -> None:
         """Update the observation statistics, which both networks share."""

@@ -117,7 +117,8 @@ class VTraceAgent:
         recorded = {self._distribution.name: outputs.policy}
         if self._config.normalize_values:
             recorded["value"] = outputs.value
-        return ActOutputs(action, recorded, greedy_action), network.remember(state, action)
+        details = {"value": outputs.value, **self._distribution.describe(outputs.policy)}
+        return ActOutputs(action, recorded, greedy_action, details), network.remember(state, action)
 
     def observe(self, unrolls: UnrollBatch) -> None:
         """Update the statistics of observations, and those of value targets if values are normalised."""

@@ -72,6 +72,8 @@ class Family:
         isolation: when an environment needs a process without TensorFlow in it: "never", only for "rendering", or
             "always".
         keeps_finished_episodes: whether the library frees the memory of finished episodes only when its process ends.
+        adapts_gymnasium: whether its vector environments are `envs.gymnasium.env.GymnasiumVectorEnv`, so that plain
+            environments made by `gymnasium.make` give and take other arrays than its specifications say.
         library: name of the library that `make_bare` steps; "": there is none.
         simulator: path of attributes from a vector environment to the library's, for `seed bench actor`; empty: it
             cannot be timed apart.
@@ -82,6 +84,7 @@ class Family:
     preset: ClassVar[str] = ""
     isolation: ClassVar[Literal["never", "rendering", "always"]] = "rendering"
     keeps_finished_episodes: ClassVar[bool] = False
+    adapts_gymnasium: ClassVar[bool] = False
     library: ClassVar[str] = ""
     simulator: ClassVar[tuple[str, ...]] = ()
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seedcli.config.choices import FAMILIES
 from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.base import Family, VectorEnv
 from seedcli.errors import SimulatorMissing, UsageError
+from seedcli.specs import EnvSpec
+
+if TYPE_CHECKING:
+    from seedcli.envs.gymnasium.plain import PlainSpaces
 
 
 def family_of(config: EnvironmentConfig) -> Family:
@@ -55,6 +59,31 @@ def _missing(config: EnvironmentConfig, family: Family, error: ImportError) -> S
     return SimulatorMissing(
         f"environment.family {config.family} cannot be used on this machine ({error}); {family.install}"
     )
+
+
+def plain_spaces(config: EnvironmentConfig, spec: EnvSpec) -> PlainSpaces:
+    """What a plain environment, without this package's adapter, gives and takes.
+
+    Where the family is an adapter of Gymnasium environments, one is built to learn its spaces. Environments of other
+    families give and take the arrays of their specification.
+
+    Args:
+        config: the environment section of a configuration.
+        spec: the specification that an agent was built from.
+
+    Raises:
+        UsageError, SimulatorMissing, EnvironmentFailed: see `create_env`.
+    """
+    if not family_of(config).adapts_gymnasium:
+        from seedcli.envs.gymnasium.plain import spaces_of
+
+        return spaces_of(spec)
+    env: Any = create_env(config, 1)
+    try:
+        found: PlainSpaces = env.plain_spaces
+        return found
+    finally:
+        env.close()
 
 
 def check_simulator(config: EnvironmentConfig) -> None:

@@ -7,6 +7,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,18 +30,21 @@ class Decision(NamedTuple):
         action: [N, ...], dtype and shape of the specification's action.
         recorded: name → [N, ...].
         version: exact policy version of the weights used: the number of updates applied to them.
+        details: of a detailed policy "greedy_action" and the algorithm's `ActOutputs.details`, name → [N, ...]; else
+            empty.
     """
 
     action: npt.NDArray[Any]
     recorded: Mapping[str, npt.NDArray[Any]]
     version: int
+    details: Mapping[str, npt.NDArray[Any]] = MappingProxyType({})
 
 
 class Promise(NamedTuple):
     """A batch in progress on a device.
 
     Attributes:
-        action, recorded: tensors, including the padded rows.
+        action, recorded, details: tensors, including the padded rows.
         rows: N, rows without padding.
         version: policy version of the weights.
         begun: start time, seconds of `time.perf_counter`.
@@ -48,6 +52,7 @@ class Promise(NamedTuple):
 
     action: tf.Tensor
     recorded: Mapping[str, tf.Tensor]
+    details: Mapping[str, tf.Tensor]
     rows: int
     version: int
     begun: float
@@ -63,6 +68,7 @@ class DevicePolicy:
         slots: rows of the tables; the last is for padded rows.
         pad_to: batch sizes to pad to, ascending; empty: dynamic batches.
         greedy: choose actions without exploration.
+        detailed: also return `Decision.details`.
         compiled: compile with XLA, once per batch size.
         seed: returns the random seed of the next batch, [2] int32.
         explore: takes the arguments of `assign`; returns the exploration of all slots, [slots] float32.
@@ -83,12 +89,14 @@ class DevicePolicy:
         slots: int,
         pad_to: Sequence[int],
         greedy: bool,
+        detailed: bool,
         compiled: bool,
         seed: Callable[[], npt.NDArray[np.int32]],
         explore: Callable[[npt.NDArray[np.int32], Role, npt.NDArray[np.int64]], npt.NDArray[np.float32]],
     ) -> None:
         self._agent = agent
         self._greedy = greedy
+        self._detailed = detailed
         self._device = device
         self._pad_to = pad_to
         self._scratch = slots - 1
@@ -146,14 +154,15 @@ class DevicePolicy:
 
     def _act_impl(
         self, observation: tf.Tensor, reward: tf.Tensor, first: tf.Tensor, slots: tf.Tensor, seed: tf.Tensor
-    ) -> tuple[tf.Tensor, Any]:
+    ) -> tuple[tf.Tensor, Any, Any]:
         exploration = tf.gather(self._exploration, slots)
         inputs = ActInputs(observation, reward, first, exploration, seed)
         outputs, state = self._agent.act(self._network, inputs, self._gather(slots, first))
         for table, rows in zip(tf.nest.flatten(self._table), tf.nest.flatten(state), strict=True):
             table.scatter_update(tf.IndexedSlices(rows, slots))
         action = outputs.greedy_action if self._greedy else outputs.action
-        return tf.bitcast(action, tf.float32) if self._in_disguise else action, dict(outputs.recorded)
+        details = {"greedy_action": outputs.greedy_action, **outputs.details} if self._detailed else {}
+        return tf.bitcast(action, tf.float32) if self._in_disguise else action, dict(outputs.recorded), details
 
     def _publish_impl(self) -> None:
         for mine, trained in zip(self._network.variables, self._agent.network.variables, strict=True):
@@ -236,13 +245,13 @@ class DevicePolicy:
                 if self.accelerated:
                     observation = self._upload(observation, len(slots))
                 with self._lock:
-                    action, recorded = self._act(observation, reward, first, slots, self._seed())
+                    action, recorded, details = self._act(observation, reward, first, slots, self._seed())
                     version = self.version
         except tf.errors.ResourceExhaustedError as error:
             raise self._out_of_memory(error, f"while answering {n} environments", n) from error
         if not self.accelerated:
             self.meter.busy += time.perf_counter() - begun
-        return Promise(action, recorded, n, version, begun)
+        return Promise(action, recorded, details, n, version, begun)
 
     def _upload(self, observation: Any, rows: int) -> Any:
         begun = time.perf_counter()
@@ -261,6 +270,7 @@ class DevicePolicy:
         try:
             action = promise.action.numpy()[:n]
             recorded = {name: value.numpy()[:n] for name, value in promise.recorded.items()}
+            details = {name: value.numpy()[:n] for name, value in promise.details.items()}
         except tf.errors.ResourceExhaustedError as error:
             raise self._out_of_memory(error, f"while answering {n} environments", n) from error
         meter = self.meter
@@ -268,7 +278,8 @@ class DevicePolicy:
         meter.rows += n
         if self.accelerated:
             meter.busy += time.perf_counter() - promise.begun
-        return Decision(action.view(self._action_dtype) if self._in_disguise else action, recorded, promise.version)
+        action = action.view(self._action_dtype) if self._in_disguise else action
+        return Decision(action, recorded, promise.version, details)
 
     def act(
         self,

@@ -68,6 +68,7 @@ class AgentPolicy:
         devices: TensorFlow's names, such as "GPU:3"; "": TensorFlow's default device.
         pad_to: batch sizes to pad to, ascending; empty: dynamic batches, or four sizes if XLA compiles inference.
         greedy: choose actions without exploration (evaluation).
+        detailed: decisions hold `Decision.details` too.
         training_envs: training environments of the configured fleet, over which exploration is spread.
         publish_every: inference takes one in this many versions.
         xla: "all": compile inference with XLA; see `config.TopologyConfig`. A TPU always compiles.
@@ -90,6 +91,7 @@ class AgentPolicy:
         devices: Sequence[str] = ("",),
         pad_to: Sequence[int] = (),
         greedy: bool = False,
+        detailed: bool = False,
         training_envs: int = 1,
         publish_every: int = 1,
         xla: str = "off",
@@ -114,6 +116,7 @@ class AgentPolicy:
                 slots=max_slots + 1,
                 pad_to=sorted(pad_to),
                 greedy=greedy,
+                detailed=detailed,
                 compiled=compiled,
                 seed=self._next_seed,
                 explore=self._explore,

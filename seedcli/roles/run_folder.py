@@ -115,7 +115,7 @@ class RunFolder:
             if path is None:
                 shown = Path("runs") / (preset or "custom")
                 made = _missing(shown)
-                path = _new_folder(shown)
+                path = new_folder(shown)
                 made = [*made, path, path / LOCK]
             elif resume:
                 _check_resumable(path)
@@ -219,7 +219,7 @@ class RunFolder:
         if self._lock is not None:
             if self._made_up:
                 with contextlib.suppress(OSError):
-                    _remove_empty(self.path)
+                    remove_empty(self.path)
             os.close(self._lock)
             self._lock = None
 
@@ -239,7 +239,7 @@ def run_of_host(path: Path) -> Path | None:
     return path.parent.parent if path.parent.name == HOSTS else None
 
 
-def _new_folder(parent: Path) -> Path:
+def new_folder(parent: Path) -> Path:
     """Create a new folder named by the time; runs started in the same second get -2, -3, ..."""
     parent.mkdir(parents=True, exist_ok=True)
     stem = datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -358,7 +358,7 @@ def _holder(path: Path) -> str:
         return "process unknown"  # the holder has not written to the file yet
 
 
-def _remove_empty(path: Path) -> None:
+def remove_empty(path: Path) -> None:
     """Remove a folder in which no run has begun."""
     left = {entry.name for entry in path.iterdir()}
     if left <= {LOCK, CHECKPOINTS} and not _holds_checkpoints(path):

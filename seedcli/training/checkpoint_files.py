@@ -159,6 +159,25 @@ def find_checkpoint(path: Path) -> Checkpoint:
     return checkpoint
 
 
+def check_environment(checkpoint: Checkpoint, expected: EnvSpec, found: EnvSpec) -> None:
+    """Refuse to play an environment that is not the one of a checkpoint.
+
+    Args:
+        checkpoint: named in the error.
+        expected: its environment.
+        found: the environment built here.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    difference = expected.difference(found)
+    if difference is not None:
+        raise CheckpointError(
+            f"the checkpoint {checkpoint.path} does not fit the environment here: {difference}; "
+            "install the versions it was trained with"
+        )
+
+
 def take_checkpoint(run: Path) -> Checkpoint | None:
     """Return the checkpoint to resume from, or None if the run has none; the caller must hold the run's lock.
 

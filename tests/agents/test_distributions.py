@@ -100,3 +100,15 @@ def test_a_gaussian_agrees_with_float64_and_is_drawn_so() -> None:
     # The entropy is the mean of −log p, and log std adds to it one for one.
     assert float(distribution.entropy(params)) == pytest.approx(-log_prob.mean(), abs=0.03)
     np.testing.assert_array_equal(distribution.mode(params), params[:2])
+
+
+def test_parameters_are_described_in_a_users_terms() -> None:
+    params = random_params(MultiCategorical((3, 2)), 4)
+    described = MultiCategorical((3, 2)).describe(params)
+    np.testing.assert_array_equal(described["logits"], params)
+    expected = np.concatenate([probabilities(part) for part in np.split(params, [3], axis=-1)], -1)
+    np.testing.assert_allclose(described["probabilities"], expected, rtol=1e-5)
+    np.testing.assert_allclose(Categorical(5).describe(params)["probabilities"], probabilities(params), rtol=1e-5)
+    normal = DiagonalGaussian(2).describe(params[:, :4])
+    np.testing.assert_array_equal(normal["mean"], params[:, :2])
+    np.testing.assert_allclose(normal["std"], np.exp(params[:, 2:4].astype(np.float64)), rtol=1e-5)

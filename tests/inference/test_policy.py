@@ -71,6 +71,17 @@ def test_publish_changes_weights_and_version_together():
     assert changed.action[0] == changed.recorded["logits"][0].argmax()
 
 
+def test_a_detailed_policy_also_says_what_else_is_known():
+    plain, detailed = _policy(greedy=True, pad_to=(4,)), _policy(greedy=True, pad_to=(4,), detailed=True)
+    before, found = _act(plain, [0, 3], True), _act(detailed, [0, 3], True)
+    assert before.details == {}
+    assert sorted(found.details) == ["greedy_action", "logits", "probabilities", "value"]
+    np.testing.assert_array_equal(found.action, before.action)
+    np.testing.assert_array_equal(found.details["greedy_action"], found.action)
+    np.testing.assert_array_equal(found.details["logits"], found.recorded["logits"])
+    assert found.details["value"].shape == (2,) and found.details["value"].any()
+
+
 @pytest.mark.parametrize("batches", [50])
 def test_actions_are_sampled_by_seed_and_batch(batches):
     one, two = _policy(), _policy()

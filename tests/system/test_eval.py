@@ -16,6 +16,7 @@ import pytest
 
 from seedcli.cli.main import main
 from seedcli.config.sources import from_toml_file
+from seedcli.roles import trained_agent
 from seedcli.roles.evaluator import run as evaluator
 from seedcli.roles.run_folder import LOCK
 from seedcli.training.checkpoint import list_checkpoints, open_checkpoint
@@ -83,7 +84,7 @@ def evaluate(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 def test_a_device_without_enough_memory_is_reported(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluator, "AgentPolicy", exhausted)
+    monkeypatch.setattr(trained_agent, "AgentPolicy", exhausted)
     status, stdout, stderr = evaluate(capsys, str(run.folder))
     assert (status, stdout) == (1, "") and len(stderr.splitlines()) == 1
     assert "ran out of memory while building the evaluator" in stderr and "lower --envs" in stderr

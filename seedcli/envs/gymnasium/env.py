@@ -17,6 +17,7 @@ import numpy.typing as npt
 from seedcli.config.sources import format_value
 from seedcli.envs.checks import first_line, nearest, place_of
 from seedcli.envs.gymnasium.config import GymnasiumConfig
+from seedcli.envs.gymnasium.plain import PlainSpaces
 from seedcli.envs.gymnasium.spaces import Actions, Observations
 from seedcli.errors import EnvironmentFailed, SimulatorMissing, UsageError
 from seedcli.specs import EnvSpec, Rows
@@ -254,6 +255,11 @@ class GymnasiumVectorEnv:
             env.close()
             raise UsageError(f"{self._name} gives no pictures (rgb_array is not among its render modes)")
         return env
+
+    @property
+    def plain_spaces(self) -> PlainSpaces:
+        """Reads observations and writes actions as the instances have them."""
+        return PlainSpaces(self.spec, self._observations, self._actions)
 
     def reset(self, seed: int, out: Rows) -> None:
         """Seed environment i with (seed + i) mod 2³¹, start new episodes, write their first records.

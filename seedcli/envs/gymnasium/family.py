@@ -13,6 +13,7 @@ class GymnasiumFamily(Family):
 
     Config = GymnasiumConfig
     preset: ClassVar[str] = "gymnasium_vtrace"
+    adapts_gymnasium: ClassVar[bool] = True
     library: ClassVar[str] = "gymnasium SyncVectorEnv"
 
     def make(self, config: GymnasiumConfig, num_envs: int, *, render: bool = False, threads: int = 0) -> VectorEnv:

@@ -41,6 +41,7 @@ class Observations:
 
     Attributes:
         spec: one observation.
+        leaves: its arrays by name; a single one is called "".
         notice: one sentence for the user about keys that are left out; "" if there are none.
 
     Raises:
@@ -50,7 +51,7 @@ class Observations:
     def __init__(self, space: Space[Any], name: str, keys: Sequence[str] = ()) -> None:
         self._space = space
         self._name = name
-        self._leaves: dict[str, _Leaf] = {}
+        self.leaves: dict[str, Leaf] = {}
         # Keys that lead to a Dict, and how many entries it must have; keys that lead to each leaf.
         self._dicts: dict[tuple[str, ...], int] = {}
         self._paths: dict[str, tuple[str, ...]] = {}
@@ -64,18 +65,18 @@ class Observations:
             )
         self.notice = self._choice.notice(name) if self._choice else ""
         self._add(space, ())
-        if not self._leaves:
+        if not self.leaves:
             raise UsageError(f"{name} has an empty Dict as observation space: an agent needs something to observe")
-        if len(self._leaves) > _MAX_ARRAYS:
+        if len(self.leaves) > _MAX_ARRAYS:
             raise UsageError(
-                f"{name} observes {len(self._leaves)} arrays, which is more than the limit of {_MAX_ARRAYS}: combine "
+                f"{name} observes {len(self.leaves)} arrays, which is more than the limit of {_MAX_ARRAYS}: combine "
                 "some into one Box"
             )
         self.spec: ObservationSpec
         if isinstance(space, Dict):
-            self.spec = {leaf: self._leaves[leaf].spec for leaf in sorted(self._leaves)}
+            self.spec = {leaf: self.leaves[leaf].spec for leaf in sorted(self.leaves)}
         else:
-            self.spec = self._leaves[""].spec
+            self.spec = self.leaves[""].spec
 
     def _add(self, space: Space[Any], path: tuple[str, ...]) -> None:
         if isinstance(space, Dict):
@@ -92,18 +93,18 @@ class Observations:
                 f"{self._name} names a part of its observation {leaf[:_MAX_NAME]!r}; names must have 1 to {_MAX_NAME} "
                 "printable characters, including the names of outer Dicts"
             )
-        if leaf in self._leaves:
+        if leaf in self.leaves:
             raise UsageError(f"{self._name} has two parts of its observation called {leaf!r}; rename one")
         what = f"observation {leaf!r}" if path else "observation"
         remedy = self._choice.remedy(leaf) if self._choice else wrapping(space)
-        self._leaves[leaf] = _Leaf(space, what, self._name, remedy)
+        self.leaves[leaf] = Leaf(space, what, self._name, remedy)
         self._paths[leaf] = path
 
     @property
     def bounds(self) -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         """Lower and upper bounds of the Boxes by name, in the dtype that is sent; a single Box is "observation"."""
         found = {}
-        for name, leaf in self._leaves.items():
+        for name, leaf in self.leaves.items():
             if isinstance(leaf.space, Box):
                 with np.errstate(over="ignore"):
                     low, high = (bound.astype(leaf.spec.dtype) for bound in (leaf.space.low, leaf.space.high))
@@ -121,7 +122,7 @@ class Observations:
                 # Keys that are missing are found below.
                 if any(len(part) != entries for part in _select(observations, path)):
                     raise ValueError
-            for name, leaf in self._leaves.items():
+            for name, leaf in self.leaves.items():
                 path = self._paths[name]
                 leaf.write(_select(observations, path), out[name] if path else out)
         except EnvironmentFailed:
@@ -137,7 +138,7 @@ class Observations:
 
     def _difference(self, space: Space[Any], value: Any, path: tuple[str, ...]) -> str | None:
         if not isinstance(space, Dict):
-            leaf = self._leaves.get("/".join(path))
+            leaf = self.leaves.get("/".join(path))
             return leaf.difference(value) if leaf else None
         if path not in self._dicts:
             return None  # left out as a whole
@@ -160,7 +161,7 @@ def _select(observations: Sequence[Any], path: tuple[str, ...]) -> Sequence[Any]
     return observations
 
 
-class _Leaf:
+class Leaf:
     """One array of an observation.
 
     Args:
@@ -168,15 +169,20 @@ class _Leaf:
         what: description of the array, for errors.
         name: the environment, for errors.
         remedy: what to do if its space is not supported, as the end of a sentence.
+
+    Attributes:
+        spec: one value as it is sent.
+        what: as given.
+        dtype: the space's own type.
     """
 
     def __init__(self, space: Space[Any], what: str, name: str, remedy: str) -> None:
         self.space = space
-        self._what = what
+        self.what = what
         self._name = name
         self._categories: npt.NDArray[np.int64] | None = None
         self._start: npt.NDArray[np.int64] = np.zeros((), np.int64)
-        self._dtype = str(space.dtype)
+        self.dtype = str(space.dtype)
         self.spec = self._make_spec(space, remedy)
         self._kind = np.dtype(self.spec.dtype).kind
 
@@ -185,12 +191,12 @@ class _Leaf:
         if isinstance(space, (Discrete, MultiDiscrete)):
             self._categories = np.asarray(space.n if isinstance(space, Discrete) else space.nvec, np.int64)
             self._start = np.asarray(space.start, np.int64)
-            return ArraySpec(shape, "int32", categories=_categories(space, self._what, self._name))
+            return ArraySpec(shape, "int32", categories=_categories(space, self.what, self._name))
         if isinstance(space, MultiBinary):
             return ArraySpec(shape, "bool")
         if not isinstance(space, Box):
             raise UsageError(
-                f"{self._name} has a {type(space).__name__} as space of its {self._what}; supported are Box, Discrete, "
+                f"{self._name} has a {type(space).__name__} as space of its {self.what}; supported are Box, Discrete, "
                 f"MultiDiscrete, MultiBinary and Dict: {remedy}"
             )
         dtype = str(space.dtype)
@@ -211,7 +217,7 @@ class _Leaf:
         if self._kind == "f":
             with np.errstate(over="ignore"):  # values beyond float32 become infinite
                 np.stack(values, out=out, casting="same_kind")
-            check_finite(out, self._what, self._name)
+            check_finite(out, self.what, self._name)
             return
         # For scalars np.array has the same result in a fifth of the time.
         stacked = np.stack(values) if self.spec.shape else np.array(values)
@@ -233,21 +239,19 @@ class _Leaf:
         try:
             array = np.asarray(value)
         except ValueError:
-            return f"the {self._what} as {type(value).__name__} of parts of different lengths {says} {self.spec.shape}"
+            return f"the {self.what} as {type(value).__name__} of parts of different lengths {says} {self.spec.shape}"
         if array.shape != self.spec.shape:
-            return f"the {self._what} of shape {array.shape} {says} {self.spec.shape}"
+            return f"the {self.what} of shape {array.shape} {says} {self.spec.shape}"
         if self._kind == "f":
-            return (
-                None if array.dtype.kind in "iufb" else f"the {self._what} of type {array.dtype} {says} {self._dtype}"
-            )
+            return None if array.dtype.kind in "iufb" else f"the {self.what} of type {array.dtype} {says} {self.dtype}"
         if self._categories is not None and array.dtype.kind in "iu":
             outside = (array - self._start < 0) | (array - self._start >= self._categories)
             if outside.any():
                 at = tuple(np.argwhere(outside)[0])
                 low, count = self._start[at], self._categories[at]
-                return f"the {self._what} {array[at]}, which is not one of the categories {low} to {low + count - 1}"
+                return f"the {self.what} {array[at]}, which is not one of the categories {low} to {low + count - 1}"
         elif self._categories is not None or not _fits(array, np.dtype(self.spec.dtype)):
-            return f"the {self._what} of type {array.dtype} {says} {self._dtype}"
+            return f"the {self.what} of type {array.dtype} {says} {self.dtype}"
         return None
 
 

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from seedcli.agents.base import Role
-from seedcli.agents.registry import create_agent
 from seedcli.config.schema import Config
 from seedcli.config.sections import EnvironmentConfig
 from seedcli.config.sources import from_toml_file
@@ -27,12 +25,18 @@ from seedcli.envs.isolated import IsolatedEnv
 from seedcli.envs.registry import create_env, family_of
 from seedcli.errors import EXIT_DONE, CheckpointError
 from seedcli.inference.device_memory import building
-from seedcli.inference.policy import AgentPolicy
 from seedcli.roles.evaluator.video import VideoWriter
 from seedcli.roles.greedy_hint import greedy_hint
 from seedcli.roles.run_folder import LOCK
+from seedcli.roles.trained_agent import TrainedAgent
 from seedcli.specs import RowLayout, aligned_empty
-from seedcli.training.checkpoint import Checkpoint, find_checkpoint, list_checkpoints, open_checkpoint, restore
+from seedcli.training.checkpoint_files import (
+    Checkpoint,
+    check_environment,
+    find_checkpoint,
+    list_checkpoints,
+    open_checkpoint,
+)
 
 _WATCH_SECONDS = 1.0
 
@@ -113,15 +117,12 @@ class Player:
         self.config: Config = config.model_copy(update={"environment": environment})
         self._checkpoint = checkpoint
         with building("while building the evaluator", "lower --envs, or stop other programs that use the device"):
-            self._agent = create_agent(self.config.agent, self.config.training, checkpoint.spec, seed)
-            restore(checkpoint, {"agent": self._agent.variables()})
-            self._policy = AgentPolicy(self._agent, checkpoint.spec, max_slots=envs, seed=seed, greedy=not sample)
-        role: Role = "evaluation" if "evaluation" in self._agent.algorithm.roles else "training"
-        self._policy.devices[0].assign(np.arange(envs, dtype=np.int32), role, np.arange(envs))
+            self._agent = TrainedAgent(checkpoint, self.config, seed=seed)
+            self._policy = self._agent.make_policy(envs, greedy=not sample)
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Load another checkpoint of the same run."""
-        restore(checkpoint, {"agent": self._agent.variables()})
+        self._agent.load(checkpoint)
         self._policy.publish(checkpoint.counters["learner_updates"])
         self._checkpoint = checkpoint
 
@@ -147,13 +148,11 @@ class Player:
             print(f"seed: {notice}", file=sys.stderr)
             self._noticed = True
         spec = replace(self._checkpoint.spec, name=env.spec.name) if self._elsewhere else self._checkpoint.spec
-        difference = spec.difference(env.spec)
-        if difference is not None:
+        try:
+            check_environment(self._checkpoint, spec, env.spec)
+        except CheckpointError:
             env.close()
-            raise CheckpointError(
-                f"the checkpoint {self._checkpoint.path} does not fit the environment here: {difference}; "
-                "install the versions it was trained with"
-            )
+            raise
         return env
 
     def play(self, env: VectorEnv, episodes: int, seed: int, video: VideoWriter | None = None) -> Evaluation:
