@@ -199,7 +199,7 @@ class BatchUpdate:
             scaled = losses if scale is None else [loss * scale for loss in losses]
         check_stop(self._agent, outputs.stop)
         gradients = [
-            tape.gradient(loss, group.variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+            tape.gradient(loss, [v.value for v in group.variables], unconnected_gradients="zero")
             for loss, group in zip(scaled, groups, strict=True)
         ]
         return Gradients(losses, gradients, dict(outputs.metrics), outputs.priorities, outputs.stop)

@@ -181,7 +181,7 @@ def test_the_loop_equals_the_unrolled_form(monkeypatch: pytest.MonkeyPatch) -> N
         assert (mine.applied, mine.fault) == (theirs.applied, theirs.fault)
 
 
-@pytest.mark.parametrize("stop_after", [0, 1, 4, 6, 100])
+@pytest.mark.parametrize("stop_after", [0, 4, 8, 100])
 def test_stop_skips_exactly_the_remaining_updates(monkeypatch: pytest.MonkeyPatch, stop_after: int) -> None:
     config = _config(epochs=3, minibatches=2)
     batches = [tiny_batch(B, number) for number in range(2)]
@@ -199,13 +199,11 @@ def test_stop_skips_exactly_the_remaining_updates(monkeypatch: pytest.MonkeyPatc
     assert _same(forms[0][0], forms[1][0])
     # The one that stopped is evaluated, and nothing after it in the loop.
     assert len(forms[0][2].log) == min(6, used + 1) + min(6, rest + 1)
-    # The same updates without a stop.
-    agent, trainer = _trainer(_config(epochs=3, minibatches=2))
-    if used == 6:
-        trainer.update(batches[0], env_steps=0)
-        reference = _trainer(config, stop_after=6)
-        reference[1].update(batches[0], env_steps=0)
-        assert _same(_everything(agent, trainer), _everything(*reference))
+    if stop_after == 100:
+        agent, trainer = _trainer(config)  # never stops
+        for batch in batches:
+            assert "updates_used" not in trainer.update(batch, env_steps=0).metrics
+        assert _same(forms[0][0], _everything(agent, trainer))
 
 
 def test_metrics_are_means_over_the_evaluated_updates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,9 +230,9 @@ def test_hundreds_of_updates_are_traced_in_seconds() -> None:
         config = training_config(unroll_length=4, batch_size=64, epochs=epochs, minibatches=32)
         agent = create_agent(AgentConfig(hidden=(64, 64)), config, VECTOR, 3)
         trainer = Trainer(agent, config, 10**9)
-        begun = time.perf_counter()
+        begun = time.process_time()
         result = trainer.update(_vtrace_batch(1, 64, agent), env_steps=0)
-        assert time.perf_counter() - begun < 30.0  # about 2 s on a quiet machine
+        assert time.process_time() - begun < 30.0
         assert result.applied and trainer.updates == 32 * epochs
         (concrete,) = trainer._update._concrete.values()
         graph = concrete.function.graph
