@@ -223,12 +223,13 @@ class Trainer:
     def _out_of_memory(self, error: tf.errors.ResourceExhaustedError, unrolls: UnrollBatch) -> SeedError:
         """Build the error to raise if a device runs out of memory during an update."""
         config, devices = self._config, self._devices
-        columns = config.batch_size // (devices.strategy.num_replicas_in_sync if devices.distributed else 1)
+        number = devices.strategy.num_replicas_in_sync if devices.distributed else 1
+        columns, evaluated = config.batch_size // number, config.columns_per_update // number
         weights = bytes_of(self._agent.variables().values()) + bytes_of(self.variables().values())
         held = {
             f"a batch of {columns} unrolls": batch_bytes(unrolls) // devices.replicas,
             f"{self._agent.network.count_params():,} parameters and the optimizer's state": weights,
-            f"the activations of {columns * self._agent.algorithm.records:,} records": None,
+            f"the activations of {evaluated * self._agent.algorithm.records:,} records": None,
             "inference on the same device": None,
         }
         remedy = (
