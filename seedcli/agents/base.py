@@ -9,11 +9,12 @@ on it (action_t and the algorithm's recorded fields, e.g. parameters of the beha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
@@ -153,6 +154,7 @@ class UnrollBatch(NamedTuple):
         recorded: name → [K+T+1, B, ...].
         state: the agent state before record 0 (after any reset), [B, ...].
         weights: [B] float32, importance weights (1 from a queue).
+        targets: name → [T, B, ...], what `TargetsAgent.targets` returned for the batch; {} for other agents.
     """
 
     observation: Any
@@ -163,20 +165,52 @@ class UnrollBatch(NamedTuple):
     recorded: Mapping[str, tf.Tensor]
     state: State
     weights: tf.Tensor
+    targets: Mapping[str, tf.Tensor] = {}
+
+    def map_columns(self, function: Callable[[Any, int], Any]) -> UnrollBatch:
+        """The batch with every array replaced by `function(array, axis)`, where `axis` is that of its columns."""
+
+        def mapped(name: str, value: Any) -> Any:
+            axis = 0 if name in _COLUMNS_FIRST else 1
+            return tf.nest.map_structure(lambda array: function(array, axis), value)
+
+        return UnrollBatch(**{name: mapped(name, value) for name, value in self._asdict().items()})
+
+
+_COLUMNS_FIRST = (
+    "state",
+    "weights",
+)  # fields of an `UnrollBatch` whose first axis is the columns; of others the second
+
+
+class ParameterGroup(NamedTuple):
+    """Variables that are trained together, by one loss and one optimizer.
+
+    Attributes:
+        variables: the variables, always in the same order; at least one.
+        learning_rate: factor of the scheduled `training.learning_rate`.
+    """
+
+    variables: Sequence[keras.Variable]
+    learning_rate: float = 1.0
 
 
 class LossOutputs(NamedTuple):
     """Outputs of `Agent.loss`.
 
     Attributes:
-        loss: scalar float32, the sum over the batch divided by the fixed T·B.
+        loss: scalar float32, the sum over the columns divided by T times `training.columns_per_update`. With several
+            parameter groups: name of the group → such a loss, differentiated by the group's variables only.
         priorities: [B] float32, at least 0, new priorities of replayed unrolls; None without prioritized draws.
         metrics: name → scalar float32, for telemetry.
+        stop: scalar float32; if its mean over the devices is above 0, this update and the remaining ones on the batch
+            are skipped (e.g. the policy has moved too far from the one that acted). None: never.
     """
 
-    loss: tf.Tensor
+    loss: tf.Tensor | Mapping[str, tf.Tensor]
     priorities: tf.Tensor | None
     metrics: Mapping[str, tf.Tensor]
+    stop: tf.Tensor | None = None
 
 
 class Agent(Protocol):
@@ -220,22 +254,36 @@ class Agent(Protocol):
             The outputs and the state after the record (including the action taken, if the network uses it).
         """
 
+    def parameter_groups(self) -> Mapping[str, ParameterGroup]:
+        """The trained variables by name of their group; the same names and variables at every call.
+
+        Every group has its own loss, optimizer and clipping. No variable is in two groups, and `variables` contains
+        all of them.
+        """
+
     def observe(self, unrolls: UnrollBatch) -> None:
-        """Update non-trainable statistics with a training batch; called once before its `loss`.
+        """Update non-trainable statistics with a training batch; called once before the first `loss` on it.
 
         Unrolls overlap: each record must count once. Columns of weight 0 must not count. Each training device calls it
         with its own columns: `agents.replicas` sums over the devices and assigns on all of them.
         """
 
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
-        """The loss of a batch under `self.network`, differentiable.
+        """The loss of a batch, or of one of its minibatches, under `self.network`, differentiable.
 
-        Each training device calls it with its own columns and the losses are added: divide sums by the configuration's
-        T·B, never by the number of columns in `unrolls`.
+        Each training device calls it with its own columns and the losses are added: divide sums by T times
+        `TrainingConfig.columns_per_update`, never by the number of columns in `unrolls`.
         """
 
-    def after_update(self, update: int) -> None:
-        """Called after every applied update with its number, from 1 (e.g. to copy a target network)."""
+    def after_update(self, update: tf.Tensor) -> None:
+        """Do what follows an update, such as copying a target network (`agents.target_networks`).
+
+        Called after every applied update as part of its graph, outside of replicas (in the cross-replica context of
+        `tf.distribute`, if there is one).
+
+        Args:
+            update: number of the update, from 1, scalar int64.
+        """
 
     def variables(self) -> Mapping[str, tf.Variable]:
         """All variables of the agent that a checkpoint must hold, by names that are the same in every process; see
@@ -251,4 +299,15 @@ class InitialPriorities(Protocol):
         """Priorities [B] float32 of new unrolls, from the recorded fields; no network is evaluated.
 
         Reads only rewards, ends of episodes and recorded fields; the other fields of `unrolls` may be None.
+        """
+
+
+@runtime_checkable
+class TargetsAgent(Protocol):
+    """An `Agent` that computes targets once for all updates on a batch."""
+
+    def targets(self, unrolls: UnrollBatch) -> Mapping[str, tf.Tensor]:
+        """Targets by name, each [T, B, ...]; passed to `loss` as `UnrollBatch.targets`, without a gradient.
+
+        Called once per batch with all of a device's columns, after `observe` and before the first update.
         """

@@ -9,11 +9,21 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from seedcli.agents import q_targets, targets
-from seedcli.agents.base import ActInputs, ActOutputs, AlgorithmSpec, LossOutputs, Role, State, UnrollBatch
+from seedcli.agents.base import (
+    ActInputs,
+    ActOutputs,
+    AlgorithmSpec,
+    LossOutputs,
+    ParameterGroup,
+    Role,
+    State,
+    UnrollBatch,
+)
 from seedcli.agents.calls import traced
 from seedcli.agents.networks.models import DuelingQNetwork, evaluate, observe
 from seedcli.agents.r2d2_config import R2D2Config
 from seedcli.agents.replicas import assign
+from seedcli.agents.target_networks import copy_every
 from seedcli.agents.variables import named_variables
 from seedcli.config.sections import TrainingConfig
 from seedcli.errors import UsageError
@@ -58,7 +68,7 @@ class R2D2Agent:
         self._spec = spec
         self._seed = seed
         self._precision = precision
-        self._batch_size = training.batch_size
+        self._columns = training.columns_per_update
         self.algorithm = AlgorithmSpec(
             name=config.algorithm,
             burn_in=training.burn_in,
@@ -71,7 +81,6 @@ class R2D2Agent:
         self.network = self.make_network()
         self.target_network = self.make_network()
         self.target_network.trainable = False
-        self._copy_to_target = traced(self._copy_to_target_impl)
         records = [self.algorithm.records, None]
         self._initial_priorities = traced(
             self._initial_priorities_impl,
@@ -116,6 +125,10 @@ class R2D2Agent:
         recorded = {"q_taken": self._of_action(q, action), "q_max": tf.reduce_max(q, axis=-1)}
         return ActOutputs(action, recorded, greedy_action, {"q_values": q}), network.remember(state, action)
 
+    def parameter_groups(self) -> dict[str, ParameterGroup]:
+        """One group, "network"."""
+        return {"network": ParameterGroup(self.network.trainable_variables)}
+
     def observe(self, unrolls: UnrollBatch) -> None:
         """Update the observation statistics, which both networks share."""
         observe(self.network, unrolls, self.algorithm.burn_in)
@@ -129,8 +142,8 @@ class R2D2Agent:
         """weight·½(h(G) − Q(s, a))² with G of `q_targets.n_step_returns`, summed and divided by T·B.
 
         G bootstraps from h⁻¹ of the target network's Q value of the trained network's best action (van Hasselt et
-        al., "Double Q-learning", 2016). T and B are those of the configuration, so the losses of parts of a batch add
-        up to the loss of the batch. Actions on final records are masked.
+        al., "Double Q-learning", 2016). T and B (`TrainingConfig.columns_per_update`) are those of the configuration,
+        so the losses of parts of a batch add up to the loss of the batch. Actions on final records are masked.
 
         Returns:
             The loss, the priorities, and metrics, which are means over valid transitions on the scale of Q: "q_mean"
@@ -145,7 +158,7 @@ class R2D2Agent:
         q_tm1 = self._of_action(q[:-1], unrolls.action[burn_in:-1])
         errors = self._errors(unrolls.reward, unrolls.terminated, unrolls.truncated, q_tm1, best_q)
         each = 0.5 * tf.square(errors.td_error_tm1)
-        loss = tf.reduce_sum(each * unrolls.weights) / (algorithm.batch_length * self._batch_size)
+        loss = tf.reduce_sum(each * unrolls.weights) / (algorithm.batch_length * self._columns)
 
         size = tf.abs(errors.td_error_tm1)
         priorities = q_targets.priorities(size, errors.mask_tm1, self._config.priority_max_weight)
@@ -172,18 +185,13 @@ class R2D2Agent:
             unrolls.reward, unrolls.terminated, unrolls.truncated, recorded["q_taken"], recorded["q_max"]
         )
 
-    def after_update(self, update: int) -> None:
+    def after_update(self, update: tf.Tensor) -> None:
         """Copy the trained network to the target network after every `agent.target_period` updates."""
-        if update % self._config.target_period == 0:
-            self._copy_to_target()
+        copy_every(self._config.target_period, update, self.target_network, self.network)
 
     def variables(self) -> dict[str, tf.Variable]:
         """The variables of the network and of the target network, by name."""
         return named_variables(network=self.network, target_network=self.target_network)
-
-    def _copy_to_target_impl(self) -> None:
-        networks = self.target_network, self.network
-        assign(*([variable.value for variable in network.variables] for network in networks))
 
     def _initial_priorities_impl(
         self, reward: tf.Tensor, terminated: tf.Tensor, truncated: tf.Tensor, q_taken: tf.Tensor, q_max: tf.Tensor

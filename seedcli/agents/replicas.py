@@ -6,7 +6,7 @@ and `loss` on its own columns. Without a strategy both functions work on the one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -39,22 +39,32 @@ def assign(variables: Sequence[tf.Variable], values: Sequence[Any]) -> None:
 
     Args:
         variables: variables, replicated or not.
-        values: in a replica, tensors that are equal on all replicas up to rounding: those of the first are used.
-            Outside of replicas, tensors or variables, of which each device uses its own copy.
+        values: in a replica, tensors or variables that are equal on all replicas up to rounding: those of the first
+            are used. Outside of replicas, tensors or variables, of which each device uses its own copy.
+    """
+    change(variables, lambda copy, value: copy.assign(value), values)
+
+
+def change(variables: Sequence[tf.Variable], function: Callable[[Any, Any], Any], values: Sequence[Any]) -> None:
+    """Call `function(copy, value)`, which changes one copy of a variable, on all devices for each of the variables.
+
+    Args:
+        variables, values: see `assign`.
+        function: must change the copy by the same amount on every device.
     """
     if not tf.distribute.has_strategy():
         for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
+            function(variable, value)
         return
 
     def everywhere(strategy: Any, values: Sequence[Any]) -> None:
         for variable, value in zip(variables, values, strict=True):
-            strategy.extended.update(variable, lambda copy, x: copy.assign(x), args=(value,), group=False)
+            strategy.extended.update(variable, function, args=(value,), group=False)
 
     if tf.distribute.in_cross_replica_context():
         everywhere(tf.distribute.get_strategy(), values)
     else:
         tf.distribute.get_replica_context().merge_call(
             lambda strategy, values: everywhere(strategy, [strategy.experimental_local_results(x)[0] for x in values]),
-            args=(list(values),),
+            args=([tf.convert_to_tensor(value) for value in values],),
         )

@@ -7,7 +7,17 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from seedcli.agents import targets
-from seedcli.agents.base import ActInputs, ActOutputs, AlgorithmSpec, LossOutputs, Role, State, Symptom, UnrollBatch
+from seedcli.agents.base import (
+    ActInputs,
+    ActOutputs,
+    AlgorithmSpec,
+    LossOutputs,
+    ParameterGroup,
+    Role,
+    State,
+    Symptom,
+    UnrollBatch,
+)
 from seedcli.agents.distributions import make_distribution
 from seedcli.agents.networks.models import PolicyValueNetwork, evaluate, observe
 from seedcli.agents.variables import named_variables
@@ -79,7 +89,7 @@ class VTraceAgent:
         self._seed = seed
         self._precision = precision
         self._distribution = make_distribution(spec.action)
-        self._batch_size = training.batch_size
+        self._columns = training.columns_per_update
         # 1 for each number of a Box action with two bounds, [d] float32.
         self._bounded = None
         if len(spec.action.unbounded) < spec.action.size:
@@ -120,6 +130,10 @@ class VTraceAgent:
         details = {"value": outputs.value, **self._distribution.describe(outputs.policy)}
         return ActOutputs(action, recorded, greedy_action, details), network.remember(state, action)
 
+    def parameter_groups(self) -> dict[str, ParameterGroup]:
+        """One group, "network": policy and value share a loss."""
+        return {"network": ParameterGroup(self.network.trainable_variables)}
+
     def observe(self, unrolls: UnrollBatch) -> None:
         """Update the statistics of observations, and those of value targets if values are normalised."""
         observe(self.network, unrolls, self.algorithm.burn_in)
@@ -149,8 +163,8 @@ class VTraceAgent:
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
         """−log π(a)·advantage + baseline_cost·½(v_s − V)² − entropy_cost·H(π), summed and divided by T·B.
 
-        T and B are those of the configuration, so the losses of parts of a batch add up to the loss of the batch.
-        Actions on final records are masked.
+        T and B (`TrainingConfig.columns_per_update`) are those of the configuration, so the losses of parts of a batch
+        add up to the loss of the batch. Actions on final records are masked.
 
         Returns:
             The loss, no priorities, and metrics, which are means over valid transitions: "policy_loss", "value_loss"
@@ -191,7 +205,7 @@ class VTraceAgent:
         if self._bounded is not None:
             excess = tf.nn.relu(tf.abs(self._distribution.mode(policy)) - 1.0) * self._bounded
             each += config.bound_cost * tf.reduce_sum(tf.square(excess), axis=-1) * mask_tm1
-        loss = tf.reduce_sum(each * unrolls.weights) / (algorithm.unroll_length * self._batch_size)
+        loss = tf.reduce_sum(each * unrolls.weights) / (algorithm.unroll_length * self._columns)
 
         count = tf.maximum(tf.reduce_sum(mask_tm1), 1.0)
 
@@ -233,7 +247,7 @@ class VTraceAgent:
             return tf.constant(1.0), tf.constant(1.0)
         return tf.cast(scale.moments()[1], tf.float32), scale.advantage_scale()
 
-    def after_update(self, update: int) -> None:
+    def after_update(self, update: tf.Tensor) -> None:
         """Do nothing: there is no target network."""
 
     def variables(self) -> dict[str, tf.Variable]:

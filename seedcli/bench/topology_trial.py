@@ -247,7 +247,7 @@ def try_plan(config: Config, spec: EnvSpec, plan: Plan, seconds: float) -> Trial
         balance.stop()
         for thread in threads:
             thread.join()
-    acted, trained = window.rows / window.seconds, window.updates * batch_steps / window.seconds
+    acted, trained = window.rows / window.seconds, window.batches * batch_steps / window.seconds
     return Trial(
         plan=plan,
         env_steps_per_second=min(acted, trained / trainings),
@@ -284,7 +284,7 @@ class _Counts(NamedTuple):
 
     Attributes:
         seconds: of the clock.
-        updates: made.
+        batches: trained on.
         rows: answered.
         training: seconds in updates.
         inference: [devices] seconds at work.
@@ -293,7 +293,7 @@ class _Counts(NamedTuple):
     """
 
     seconds: float
-    updates: int
+    batches: int
     rows: int
     training: float
     inference: npt.NDArray[np.float64]
@@ -323,6 +323,7 @@ class _Training:
         records, columns = unrolls.reward.shape
         self._versions = np.zeros((records, columns), np.int64)
         self._counted = np.ones((records, columns), np.bool_)
+        self._batches = 0
         self._busy = 0.0
         self._transfer_waited = 0.0
 
@@ -334,6 +335,7 @@ class _Training:
         brought = time.perf_counter()
         self._trainer.update(TrainingBatch(unrolls, self._versions, self._counted), 0)
         self._policy.publish(self._trainer.updates)
+        self._batches += 1
         self._busy += time.perf_counter() - brought
         self._transfer_waited += brought - begun
 
@@ -342,7 +344,7 @@ class _Training:
         for _ in range(_WARM_UP):
             self.update(balance, prefetch)
         begun = now = self._counts(balance, actors)
-        while now.updates - begun.updates < _AT_LEAST or now.seconds - begun.seconds < seconds:
+        while now.batches - begun.batches < _AT_LEAST or now.seconds - begun.seconds < seconds:
             self.update(balance, prefetch)
             now = self._counts(balance, actors)
         return now.since(begun)
@@ -350,7 +352,7 @@ class _Training:
     def _counts(self, balance: _Balance, actors: _Actors) -> _Counts:
         return _Counts(
             seconds=time.perf_counter(),
-            updates=self._trainer.updates + self._trainer.dropped,
+            batches=self._batches,
             rows=actors.answered,
             training=self._busy,
             inference=np.array([device.meter.busy for device in self._policy.devices]),

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from seedcli.agents.base import Agent, UnrollBatch
+from seedcli.agents.base import Agent, TargetsAgent, UnrollBatch
 from seedcli.agents.calls import traced
 from seedcli.agents.registry import create_agent
 from seedcli.bench.bare_envs import Turn, environment_turn, library
@@ -33,7 +33,8 @@ from seedcli.config.sources import Resolved, to_toml
 from seedcli.errors import SeedError
 from seedcli.specs import EnvSpec, map_arrays
 from seedcli.telemetry.metrics import read_metrics
-from seedcli.training.optimizer import make_optimizer
+from seedcli.training.devices import columns_of
+from seedcli.training.groups import group_losses, make_groups
 
 _ENDLESS = 10**12  # environment steps of the run, which is stopped before it ends
 _WARM_UP_SECONDS = 10.0  # of the run, after its first update
@@ -62,28 +63,35 @@ def _inference_turn(agent: Agent, spec: EnvSpec, batch_size: int) -> Turn:
 
 
 def _training_turn(agent: Agent, config: Config, spec: EnvSpec) -> Turn:
-    """Loss, gradients, clipping and the optimizer's step on a fixed batch."""
-    algorithm, columns = agent.algorithm, config.training.batch_size
-    unrolls = tf.nest.map_structure(tf.constant, random_unrolls(agent, spec, columns))
-    variables = agent.network.trainable_variables
-    optimizer = make_optimizer(config.training)
-    optimizer.build(variables)
+    """Losses, gradients, clipping and the optimizers' steps on the minibatches of a fixed batch."""
+    training, columns = config.training, config.training.batch_size
+    batch = random_unrolls(agent, spec, columns)
+    if isinstance(agent, TargetsAgent):
+        batch = batch._replace(targets=agent.targets(tf.nest.map_structure(tf.constant, batch)))
+    size = training.columns_per_update
+    minibatches = [
+        tf.nest.map_structure(tf.constant, columns_of(batch, slice(start, start + size)))
+        for start in range(0, columns, size)
+    ]
+    groups = make_groups(agent, training)
 
     def update(unrolls: UnrollBatch) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            loss = agent.loss(unrolls).loss
-        gradients = tape.gradient(loss, variables)
-        if config.training.clip_norm:
-            gradients, _ = tf.clip_by_global_norm(gradients, config.training.clip_norm)
-        optimizer.apply(gradients, variables)
-        return loss
+        with tf.GradientTape(persistent=len(groups) > 1) as tape:
+            losses = group_losses(agent, groups, agent.loss(unrolls))
+        for group, loss in zip(groups, losses, strict=True):
+            gradients = tape.gradient(loss, group.variables)
+            if training.clip_norm:
+                gradients, _ = tf.clip_by_global_norm(gradients, training.clip_norm)
+            group.optimizer.apply(gradients, group.variables)
+        return tf.add_n(losses)
 
     call = traced(update)
 
     def turn() -> int:
-        for _ in range(config.training.reuse):
-            call(unrolls).numpy()
-        return algorithm.batch_length * columns
+        for _ in range(training.epochs):
+            for unrolls in minibatches:
+                call(unrolls).numpy()
+        return agent.algorithm.batch_length * columns
 
     return turn
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from seedcli.config.sections import Sections
+from seedcli.config.sections import Sections, TrainingConfig
 
 _HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]+):[1-9]\d{0,4}")
 
@@ -67,24 +67,51 @@ def conflicts(config: Sections) -> Iterator[str]:
 
 
 def hosts_conflict(config: Sections, hosts: int, platform: str, setting: str = "topology.hosts") -> str:
-    """One sentence that says why several learner hosts cannot train together on a platform; "" if they can.
+    """One sentence that says why learner hosts cannot train together on a platform; "" if they can.
 
     Args:
         hosts: number of learner hosts.
         setting: the key or flag that set the number of hosts, for the message.
     """
-    batch = config.training.batch_size
     if hosts > 1 and platform == "tpu":
         return (
             f"topology.platform = tpu must not be used with {hosts} {setting}: the cores of a TPU belong to one host, "
             f"so remove {setting}"
         )
-    if hosts > 1 and batch % hosts:
-        return (
-            f"training.batch_size = {batch} must be a multiple of {hosts}, the number of {setting}: every host "
-            "trains on the same number of unrolls"
+    return batch_conflict(config.training, hosts, setting=setting)
+
+
+def batch_conflict(
+    training: TrainingConfig, hosts: int, devices: int | None = None, setting: str = "topology.hosts"
+) -> str:
+    """One sentence that says why minibatches cannot be split evenly over hosts and devices; "" if they can.
+
+    Args:
+        training: batch size and number of minibatches.
+        hosts: number of learner hosts; 0 counts as 1.
+        devices: training devices of each host; None: not known yet.
+        setting: see `hosts_conflict`.
+    """
+    hosts, batch, parts = max(1, hosts), training.batch_size, training.minibatches
+    needed = hosts * (devices or 1) * parts
+    if batch % needed == 0:
+        return ""
+    places, each, advice = f"the number of {setting}", "host", ""
+    if devices is not None:
+        places = f"{devices} training devices" + (f" on each of {hosts} hosts" if hosts > 1 else "")
+        each, advice = "device", ", so change one of the two"
+    if parts == 1:
+        what = f"{needed}, {places}: every {each} trains on the same number of unrolls{advice}"
+    elif hosts * (devices or 1) == 1:
+        what = (
+            f"training.minibatches = {parts}: every minibatch has the same number of unrolls, so change one of the two"
         )
-    return ""
+    else:
+        what = (
+            f"{needed}, training.minibatches = {parts} times {places}: every {each} trains on minibatches of the same "
+            "number of unrolls, so change one of them"
+        )
+    return f"training.batch_size = {batch} must be a multiple of {what}"
 
 
 def _topology_conflicts(config: Sections) -> Iterator[str]:
@@ -136,11 +163,12 @@ def _replay_conflicts(config: Sections) -> Iterator[str]:
         )
     if agent.source != "replay":
         return
-    if training.reuse > 1:
-        yield (
-            f"training.reuse = {training.reuse} must be 1 with agent.algorithm {agent.algorithm}: replay.ratio sets "
-            "how often it trains on an unroll"
-        )
+    for key in ("epochs", "minibatches"):
+        if getattr(training, key) > 1:
+            yield (
+                f"training.{key} = {getattr(training, key)} must be 1 with agent.algorithm {agent.algorithm}: "
+                "replay.ratio sets how often it trains on an unroll, and training.batch_size the unrolls of an update"
+            )
     if replay.capacity < replay.min_size:
         yield (
             f"replay.capacity = {replay.capacity} must be at least replay.min_size = {replay.min_size}, "
@@ -152,10 +180,12 @@ def _replay_conflicts(config: Sections) -> Iterator[str]:
             f"run.steps = {config.run.steps} must be above {filled}, replay.min_size = {replay.min_size} unrolls of "
             f"training.unroll_length = {training.unroll_length} steps: the run would end before training starts"
         )
-    needed = (training.batch_size + replay.ratio) / 2
+    batch = training.batch_size * (agent.sample_length or training.unroll_length) / training.unroll_length
+    short = f" (columns of {agent.sample_length}, {batch:g} unrolls)" if agent.sample_length else ""
+    needed = (batch + replay.ratio) / 2
     if 0 < replay.window < needed:
         yield (
             f"replay.window = {replay.window:g} must be 0 (automatic) or at least {needed:g}, half of "
-            f"training.batch_size = {training.batch_size} plus replay.ratio = {replay.ratio:g}: "
+            f"training.batch_size = {training.batch_size}{short} plus replay.ratio = {replay.ratio:g}: "
             "with a smaller window, training and insertion would block each other"
         )

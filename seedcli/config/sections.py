@@ -90,10 +90,12 @@ class AgentConfig(Section):
     Attributes:
         source: where training batches come from: "queue" (each unroll once, in order) or "replay".
         evaluates: whether evaluation streams explore less than training streams.
+        sample_length: transitions of a column drawn from a replay; None: whole unrolls.
     """
 
     source: ClassVar[Literal["queue", "replay"]] = "queue"
     evaluates: ClassVar[bool] = False
+    sample_length: ClassVar[int | None] = None
 
     algorithm: Name = Field("vtrace", description="learning algorithm, or module:Class of your own")
     network: NetworkConfig = Field(default_factory=NetworkConfig, description="the network")
@@ -118,7 +120,10 @@ class TrainingConfig(Section):
         0, description="records before an unroll that only warm up the recurrent state, K"
     )
     batch_size: PositiveInt = Field(32, description="unrolls of a training batch, B")
-    reuse: PositiveInt = Field(1, description="updates on each batch; only without a replay")
+    epochs: PositiveInt = Field(1, description="passes over each batch; only without a replay")
+    minibatches: PositiveInt = Field(
+        1, description="parts by columns into which each pass splits a batch, one update each; only without a replay"
+    )
     optimizer: Literal["adam", "rmsprop"] = Field("adam", description="optimizer")
     learning_rate: Positive = Field(1e-3, description="initial learning rate")
     learning_rate_end: NonNegative = Field(0.0, description="learning rate at run.steps, reached linearly")
@@ -135,6 +140,16 @@ class TrainingConfig(Section):
     checkpoint_seconds: Positive = Field(600.0, description="seconds between checkpoints")
     keep_checkpoints: PositiveInt = Field(3, description="number of most recent checkpoints to keep")
     keep_every_hours: NonNegative = Field(6.0, description="also keep one checkpoint per this many hours; 0: none")
+
+    @property
+    def columns_per_update(self) -> int:
+        """Unrolls that one update trains on, over all devices and hosts: losses are divided by T times this."""
+        return self.batch_size // self.minibatches
+
+    @property
+    def updates_per_batch(self) -> int:
+        """Updates on each batch."""
+        return self.epochs * self.minibatches
 
 
 class ReplayConfig(Section):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from seedcli.config.conflicts import hosts_conflict
+from seedcli.config.conflicts import batch_conflict, hosts_conflict
 from seedcli.config.schema import Config
 from seedcli.errors import UsageError
 
@@ -116,7 +116,8 @@ def make_plan(config: Config, inventory: Inventory) -> Plan:
     """Assign the devices of a host as `[topology]` asks.
 
     "auto" assigns one device in four to inference and the others to training, but no more training devices than a
-    batch can be split over evenly; a single device does both. On several CPU hosts each CPU trains as one device.
+    batch, or each of its minibatches, can be split over evenly; a single device does both. On several CPU hosts each
+    CPU trains as one device.
 
     Raises:
         UsageError: the host has fewer devices than requested, a batch cannot be split over them, or `tf.distribute`
@@ -144,13 +145,10 @@ def make_plan(config: Config, inventory: Inventory) -> Plan:
                 "TensorFlow supports one training device per CPU host"
             )
         wanted_training = 1
-    training, inference = _shares(wanted_training, topology.inference_devices, there, batch // hosts)
-    if batch // hosts % training:
-        raise UsageError(
-            f"training.batch_size = {batch} must be a multiple of {hosts * training}, {training} training devices"
-            + (f" on each of {hosts} hosts" if hosts > 1 else "")
-            + ": every device trains on the same number of unrolls, so change one of the two"
-        )
+    columns = config.training.columns_per_update // hosts
+    training, inference = _shares(wanted_training, topology.inference_devices, there, columns)
+    if unfit := batch_conflict(config.training, hosts, training):
+        raise UsageError(unfit)
     if topology.precision == "mixed_float16" and platform != "gpu":
         raise UsageError(
             f"topology.precision = mixed_float16 is for GPUs, and {inventory.whose} trains on its {platform.upper()}: "
@@ -189,7 +187,7 @@ def _shares(training: int | str, inference: int | str, there: int, columns: int)
     Args:
         training, inference: as configured.
         there: number of devices of the host.
-        columns: the host's columns of a training batch.
+        columns: the host's columns of an update.
     """
     if not isinstance(training, int):
         reserved = inference if isinstance(inference, int) else max(1, there // _INFERENCE_PART)

@@ -19,8 +19,6 @@ from seedcli.config.topology import Inventory, Plan
 from seedcli.errors import SeedError, UsageError
 from seedcli.inference.device_memory import bytes_of, out_of_memory
 
-_BY_ROW = ("state", "weights")  # fields of an `UnrollBatch` whose first axis is the columns; of all others the second
-
 
 def find_inventory() -> Inventory:
     """Find the devices of this machine without initialising them."""
@@ -137,7 +135,8 @@ class Devices:
             parts = []
             for i, device in enumerate(self.training):
                 with tf.device(device):
-                    parts.append(tf.nest.map_structure(_to_tensor, _columns(unrolls, i * columns, (i + 1) * columns)))
+                    part = slice(i * columns, (i + 1) * columns)
+                    parts.append(tf.nest.map_structure(_to_tensor, columns_of(unrolls, part)))
         except tf.errors.ResourceExhaustedError as error:
             held = {
                 f"a batch of {len(unrolls.weights) // self.replicas} unrolls": batch_bytes(unrolls) // self.replicas,
@@ -158,14 +157,9 @@ def batch_bytes(unrolls: UnrollBatch) -> int:
     return bytes_of(tf.nest.flatten(unrolls, expand_composites=True))
 
 
-def _columns(unrolls: UnrollBatch, start: int, stop: int) -> UnrollBatch:
-    """Columns [start, stop) of a batch."""
-
-    def cut(name: str, value: Any) -> Any:
-        by_row = name in _BY_ROW
-        return tf.nest.map_structure(lambda x: x[start:stop] if by_row else x[:, start:stop], value)
-
-    return UnrollBatch(**{name: cut(name, value) for name, value in unrolls._asdict().items()})
+def columns_of(unrolls: UnrollBatch, part: slice) -> UnrollBatch:
+    """Some columns of a batch, as views of its arrays."""
+    return unrolls.map_columns(lambda array, axis: array[part] if axis == 0 else array[:, part])
 
 
 def _to_tensor(array: Any) -> tf.Tensor:

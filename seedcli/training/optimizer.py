@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -82,33 +82,48 @@ def clip_gradients(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[li
     return list(gradients), norm
 
 
-def apply_where(
-    condition: tf.Tensor,
-    optimizer: keras.optimizers.Optimizer,
-    gradients: Sequence[Any],
-    variables: Sequence[keras.Variable],
-) -> None:
-    """Apply gradients if a condition holds; otherwise neither the variables nor the optimizer's state change.
+class Step(NamedTuple):
+    """A step of an optimizer.
 
-    Args:
-        condition: scalar bool.
+    Attributes:
         optimizer: made by `make_optimizer`, built.
         gradients: one per variable; under a `tf.distribute` strategy, outside replica context, per-replica values:
             every device updates its own copies.
         variables: the trained variables, always in the same order.
     """
 
+    optimizer: keras.optimizers.Optimizer
+    gradients: Sequence[Any]
+    variables: Sequence[keras.Variable]
+
+
+def apply_where(condition: tf.Tensor, steps: Sequence[Step], after: Callable[[], None] = lambda: None) -> None:
+    """Apply steps if a condition holds; otherwise neither variables nor optimizers' states change.
+
+    Args:
+        condition: scalar bool.
+        steps: applied one after the other.
+        after: called after the steps, under the same condition.
+    """
+
     def apply() -> tf.Tensor:
-        if not tf.distribute.has_strategy():
-            optimizer.apply(list(gradients), list(variables))
-            return tf.constant(True)
-        # The optimizer's own update enters replica context, which is not possible inside a condition.
-        rate = tf.convert_to_tensor(optimizer.learning_rate)
-        for variable, gradient in zip(variables, gradients, strict=True):
-            tf.distribute.get_strategy().extended.update(
-                variable.value, lambda copy, g: optimizer.update_step(g, copy, rate), args=(gradient,), group=False
-            )
-        optimizer.iterations.assign_add(1)
+        for step in steps:
+            _apply(step)
+        after()
         return tf.constant(True)
 
     tf.cond(condition, apply, lambda: tf.constant(False))
+
+
+def _apply(step: Step) -> None:
+    optimizer, gradients, variables = step
+    if not tf.distribute.has_strategy():
+        optimizer.apply(list(gradients), list(variables))
+        return
+    # The optimizer's own update enters replica context, which is not possible inside a condition.
+    rate = tf.convert_to_tensor(optimizer.learning_rate)
+    for variable, gradient in zip(variables, gradients, strict=True):
+        tf.distribute.get_strategy().extended.update(
+            variable.value, lambda copy, g: optimizer.update_step(g, copy, rate), args=(gradient,), group=False
+        )
+    optimizer.iterations.assign_add(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,11 +14,13 @@ from seedcli.agents.base import Agent, UnrollBatch
 from seedcli.agents.calls import traced
 from seedcli.agents.replicas import assign, total
 from seedcli.config.sections import TrainingConfig
-from seedcli.errors import SeedError
+from seedcli.errors import SeedError, UsageError
 from seedcli.inference.device_memory import bytes_of, out_of_memory
+from seedcli.training.batch_update import BatchUpdate
 from seedcli.training.batches import TrainingBatch
 from seedcli.training.devices import Devices, batch_bytes
-from seedcli.training.optimizer import apply_where, clip_gradients, learning_rate, make_optimizer, optimizer_variables
+from seedcli.training.groups import group_variables, make_groups
+from seedcli.training.optimizer import learning_rate
 
 # Loss scale for mixed_float16, which would round small gradients to 0 (Micikevicius et al., "Mixed Precision
 # Training", 2018).
@@ -29,19 +30,21 @@ _GOOD_UPDATES = 2000  # consecutive ones, after which the scale is doubled
 
 
 class UpdateResult(NamedTuple):
-    """The result of an update.
+    """The result of the updates on a batch.
 
     Attributes:
         applied: whether the weights changed.
-        loss: the loss of the batch of all hosts, possibly non-finite; a mean over the uses of the batch, like the norm
-            and the metrics.
-        grad_norm: global norm before clipping.
-        learning_rate: the learning rate used.
+        loss: the loss of the batch of all hosts, summed over parameter groups, possibly non-finite; a mean over the
+            updates on the batch, like the norm and the metrics.
+        grad_norm: global norm over all parameter groups before clipping.
+        learning_rate: the scheduled learning rate.
         policy_lag: mean over trained records of (updates made before this one − the record's policy version).
         policy_lag_max: the largest policy lag.
-        metrics: the algorithm's own scalars, means over devices; with mixed_float16 also "loss_scale".
-        fault: the non-finite quantity; None if the weights changed, a host had no batch, or the loss scale of
-            mixed_float16 was too large and was halved.
+        metrics: the algorithm's own scalars, means over devices; with several parameter groups also "loss/<group>" and
+            "grad_norm/<group>", with mixed_float16 "loss_scale", and if the agent may stop "updates_used", the share of
+            the updates that were not skipped.
+        fault: the quantity that was non-finite in a dropped update; None if no update was dropped, a host had no batch,
+            or the loss scale of mixed_float16 was too large and was halved.
         priorities: [B] float32, the unrolls' new priorities in a replay; None if the algorithm has none.
         control: [C] float64, the argument `control` summed over hosts; None if it was None.
     """
@@ -58,50 +61,21 @@ class UpdateResult(NamedTuple):
     control: npt.NDArray[np.float64] | None = None
 
 
-class _Gradients(NamedTuple):
-    """Results of one device for its columns."""
-
-    loss: tf.Tensor
-    gradients: list[tf.Tensor]
-    metrics: dict[str, tf.Tensor]
-    priorities: tf.Tensor | None
-
-
-class _Outcome(NamedTuple):
-    """Results of an update; all but the priorities are the same on all devices."""
-
-    finite: tf.Tensor
-    loss: tf.Tensor
-    norm: tf.Tensor
-    metrics: dict[str, tf.Tensor]
-    priorities: tf.Tensor | None
-
-
-class _Report(NamedTuple):
-    """The results of an update for the host.
-
-    Attributes:
-        scalars: [3 + metrics] float32, means over the uses of the batch: 1 if the update was applied, else 0; loss;
-            norm; the metrics in the order of their names. One tensor is faster to fetch than one per scalar.
-        metrics: metrics by name; only the names are read.
-        priorities: one tensor per training device of this host; () if the algorithm has none.
-    """
-
-    scalars: tf.Tensor
-    metrics: dict[str, tf.Tensor]
-    priorities: tuple[tf.Tensor, ...]
-
-
 class Trainer:
-    """Owns the optimizer and the traced update of an agent.
+    """Owns the optimizers and the traced update of an agent.
 
     Args:
         agent: the agent to train; its variables were created in `devices.scope()`.
         config: optimizer, schedule, clipping.
         total_steps: environment steps at which the learning-rate schedule ends.
         devices: the training devices; None: TensorFlow's default device.
+        seed: seed of the minibatches, the same on all hosts.
+
+    Raises:
+        UsageError: the agent's parameter groups are invalid, or it has a replay and a batch would be used repeatedly.
 
     Attributes:
+        groups: the parameter groups with their optimizers.
         updates: updates applied; also the policy version of the weights.
         trained_steps: environment steps this host trained on: T·B per batch, without resets.
         dropped: updates dropped because of non-finite values.
@@ -111,18 +85,30 @@ class Trainer:
         good_updates: consecutive good updates since the last change of `loss_scale`.
     """
 
-    def __init__(self, agent: Agent, config: TrainingConfig, total_steps: int, devices: Devices | None = None) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        config: TrainingConfig,
+        total_steps: int,
+        devices: Devices | None = None,
+        *,
+        seed: int = 0,
+    ) -> None:
+        if agent.algorithm.source == "replay" and config.updates_per_batch > 1:
+            raise UsageError(
+                f"training.epochs = {config.epochs} and training.minibatches = {config.minibatches} must be 1 with "
+                f"{type(agent).__name__}: replay.ratio sets how often an algorithm with a replay trains on an unroll"
+            )
         self._agent = agent
         self._config = config
         self._total_steps = total_steps
         self._devices = Devices.default() if devices is None else devices
         plan = self._devices.plan
         with self._devices.scope():
-            self.optimizer = make_optimizer(config)
-            self.optimizer.build(agent.network.trainable_variables)
-            xla = plan is not None and plan.xla != "off"
-            self._gradients: Any = traced(self._gradients_impl, jit_compile=True) if xla else self._gradients_impl
-            self._update = traced(self._update_impl, reduce_retracing=True, direct=not xla)
+            self.groups = make_groups(agent, config)
+            update = BatchUpdate(agent, config, self._devices, self.groups, seed)
+            direct = plan is None or plan.xla == "off"
+            self._update = traced(update.train, reduce_retracing=True, direct=direct)
         self._sum_over_hosts = tf.function(self._sum_over_hosts_impl, autograph=False)
         self.loss_scale = _FIRST_SCALE if plan is not None and plan.precision == "mixed_float16" else None
         self.good_updates = 0
@@ -131,60 +117,12 @@ class Trainer:
         self.dropped = 0
         self.waited = 0.0
 
-    # -- on the devices -----------------------------------------------------------------------------------------
-
-    def _gradients_impl(self, unrolls: UnrollBatch, scale: tf.Tensor | None) -> _Gradients:
-        with tf.GradientTape() as tape:
-            outputs = self._agent.loss(unrolls)
-            scaled = outputs.loss if scale is None else outputs.loss * scale
-        gradients = tape.gradient(scaled, self._agent.network.trainable_variables)
-        return _Gradients(outputs.loss, gradients, dict(outputs.metrics), outputs.priorities)
-
-    def _replica(
-        self, unrolls: UnrollBatch, scale: tf.Tensor | None, *, observes: bool
-    ) -> tuple[_Outcome, list[tf.Tensor]]:
-        """Compute one device's update; gradients are summed before clipping, so all devices clip by the same norm."""
-        if observes:
-            self._agent.observe(unrolls)
-        mine = self._gradients(unrolls, scale)
-        loss, metrics, gradients = self._total(mine)
-        if scale is not None:
-            gradients = [gradient / scale for gradient in gradients]
-        gradients, norm = clip_gradients(gradients, self._config.clip_norm)
-        # The norm is finite if and only if all gradient elements are.
-        finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
-        return _Outcome(finite, loss, norm, metrics, mine.priorities), gradients
-
-    def _total(self, mine: _Gradients) -> tuple[tf.Tensor, dict[str, tf.Tensor], list[tf.Tensor]]:
-        """Sum loss and gradients over all devices, and average the metrics."""
-        if not self._devices.distributed:
-            return mine.loss, mine.metrics, mine.gradients
-        loss, *rest = total([mine.loss, *mine.metrics.values(), *mine.gradients])
-        number = self._devices.strategy.num_replicas_in_sync
-        metrics = {name: value / number for name, value in zip(mine.metrics, rest, strict=False)}
-        return loss, metrics, rest[len(metrics) :]
-
-    def _update_impl(self, unrolls: UnrollBatch, rate: tf.Tensor, scale: tf.Tensor | None) -> _Report:
-        devices = self._devices
-        self.optimizer.learning_rate.assign(rate)
-        scalars: list[tf.Tensor] = []
-        for use in range(self._config.reuse):
-            replica = functools.partial(self._replica, observes=use == 0)
-            outcome, gradients = devices.run(replica, unrolls, scale)
-            priorities = () if outcome.priorities is None else devices.local(outcome.priorities)
-            same = tf.nest.map_structure(lambda x: devices.local(x)[0], outcome._replace(priorities=None))
-            apply_where(same.finite, self.optimizer, gradients, self._agent.network.trainable_variables)
-            metrics = [same.metrics[name] for name in sorted(same.metrics)]
-            each = (same.finite, same.loss, same.norm, *metrics)
-            scalars.append(tf.stack([tf.cast(value, tf.float32) for value in each]))
-        return _Report(tf.add_n(scalars) / len(scalars), same.metrics, priorities)
-
     # -- on the host --------------------------------------------------------------------------------------------
 
     def update(
         self, batch: TrainingBatch | None, env_steps: int, control: npt.NDArray[np.float64] | None = None
     ) -> UpdateResult:
-        """Train on a batch, `training.reuse` times.
+        """Train on a batch, `training.updates_per_batch` times.
 
         All hosts must call this; they wait for each other. If the first element of the sum of `control` is not 0
         (a host has no batch), no host trains.
@@ -196,6 +134,7 @@ class Trainer:
 
         Raises:
             SeedError: a device is out of memory.
+            UsageError: the agent returns invalid losses or targets.
             tf.errors.UnavailableError: another host is gone.
         """
         with self._devices.scope():
@@ -213,13 +152,17 @@ class Trainer:
                 unrolls = self._devices.place(unrolls)
             scale = self.loss_scale
             try:
-                report = self._update(unrolls, np.float32(rate), None if scale is None else np.float32(scale))
-                share, loss, norm, *values = report.scalars.numpy().tolist()
-                applied = round(share * self._config.reuse)
+                report = self._update(
+                    unrolls, np.float32(rate), None if scale is None else np.float32(scale), np.int64(self.updates)
+                )
+                applied, evaluated, stopped, loss, norm, *values = report.scalars.numpy().tolist()
+                used = round(evaluated - stopped)
                 metrics = dict(zip(sorted(report.metrics), values, strict=True))
+                if report.stop is not None:
+                    metrics["updates_used"] = used / self._config.updates_per_batch
                 priorities = np.concatenate([part.numpy() for part in report.priorities]) if report.priorities else None
                 lag = self.updates - batch.versions[self._agent.algorithm.burn_in : -1]
-                fault = self._count(applied, loss, batch)
+                fault = self._count(round(applied), used - round(applied), loss, batch)
             except tf.errors.ResourceExhaustedError as error:
                 raise self._out_of_memory(error, unrolls) from error
             if scale is not None:
@@ -237,21 +180,29 @@ class Trainer:
                 control=control,
             )
 
-    def _count(self, applied: int, loss: float, batch: TrainingBatch) -> str | None:
-        """Count the updates of a batch; returns the fault of those that were not applied, or None."""
-        for _ in range(applied):
-            self.updates += 1
-            self._agent.after_update(self.updates)
+    def _count(self, applied: int, failed: int, loss: float, batch: TrainingBatch) -> str | None:
+        """Count the updates of a batch.
+
+        Args:
+            applied: number of updates applied.
+            failed: number of updates not applied because something was non-finite.
+            loss: mean loss.
+            batch: the batch.
+
+        Returns:
+            The fault of dropped updates, or None.
+        """
+        self.updates += applied
         if applied:
             self.trained_steps += self.num_transitions(batch)
-        failed = self._config.reuse - applied
         if failed and not np.isfinite(loss):
             self.dropped += failed
             return "the loss"
         if failed and (self.loss_scale is None or self.loss_scale <= 1.0):
             self.dropped += failed
             return "a gradient"
-        self._adapt_scale(not failed)
+        if applied or failed:
+            self._adapt_scale(not failed)
         return None
 
     def num_transitions(self, batch: TrainingBatch) -> int:
@@ -272,12 +223,13 @@ class Trainer:
     def _out_of_memory(self, error: tf.errors.ResourceExhaustedError, unrolls: UnrollBatch) -> SeedError:
         """Build the error to raise if a device runs out of memory during an update."""
         config, devices = self._config, self._devices
-        columns = config.batch_size // (devices.strategy.num_replicas_in_sync if devices.distributed else 1)
+        number = devices.strategy.num_replicas_in_sync if devices.distributed else 1
+        columns, evaluated = config.batch_size // number, config.columns_per_update // number
         weights = bytes_of(self._agent.variables().values()) + bytes_of(self.variables().values())
         held = {
             f"a batch of {columns} unrolls": batch_bytes(unrolls) // devices.replicas,
             f"{self._agent.network.count_params():,} parameters and the optimizer's state": weights,
-            f"the activations of {columns * self._agent.algorithm.batch_records:,} records": None,
+            f"the activations of {evaluated * self._agent.algorithm.batch_records:,} records": None,
             "inference on the same device": None,
         }
         remedy = (
@@ -318,7 +270,5 @@ class Trainer:
             assign(variables, self.sum_over_hosts(values))
 
     def variables(self) -> dict[str, tf.Variable]:
-        """The optimizer's variables by name; the names contain those of the agent's variables."""
-        names = {id(variable): name for name, variable in self._agent.variables().items()}
-        trained = [names[id(variable.value)] for variable in self._agent.network.trainable_variables]
-        return optimizer_variables(self.optimizer, trained)
+        """The optimizers' variables by name; see `groups.group_variables`."""
+        return group_variables(self._agent, self.groups)

@@ -15,7 +15,7 @@ from seedcli.agents.distributions import make_distribution
 from seedcli.agents.networks.models import RecurrentNetwork
 from seedcli.config.sections import TrainingConfig
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, map_arrays
-from seedcli.training.optimizer import apply_where, clip_gradients
+from seedcli.training.optimizer import Step, apply_where, clip_gradients
 from tests import configs
 
 IMAGE = EnvSpec("test/image", ArraySpec((36, 37, 1), "uint8"), ActionSpec((4,)))
@@ -160,5 +160,5 @@ def apply_gradients(
         with tf.init_scope():
             optimizer.build(list(variables))
     gradients, norm = clip_gradients(gradients, clip_norm)
-    apply_where(tf.math.is_finite(norm), optimizer, gradients, variables)
+    apply_where(tf.math.is_finite(norm), [Step(optimizer, gradients, variables)])
     return norm

@@ -75,8 +75,9 @@ def test_every_variable_of_agent_and_optimizer_has_one_name(algorithm: str, opti
     assert len({id(variable) for variable in named.values()}) == len(named)
     networks = [agent.network, *([agent.target_network] if algorithm == "r2d2" else [])]
     assert {id(v) for v in named.values()} == {id(v.value) for network in networks for v in network.variables}
-    assert {id(v) for v in moments.values()} == {id(v.value) for v in trainer.optimizer.variables}
+    assert {id(v) for v in moments.values()} == {id(v.value) for v in trainer.groups[0].optimizer.variables}
     trained = {name for name, v in named.items() if id(v) in {id(t.value) for t in agent.network.trainable_variables}}
     kinds = OPTIMIZERS[optimizer][1]
-    assert moments.keys() == {"iterations", "learning_rate", *(f"{kind}/{name}" for kind in kinds for name in trained)}
-    assert all(moments[f"{kind}/{name}"].shape == named[name].shape for kind in kinds for name in trained)
+    of_variables = {f"network/{kind}/{name}": name for kind in kinds for name in trained}
+    assert moments.keys() == {"network/iterations", "network/learning_rate", *of_variables}
+    assert all(moments[moment].shape == named[name].shape for moment, name in of_variables.items())

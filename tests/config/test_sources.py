@@ -398,6 +398,21 @@ def test_conflicting_values_are_refused(preset: str, sets: list[str], parts: lis
         ),
         (
             "recall_r2d2",
+            ["training.epochs=2"],
+            "training.epochs = 2 must be 1 with agent.algorithm r2d2: replay.ratio sets how often it trains on an",
+        ),
+        (
+            "recall_r2d2",
+            ["training.minibatches=2"],
+            "training.minibatches = 2 must be 1 with agent.algorithm r2d2: replay.ratio sets how often it trains",
+        ),
+        (
+            "cartpole_vtrace",
+            ["training.batch_size=30", "training.minibatches=4"],
+            "training.batch_size = 30 must be a multiple of training.minibatches = 4: every minibatch has the same",
+        ),
+        (
+            "recall_r2d2",
             ["agent.network.lstm=0"],
             "training.burn_in = 10 must be 0 with agent.network.lstm = 0 and agent.network.frame_stack = 1",
         ),

@@ -25,8 +25,9 @@ MACHINES = {"laptop": LAPTOP, "1gpu": ONE_GPU, "8gpu": EIGHT_GPUS, "tpu8": EIGHT
 VARIANTS = [name for name in preset_names() if name.rsplit("_", 1)[1] in MACHINES]
 
 
-def config(batch: int = 32, **topology: Any) -> Config:
-    return Config(training=TrainingConfig(batch_size=batch), topology=TopologyConfig(**topology))
+def config(batch: int = 32, minibatches: int = 1, **topology: Any) -> Config:
+    training = TrainingConfig(batch_size=batch, minibatches=minibatches)
+    return Config(training=training, topology=TopologyConfig(**topology))
 
 
 def refusal(wanted: Config, inventory: Inventory) -> str:
@@ -224,6 +225,24 @@ def test_hosts_share_a_batch() -> None:
             "same number of unrolls",
         ),
         (
+            config(32, 4, training_devices=3),
+            EIGHT_GPUS,
+            "training.batch_size = 32 must be a multiple of 12, training.minibatches = 4 times 3 training devices: "
+            "every device trains on minibatches of the same number of unrolls, so change one of them",
+        ),
+        (
+            config(32, 4, training_devices=3, **two_hosts()),
+            EIGHT_GPUS,
+            "training.batch_size = 32 must be a multiple of 24, training.minibatches = 4 times 3 training devices on "
+            "each of 2 hosts: every device trains on minibatches of the same number of unrolls, so change one of them",
+        ),
+        (
+            of_the_environment(config(36, 4), *(f"{name}:8690" for name in "abcdef")),
+            EIGHT_GPUS,
+            "training.batch_size = 36 must be a multiple of 24, training.minibatches = 4 times the number of "
+            "topology.hosts: every host trains on minibatches of the same number of unrolls, so change one of them",
+        ),
+        (
             config(32, platform="cpu", virtual_devices=2, training_devices=2, **two_hosts()),
             LAPTOP,
             "topology.training_devices = 2 must be 1 on the CPUs of 2 topology.hosts: TensorFlow supports one "
@@ -266,6 +285,7 @@ def test_misfit_is_refused_with_the_numbers(wanted: Config, inventory: Inventory
         (two_hosts(trust_network=False), "need --trust-network"),
         (two_hosts(platform="tpu"), "topology.platform = tpu must not be used with 2 topology.hosts"),
         (two_hosts(batch=33), "training.batch_size = 33 must be a multiple of 2, the number of topology.hosts"),
+        ({"batch": 33, "minibatches": 2}, "training.batch_size = 33 must be a multiple of training.minibatches = 2: "),
         (two_hosts(hosts=("one:1", "two")), 'must each be host:port, such as "node1:8690", and "two" is not'),
         (two_hosts(hosts=("one:1", "one:1")), 'must be different hosts or ports, and "one:1" is listed twice'),
     ],
@@ -319,3 +339,10 @@ def test_hosts_and_virtual_devices_described() -> None:
 def test_make_plan_does_not_import_tensorflow() -> None:
     script = "import sys, seedcli.config.topology; sys.exit(len({'tensorflow', 'keras', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
+
+
+def test_auto_trains_on_as_many_devices_as_a_minibatch_can_be_split_over() -> None:
+    assert len(make_plan(config(32), EIGHT_GPUS).training) == 4
+    plan = make_plan(config(32, 16), EIGHT_GPUS)
+    assert (plan.training, plan.columns) == ((0, 1), 16)
+    assert len(make_plan(config(32, 32), EIGHT_GPUS).training) == 1

@@ -17,7 +17,7 @@ PUBLISHED = (
     "agent.separate_value=false",
     "agent.policy_clip=0",
     "agent.bound_cost=0",
-    "training.reuse=1",
+    "training.epochs=1",
     "training.batch_size=32",
     "training.unroll_length=20",
 )

@@ -7,24 +7,31 @@ python -m tests.training.on_devices FILE INDEX ADDRESS ADDRESS: one of two hosts
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pickle
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 
 from seedcli.agents.base import UnrollBatch
 from seedcli.agents.registry import create_agent
+from seedcli.agents.target_networks import copy_to, polyak
 from seedcli.config.sections import TrainingConfig
 from seedcli.config.topology import Plan
+from seedcli.training import batch_update
+from seedcli.training import trainer as trainer_module
+from seedcli.training.batch_update import BatchUpdate, column_order
 from seedcli.training.batches import TrainingBatch
 from seedcli.training.devices import Devices, find_inventory, prepare
 from seedcli.training.optimizer import clip_gradients
 from seedcli.training.trainer import Trainer, UpdateResult
 from tests.agents.helpers import VECTOR, random_records
 from tests.configs import agent_config
+from tests.training.tiny_agent import Network, TinyAgent, tiny_batch
 
 B, UPDATES = 8, 10
 NETWORK = {"hidden": (8,), "lstm": 4, "previous_action_reward": True, "normalize_observations": True}
@@ -104,12 +111,19 @@ def train(algorithm: str, devices: Devices, **values: Any) -> dict[str, Any]:
     return {"results": results, "variables": variables(agent, trainer), "trained_steps": trainer.trained_steps}
 
 
-class ClipsFirst(Trainer):
+class ClipsFirst(BatchUpdate):
     """A wrong trainer: every device clips its own gradients before they are summed."""
 
-    def _gradients_impl(self, unrolls: Any, scale: Any) -> Any:
-        found = super()._gradients_impl(unrolls, scale)
-        return found._replace(gradients=clip_gradients(found.gradients, self._config.clip_norm)[0])
+    def gradients(self, unrolls: Any, scale: Any) -> Any:
+        found = super().gradients(unrolls, scale)
+        (mine,) = found.gradients
+        return found._replace(gradients=[clip_gradients(mine, self._config.clip_norm)[0]])
+
+
+def clips_first(*args: Any) -> Trainer:
+    """A trainer with that fault."""
+    with mock.patch.object(trainer_module, "BatchUpdate", ClipsFirst):
+        return Trainer(*args)
 
 
 def drop(devices: Devices) -> dict[str, Any]:
@@ -123,7 +137,8 @@ def drop(devices: Devices) -> dict[str, Any]:
     after = variables(agent, trainer)
     again = trainer.update(third, env_steps=0).applied
     copies = [
-        [copy.numpy() for copy in v.value.values] for v in (*agent.network.variables, *trainer.optimizer.variables)
+        [copy.numpy() for copy in v.value.values]
+        for v in (*agent.network.variables, *trainer.groups[0].optimizer.variables)
     ]
     # Only trainable variables stay unchanged; the observation statistics, which are finite here, are updated.
     trainable = [v.trainable for v in agent.network.variables]
@@ -157,6 +172,68 @@ def placed(devices: Devices) -> list[dict[str, Any]]:
     return parts
 
 
+def target_networks(devices: Devices) -> dict[str, Any]:
+    """Copies and averages outside of replicas and, called by each of them, inside."""
+
+    def values(network: Any) -> list[Any]:
+        return [[copy.numpy() for copy in variable.value.values] for variable in network.variables]
+
+    found: dict[str, Any] = {}
+    calls = {"copy": copy_to, "average": lambda target, source: polyak(target, source, 0.25)}
+    for name, call in calls.items():
+        for place in ("outside", "inside"):
+            with devices.scope():
+                target, source = Network(), Network()
+                for i, variable in enumerate(source.variables):
+                    variable.assign([1.0 + i, -2.0])
+                before = values(target), values(source)
+                function = functools.partial(call, target, source)
+                replicas = functools.partial(devices.run, function) if place == "inside" else function
+                tf.function(replicas, autograph=False)()
+                found[name, place] = *before, values(target)
+    return found
+
+
+def joined(number: int, parts: int) -> Any:
+    """The order of columns on one device that makes the minibatches which `number` devices make together."""
+
+    def order(seed: int, updates: Any, epoch: Any, replica: int, columns: Any) -> Any:
+        each = columns // number
+        orders = [column_order(seed, updates, epoch, i, each) + i * each for i in range(number)]
+        return tf.reshape(tf.transpose(tf.reshape(tf.stack(orders), [number, parts, -1]), [1, 0, 2]), [-1])
+
+    return order
+
+
+def tiny(devices: Devices, epochs: int, count: int, **values: Any) -> dict[str, Any]:
+    """An agent with two groups, targets and averages on minibatches; in the second batch a column is not finite."""
+    training = TrainingConfig(
+        unroll_length=3, batch_size=B, learning_rate=0.05, clip_norm=0.4, epochs=epochs, minibatches=2
+    )
+    with devices.scope():
+        agent = TinyAgent(training, logs=False, **values)
+    trainer = Trainer(agent, training, 1000, devices, seed=5)
+    made = [tiny_batch(B, number) for number in range(count)]
+    made[1].unrolls.reward[1, 3] = np.nan
+    results = [as_dict(trainer.update(batch, env_steps=0)) for batch in made]
+    counts = trainer.updates, trainer.dropped
+    return {"results": results, "variables": variables(agent, trainer), "counts": counts}
+
+
+def minibatches() -> dict[Any, Any]:
+    """Minibatches on two devices, and the same ones on a single device."""
+    found: dict[Any, Any] = {}
+    recurrent = TRAINING["vtrace"].model_copy(update={"epochs": 3, "minibatches": 2})
+    for number, devices in ((2, Devices(plan(2))), (1, Devices.default())):
+        order = joined(2, 2) if number == 1 else column_order
+        with mock.patch.object(batch_update, "column_order", order):
+            found["loop", number] = tiny(devices, 3, 4)
+            found["unrolled", number] = tiny(devices, 2, 3)
+            found["stop", number] = tiny(devices, 3, 3, stop_after=12)
+            found["vtrace", number] = train("vtrace", devices, training=recurrent)
+    return found
+
+
 def one_host() -> dict[str, Any]:
     """All results of one host with 8 virtual devices."""
     prepare(plan(8))
@@ -168,12 +245,14 @@ def one_host() -> dict[str, Any]:
             found[algorithm, number] = train(algorithm, Devices(plan(number)))
     local = TRAINING["r2d2"].model_copy(update={"batch_size": B // 2})
     found["divided by the local batch"] = train("r2d2", Devices(plan(2)), training=local)
-    found["clipped before the sum"] = train("r2d2", Devices(plan(2)), kind=ClipsFirst)
+    found["clipped before the sum"] = train("r2d2", Devices(plan(2)), kind=clips_first)
     found["xla"] = train("r2d2", Devices(plan(2, xla="training")))
     found["batches"] = batches(make("vtrace", Devices.default())[0], 1)
     four = Devices(plan(4))
     found["drop"], found["placed"] = drop(four), placed(four)
     found["names"] = four.training, four.inference
+    found["minibatches"] = minibatches()
+    found["target networks"] = target_networks(four)
     agent, trainer = make("r2d2", four)
     before = variables(agent, trainer)
     found["sum"] = trainer.sum_over_hosts([np.array([3, 5]), np.array([0.5])])

@@ -114,6 +114,42 @@ def test_all_devices_drop_an_update_that_is_non_finite_on_one(found: dict[Any, A
             np.testing.assert_array_equal(copy, copies[0])
 
 
+@pytest.mark.parametrize("form", ["loop", "unrolled", "stop"])
+def test_minibatches_on_two_devices_train_like_those_on_one(found: dict[Any, Any], form: str) -> None:
+    """Two groups with targets and averages; the minibatch with a non-finite column is dropped on all devices."""
+    several, one = (found["minibatches"][form, number] for number in (2, 1))
+    updates = 6 if form != "unrolled" else 4
+    batches = len(one["results"])
+    # The minibatch of the second batch that holds the non-finite column is dropped in every epoch.
+    stopped = 6 - 3 if form == "stop" else 0  # 12 updates are made: 6, 3 of 6, and 3 of the third batch
+    dropped = updates // 2
+    assert several["counts"] == one["counts"] == (batches * updates - dropped - stopped, dropped)
+    for mine, theirs in zip(several["results"], one["results"], strict=True):
+        assert (mine["applied"], mine["fault"]) == (theirs["applied"], theirs["fault"])
+        assert mine["metrics"] == pytest.approx(theirs["metrics"], rel=1e-4, abs=1e-5, nan_ok=True)
+        np.testing.assert_allclose(mine["loss"], theirs["loss"], **TOLERANCE)
+        np.testing.assert_allclose(mine["grad_norm"], theirs["grad_norm"], **TOLERANCE)
+    assert ("updates_used" in one["results"][0]["metrics"]) == (form == "stop")
+    for mine, theirs in zip(several["variables"], one["variables"], strict=True):
+        np.testing.assert_allclose(mine, theirs, **TOLERANCE)
+
+
+def test_recurrent_minibatches_on_two_devices_train_like_those_on_one(found: dict[Any, Any]) -> None:
+    several, one = (found["minibatches"]["vtrace", number] for number in (2, 1))
+    _assert_same(several, one)
+    assert _differs(one, found["vtrace", 0]), "six updates on each batch are not one"
+
+
+@pytest.mark.parametrize("place", ["outside", "inside"])
+def test_target_networks_are_equal_on_all_devices(found: dict[Any, Any], place: str) -> None:
+    for name, share in (("copy", 1.0), ("average", 0.25)):
+        before, source, after = found["target networks"][name, place]
+        for old, new, copies in zip(before, source, after, strict=True):
+            assert len(copies) == 4
+            for copy in copies:
+                np.testing.assert_allclose(copy, (1.0 - share) * old[0] + share * new[0], rtol=1e-6)
+
+
 def test_each_device_gets_its_columns(found: dict[Any, Any]) -> None:
     unrolls = found["batches"][0].unrolls
     assert len(found["placed"]) == 4

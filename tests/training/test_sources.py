@@ -460,27 +460,6 @@ def test_short_columns_that_cannot_be_are_refused(
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("key", "sentence"),
-    [
-        ({"capacity": 7}, "replay.capacity = 7 must be at least replay.min_size = 8, or training never starts"),
-        ({"window": 1.1}, "replay.window = 1.1 must be 0 (automatic) or at least 1.16667, half of the 1.33333 unrolls"),
-    ],
-)
-def test_values_with_which_training_would_never_start_are_refused_for_any_algorithm(
-    tmp_path: Path, key: dict[str, Any], sentence: str
-) -> None:
-    """The configuration's own check of them is that of R2D2."""
-    config = _config(*SHORT)
-    config = config.model_copy(update={"replay": config.replay.model_copy(update=key)})
-    agent = create_agent(config.agent, config.training, SPEC, 3)
-    _short(1)(agent)
-    arena = Arena(SPEC, agent.algorithm.records, agent.algorithm.recorded, batch_size=1, queue_batches=1)
-    with pytest.raises(UsageError) as caught:
-        create_source(agent, SPEC, config, arena, tmp_path)
-    assert sentence in str(caught.value)
-
-
 def test_a_queue_has_no_short_columns(tmp_path: Path) -> None:
     config = load_config(None, environ={}, sets=["agent.algorithm=vtrace"]).config
     agent = create_agent(config.agent, config.training, SPEC, 3)

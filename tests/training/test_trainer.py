@@ -210,23 +210,23 @@ def test_a_non_finite_update_at_scale_1_is_a_fault():
     assert trainer.update(_batch(reward=np.nan), env_steps=0).fault == "the loss"
     assert (trainer.dropped, trainer.loss_scale) == (1, 2.0**15)
     trainer.loss_scale = 1.0
-    assert trainer._count(False, 0.5, _batch()) == "a gradient"
+    assert trainer._count(0, 1, 0.5, _batch()) == "a gradient"
     assert (trainer.dropped, trainer.loss_scale) == (2, 1.0)
 
 
 def test_the_loss_scale_grows_after_many_good_updates_in_a_row():
     trainer = _half_precision_trainer()
     for _ in range(1999):
-        trainer._count(True, 0.5, _batch())
+        trainer._count(1, 0, 0.5, _batch())
     assert trainer.loss_scale == 2.0**15
-    trainer._count(False, 0.5, _batch())
+    trainer._count(0, 1, 0.5, _batch())
     assert trainer.loss_scale == 2.0**14, "a dropped update resets the count"
     for _ in range(2000):
-        trainer._count(True, 0.5, _batch())
+        trainer._count(1, 0, 0.5, _batch())
     assert trainer.loss_scale == 2.0**15
     trainer.loss_scale = 2.0**24
     for _ in range(2000):
-        trainer._count(True, 0.5, _batch())
+        trainer._count(1, 0, 0.5, _batch())
     assert trainer.loss_scale == 2.0**24, "the largest scale"
 
 

@@ -134,7 +134,7 @@ class LearnerCore:
                 on_unroll=self.source.put,
                 on_fault=on_fault,
             )
-            self.trainer = Trainer(self.agent, config.training, config.run.steps, devices)
+            self.trainer = Trainer(self.agent, config.training, config.run.steps, devices, seed=config.run.seed)
             self.checkpointer = Checkpointer(
                 checkpoints,
                 config_text,

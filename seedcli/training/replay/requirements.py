@@ -1,4 +1,4 @@
-"""What an algorithm and the section `replay` require of each other, checked before anything is allocated."""
+"""What short training columns require of an algorithm and the configuration, checked before anything is allocated."""
 
 from __future__ import annotations
 
@@ -11,24 +11,8 @@ from seedcli.errors import UsageError
 
 def check_replay(agent: Agent, config: Config) -> None:
     """Raise UsageError, one sentence, where the agent's training columns contradict its source or the configuration."""
-    algorithm, replay, name = agent.algorithm, config.replay, type(agent).__name__
-    if algorithm.sample_length is not None:
+    if agent.algorithm.sample_length is not None:
         _check_sample_length(agent, config)
-    if algorithm.source != "replay":
-        return
-    if replay.capacity < replay.min_size:
-        raise UsageError(
-            f"replay.capacity = {replay.capacity} must be at least replay.min_size = {replay.min_size}, "
-            "or training never starts"
-        )
-    batch = config.training.batch_size * algorithm.batch_length / algorithm.unroll_length
-    needed = (batch + replay.ratio) / 2
-    if 0 < replay.window < needed:
-        raise UsageError(
-            f"replay.window = {replay.window:g} must be 0 (automatic) or at least {needed:g}, half of the {batch:g} "
-            f"unrolls that a batch of {name} counts as plus replay.ratio = {replay.ratio:g}: with a smaller window, "
-            "training and insertion would block each other"
-        )
 
 
 def _check_sample_length(agent: Agent, config: Config) -> None:
