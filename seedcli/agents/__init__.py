@@ -5,7 +5,69 @@ gradients are applied is outside of it.
 
 from __future__ import annotations
 
+import importlib
 import os
+from typing import TYPE_CHECKING, Any
 
 # The agents need TensorFlow: override the backend in the user's Keras settings.
 os.environ["KERAS_BACKEND"] = "tensorflow"
+
+if TYPE_CHECKING:
+    from seedcli.agents.base import (
+        ActInputs,
+        ActOutputs,
+        Agent,
+        AlgorithmSpec,
+        LossOutputs,
+        ParameterGroup,
+        Symptom,
+        UnrollBatch,
+    )
+    from seedcli.agents.r2d2 import R2D2Agent
+    from seedcli.agents.vtrace import VTraceAgent
+    from seedcli.config.sections import AgentConfig, NetworkConfig
+
+# Loaded when they are first used, since they import TensorFlow.
+_NAMES = {
+    **dict.fromkeys(("R2D2Agent",), "seedcli.agents.r2d2"),
+    **dict.fromkeys(("VTraceAgent",), "seedcli.agents.vtrace"),
+    **dict.fromkeys(("AgentConfig", "NetworkConfig"), "seedcli.config.sections"),
+    **dict.fromkeys(
+        (
+            "ActInputs",
+            "ActOutputs",
+            "Agent",
+            "AlgorithmSpec",
+            "LossOutputs",
+            "ParameterGroup",
+            "Symptom",
+            "UnrollBatch",
+        ),
+        "seedcli.agents.base",
+    ),
+}
+
+__all__ = [
+    "ActInputs",
+    "ActOutputs",
+    "Agent",
+    "AgentConfig",
+    "AlgorithmSpec",
+    "LossOutputs",
+    "NetworkConfig",
+    "ParameterGroup",
+    "R2D2Agent",
+    "Symptom",
+    "UnrollBatch",
+    "VTraceAgent",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        return getattr(importlib.import_module(_NAMES[name]), name)
+    raise AttributeError(f"module 'seedcli.agents' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *globals()})

@@ -116,6 +116,7 @@ class ActInputs(NamedTuple):
         first: [N] bool, the first record of an episode; the state of these rows is already reset.
         exploration: [N] float32, each environment's value of `Agent.exploration` (e.g. ε).
         seed: [2] int32, for stateless random operations; different for every batch.
+        greedy: act without exploration, as in evaluation; a Python bool, the same in every call of one trace.
     """
 
     observation: Any
@@ -123,13 +124,15 @@ class ActInputs(NamedTuple):
     first: tf.Tensor
     exploration: tf.Tensor
     seed: tf.Tensor
+    greedy: bool = False
 
 
 class ActOutputs(NamedTuple):
     """Outputs of `Agent.act` for one inference batch.
 
     Attributes:
-        action: [N, ...] as in the environment's `ActionSpec`, int32 or float32.
+        action: [N, ...] as in the environment's `ActionSpec`, int32 or float32; equal to `greedy_action` if
+            `ActInputs.greedy` is set.
         recorded: name → [N, ...], the fields of `AlgorithmSpec.recorded`.
         greedy_action: [N, ...], the action without exploration (evaluation).
         details: name → [N, ...], what else is known of the decision, for `seedcli.Policy.step`: any of "value",

@@ -46,6 +46,7 @@ class R2D2Agent:
     Every record stores "q_taken" and "q_max" [] float32: the Q value of the action taken and the largest Q value.
 
     Attributes:
+        config: the section `agent`.
         algorithm: K burn-in records, T transitions, unrolls from a replay.
         network: the trained network; the loss is differentiated by `network.trainable_variables`.
         target_network: a periodic copy of the trained network that targets bootstrap from.
@@ -63,7 +64,7 @@ class R2D2Agent:
                 f"agent.algorithm 'r2d2' chooses one of several actions, but an action of {spec.name} is a vector of "
                 f"{found}: choose agent.algorithm vtrace"
             )
-        self._config = config
+        self.config = config
         self._num_actions = spec.action.categories[0]
         self._spec = spec
         self._seed = seed
@@ -95,7 +96,7 @@ class R2D2Agent:
 
     def make_network(self) -> DuelingQNetwork:
         """Another network of the same architecture with the initial variables, built."""
-        return DuelingQNetwork(self._config, self._spec, self._seed, self._precision)
+        return DuelingQNetwork(self.config, self._spec, self._seed, self._precision)
 
     def initial_state(self, batch_size: int) -> State:
         """The state at the start of an episode, [batch_size, ...]; an empty dict for a network without memory."""
@@ -107,7 +108,7 @@ class R2D2Agent:
         The index wraps at the configured N. A single environment (N = 1) uses i/(N-1) = ½, the geometric mean of a
         fleet. Evaluation environments use `agent.evaluation_epsilon`.
         """
-        config = self._config
+        config = self.config
         if role == "evaluation":
             return np.full(len(index), config.evaluation_epsilon, np.float32)
         part = (index % total) / (total - 1) if total > 1 else np.full(len(index), 0.5)
@@ -121,7 +122,7 @@ class R2D2Agent:
         seeds = tf.random.split(inputs.seed, 2)
         any_action = tf.random.stateless_uniform(rows, seeds[0], 0, self._num_actions, tf.int32)
         explores = tf.random.stateless_uniform(rows, seeds[1]) < inputs.exploration
-        action = tf.where(explores, any_action, greedy_action)
+        action = greedy_action if inputs.greedy else tf.where(explores, any_action, greedy_action)
         recorded = {"q_taken": self._of_action(q, action), "q_max": tf.reduce_max(q, axis=-1)}
         return ActOutputs(action, recorded, greedy_action, {"q_values": q}), network.remember(state, action)
 
@@ -161,7 +162,7 @@ class R2D2Agent:
         loss = tf.reduce_sum(each * unrolls.weights) / (algorithm.batch_length * self._columns)
 
         size = tf.abs(errors.td_error_tm1)
-        priorities = q_targets.priorities(size, errors.mask_tm1, self._config.priority_max_weight)
+        priorities = q_targets.priorities(size, errors.mask_tm1, self.config.priority_max_weight)
         count = tf.maximum(tf.reduce_sum(errors.mask_tm1), 1.0)
 
         def mean(x: tf.Tensor) -> tf.Tensor:
@@ -187,7 +188,7 @@ class R2D2Agent:
 
     def after_update(self, update: tf.Tensor) -> None:
         """Copy the trained network to the target network after every `agent.target_period` updates."""
-        copy_every(self._config.target_period, update, self.target_network, self.network)
+        copy_every(self.config.target_period, update, self.target_network, self.network)
 
     def variables(self) -> dict[str, tf.Variable]:
         """The variables of the network and of the target network, by name."""
@@ -198,7 +199,7 @@ class R2D2Agent:
     ) -> tf.Tensor:
         burn_in = self.algorithm.burn_in
         errors = self._errors(reward, terminated, truncated, q_taken[burn_in:-1], q_max[burn_in:])
-        return q_targets.priorities(errors.td_error_tm1, errors.mask_tm1, self._config.priority_max_weight)
+        return q_targets.priorities(errors.td_error_tm1, errors.mask_tm1, self.config.priority_max_weight)
 
     def _of_action(self, q: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
         """The values [...] of actions [...] int32 among q [..., A]."""
@@ -216,7 +217,7 @@ class R2D2Agent:
             q_tm1: [T, B] float32, Q values of the actions taken on the records after the burn-in.
             best_q: [T+1, B] float32, Q values to bootstrap from, of the same records and the next one.
         """
-        config, burn_in = self._config, self.algorithm.burn_in
+        config, burn_in = self.config, self.algorithm.burn_in
         reward = targets.scaled_rewards(reward, config.reward_scale, config.reward_clip)
         r_t, discount_t, mask_tm1 = targets.transitions(
             reward[burn_in:], terminated[burn_in:], truncated[burn_in:], config.discount

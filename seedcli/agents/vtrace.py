@@ -74,6 +74,7 @@ class VTraceAgent:
     the predicted "value" [] float32, for the scales of values and advantages.
 
     Attributes:
+        config: the section `agent`.
         algorithm: no burn-in, T transitions, unrolls from a queue.
         network: the trained network; the loss is differentiated by `network.trainable_variables`.
     """
@@ -84,7 +85,7 @@ class VTraceAgent:
         self, config: VTraceConfig, training: TrainingConfig, spec: EnvSpec, seed: int, precision: str = "float32"
     ) -> None:
         """Build the agent; raises UsageError if the network does not support the environment's observations."""
-        self._config = config
+        self.config = config
         self._spec = spec
         self._seed = seed
         self._precision = precision
@@ -109,7 +110,7 @@ class VTraceAgent:
 
     def make_network(self) -> PolicyValueNetwork:
         """Another network of the same architecture with the initial variables, built."""
-        return PolicyValueNetwork(self._config, self._spec, self._seed, self._precision)
+        return PolicyValueNetwork(self.config, self._spec, self._seed, self._precision)
 
     def initial_state(self, batch_size: int) -> State:
         """The state at the start of an episode, [batch_size, ...]; an empty dict for a network without memory."""
@@ -120,12 +121,12 @@ class VTraceAgent:
         return np.zeros(len(index), np.float32)
 
     def act(self, network: PolicyValueNetwork, inputs: ActInputs, state: State) -> tuple[ActOutputs, State]:
-        """Sample an action of the policy for each row; deterministic given the seed."""
+        """Sample an action of the policy for each row, or take its mode; deterministic given the seed."""
         outputs, state = network.step(inputs.observation, inputs.reward, state)
-        action = self._distribution.sample(outputs.policy, inputs.seed)
         greedy_action = self._distribution.mode(outputs.policy)
+        action = greedy_action if inputs.greedy else self._distribution.sample(outputs.policy, inputs.seed)
         recorded = {self._distribution.name: outputs.policy}
-        if self._config.normalize_values:
+        if self.config.normalize_values:
             recorded["value"] = outputs.value
         details = {"value": outputs.value, **self._distribution.describe(outputs.policy)}
         return ActOutputs(action, recorded, greedy_action, details), network.remember(state, action)
@@ -150,13 +151,13 @@ class VTraceAgent:
             discount_t=discount_t,
             mask_tm1=mask_tm1,
             values=unrolls.recorded["value"],
-            lambda_=self._config.lambda_,
+            lambda_=self.config.lambda_,
         )
         scale.update(target.vs_tm1, target.pg_advantages, r_t, mask_tm1, self.network.value)
 
     def _transitions(self, reward: tf.Tensor, unrolls: UnrollBatch) -> targets.Transitions:
         """The transitions of an unroll whose raw rewards are [T+1, B]."""
-        config = self._config
+        config = self.config
         reward = targets.scaled_rewards(reward, config.reward_scale, config.reward_clip)
         return targets.transitions(reward, unrolls.terminated, unrolls.truncated, config.discount)
 
@@ -174,7 +175,7 @@ class VTraceAgent:
             over that of their targets), "policy_spread" (`Distribution.spread`), "saturated_units"
             (`Encoder.saturation`) and, for Box actions, "means_outside" (fraction of means beyond ±1.5).
         """
-        config, algorithm = self._config, self.algorithm
+        config, algorithm = self.config, self.algorithm
         reward = tf.ensure_shape(unrolls.reward, [algorithm.records, None])
         outputs = evaluate(self.network, unrolls._replace(reward=reward), algorithm.burn_in)
         r_t, discount_t, mask_tm1 = self._transitions(reward, unrolls)

@@ -156,11 +156,11 @@ class DevicePolicy:
         self, observation: tf.Tensor, reward: tf.Tensor, first: tf.Tensor, slots: tf.Tensor, seed: tf.Tensor
     ) -> tuple[tf.Tensor, Any, Any]:
         exploration = tf.gather(self._exploration, slots)
-        inputs = ActInputs(observation, reward, first, exploration, seed)
+        inputs = ActInputs(observation, reward, first, exploration, seed, self._greedy)
         outputs, state = self._agent.act(self._network, inputs, self._gather(slots, first))
         for table, rows in zip(tf.nest.flatten(self._table), tf.nest.flatten(state), strict=True):
             table.scatter_update(tf.IndexedSlices(rows, slots))
-        action = outputs.greedy_action if self._greedy else outputs.action
+        action = outputs.action
         details = {"greedy_action": outputs.greedy_action, **outputs.details} if self._detailed else {}
         return tf.bitcast(action, tf.float32) if self._in_disguise else action, dict(outputs.recorded), details
 

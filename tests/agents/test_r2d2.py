@@ -180,7 +180,7 @@ def test_a_stored_unroll_reproduces_acting(memory: tuple[int, int, bool], burn_i
     lstm, frame_stack, previous = memory
     agent = make(burn_in=burn_in, lstm=lstm, frame_stack=frame_stack, previous_action_reward=previous)
     agent.network.advantage_head[-1].kernel.assign(agent.network.advantage_head[-1].kernel * 10.0)
-    agent.after_update(agent._config.target_period)
+    agent.after_update(agent.config.target_period)
     start, records = 3, random_records(VECTOR, 3 + burn_in + T + 1, B, seed=4, ends=0.15)
     records, states = played(agent, records, 0.5)
     assert records["first"][start + 1 :].any(axis=1).sum() > 3 and not records["first"][start].all()

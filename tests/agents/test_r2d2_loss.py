@@ -81,7 +81,7 @@ def test_values_may_stay_as_they_are() -> None:
     for variable in agent.network.variables:
         variable.assign(tf.zeros_like(variable))
     agent.network.advantage_head[-1].bias.assign([-30.0, 60.0, -30.0])
-    agent.after_update(agent._config.target_period)
+    agent.after_update(agent.config.target_period)
     nothing = np.zeros((T + 1, 1), bool)
     records = {
         **random_records(VECTOR, T + 1, 1),

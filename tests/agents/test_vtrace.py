@@ -66,17 +66,20 @@ def test_act_is_one_function_for_every_batch_size(spec: EnvSpec, memory: dict[st
 
     def act(inputs: Any, state: Any) -> Any:
         traced.append(1)
-        return agent.act(network, inputs, state)
+        return agent.act(network, ActInputs(*inputs), state)
 
     def open_batch(x: tf.Tensor) -> tf.TensorSpec:
         return tf.TensorSpec([None, *x.shape[1:]], x.dtype)
 
-    inputs = act_inputs(spec, 2)
-    signature = tf.nest.map_structure(open_batch, (inputs, agent.initial_state(2)))
-    signature = (signature[0]._replace(seed=tf.TensorSpec([2], tf.int32)), signature[1])
+    def tensors(rows: int) -> tuple[Any, ...]:
+        return tuple(act_inputs(spec, rows))[:-1]  # without `greedy`, which is not a tensor
+
+    *inputs, seed = tensors(2)
+    state_spec = tf.nest.map_structure(open_batch, agent.initial_state(2))
+    signature = ((*tf.nest.map_structure(open_batch, inputs), tf.TensorSpec([2], tf.int32)), state_spec)
     function = tf.function(act, input_signature=signature)
     for rows in (1, 5, 8):
-        outputs, state = function(act_inputs(spec, rows), agent.initial_state(rows))
+        outputs, state = function(tensors(rows), agent.initial_state(rows))
         for action in (outputs.action, outputs.greedy_action):
             assert action.shape == (rows, *spec.action.array.shape) and action.dtype == spec.action.array.dtype
         for name, array in agent.algorithm.recorded.items():
@@ -242,6 +245,22 @@ def played(agent: Agent, spec: EnvSpec, seed: int = 5) -> UnrollBatch:
         rows.append({"action": outputs.action, **outputs.recorded})
     chosen = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
     return unroll_batch({**records, **chosen}, agent.initial_state(B), tuple(agent.algorithm.recorded))
+
+
+@pytest.mark.parametrize("algorithm", ["vtrace", "r2d2"])
+def test_greedy_acting_remembers_the_greedy_action(algorithm: str) -> None:
+    config = agent_config(algorithm=algorithm, previous_action_reward=True)
+    agent = create_agent(config, training_config(unroll_length=T, batch_size=B), VECTOR, 1)
+    records = tf.nest.map_structure(lambda x: tf.constant(x[0]), random_records(VECTOR, 1, B))
+    explored = []
+    for greedy in (False, True):
+        inputs = ActInputs(
+            records["observation"], records["reward"], records["first"], tf.ones([B]), tf.constant([3, 1]), greedy
+        )
+        outputs, state = agent.act(agent.network, inputs, agent.initial_state(B))
+        np.testing.assert_array_equal(state["previous_action"], outputs.action + 1)
+        explored.append(bool(tf.reduce_any(outputs.action != outputs.greedy_action)))
+    assert explored == [True, False]
 
 
 @pytest.mark.parametrize("spec", [VECTOR, MULTI_DISCRETE, ONE_PART, CONTINUOUS, MIXED])
