@@ -41,6 +41,9 @@ class Registry:
         base: the class that a choice's `Config` must extend.
         built_in: built-in choices by name.
         needs_tensorflow: choices are code for TensorFlow, which is then imported first, without its messages.
+
+    Attributes:
+        key, group: as given.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class Registry:
     ) -> None:
         self.key = key
         self._noun = noun
-        self._group = group
+        self.group = group
         self._base = base
         self._built_in = built_in
         self._needs_tensorflow = needs_tensorflow
@@ -63,7 +66,7 @@ class Registry:
     @cached_property
     def _installed(self) -> dict[str, metadata.EntryPoint]:
         """Entry points by name, without those that are named like a built-in."""
-        return {e.name: e for e in metadata.entry_points(group=self._group) if e.name not in self._built_in}
+        return {e.name: e for e in metadata.entry_points(group=self.group) if e.name not in self._built_in}
 
     def names(self) -> list[str]:
         """The names of built-in and installed choices."""

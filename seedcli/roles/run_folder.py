@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from seedcli.config.sources import Resolved, to_toml
 from seedcli.errors import UsageError
+from seedcli.files import sync
 
 CONFIG = "config.toml"
 CHECKPOINTS = "checkpoints"
@@ -150,7 +151,7 @@ class RunFolder:
                     file.flush()
                     os.fsync(file.fileno())
                 os.replace(temporary, self.config_path)
-                _sync_folder(self.path)
+                sync(self.path)
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
@@ -289,14 +290,6 @@ def _prepare(path: Path, resume: bool | None, overwrite: bool) -> bool:
         _set_aside(path) if overwrite else _remove_run(path)
     (path / CHECKPOINTS).mkdir(exist_ok=True)
     return bool(resume)
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _take_lock(path: Path, wait: Callable[[str], None] | None) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import queue
 import shutil
 import threading
@@ -20,6 +19,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from seedcli.errors import CheckpointError, SeedError
+from seedcli.files import sync
 from seedcli.specs import EnvSpec
 from seedcli.training.checkpoint_files import (
     FORMAT,
@@ -47,14 +47,6 @@ __all__ = [
 
 _SLOW_SECONDS = 600.0  # between two lines about a disk that is too slow
 _log = logging.getLogger(__name__)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # Variables by group and by name within it: {"agent": {"network/policy/kernel": ...}, "optimizer": ...}.
@@ -287,11 +279,11 @@ class Checkpointer:
         (temporary / "state.json").write_text(json.dumps(state, indent=1) + "\n")
         files = sorted(p for p in temporary.iterdir())
         for file in files:
-            _sync(file)
+            sync(file)
         sums = {file.name: digest(file) for file in files}
         (temporary / "COMPLETE").write_text(json.dumps({"blake2b": sums}, indent=1) + "\n")
-        _sync(temporary / "COMPLETE")
-        _sync(temporary)
+        sync(temporary / "COMPLETE")
+        sync(temporary)
         replaced = self._folder / f".{path.name}.replaced"
         if path.exists():
             path.rename(replaced)
@@ -301,7 +293,7 @@ class Checkpointer:
             put_back(self._folder)
             raise
         shutil.rmtree(replaced, ignore_errors=True)
-        _sync(self._folder)
+        sync(self._folder)
 
     def _prune(self) -> None:
         """Keep the newest `keep` checkpoints, and one of the others per `keep_every_hours`."""

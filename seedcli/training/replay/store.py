@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seedcli.errors import CheckpointError
+from seedcli.files import sync
 from seedcli.training.replay.buffer import Replay
 from seedcli.training.replay.compressed import FrozenBlocks
 from seedcli.training.replay.data import Snapshot
@@ -147,11 +148,7 @@ class ReplayStore:
             partial.replace(self._folder / name)
         finally:
             partial.unlink(missing_ok=True)
-        descriptor = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(self._folder)
         return Segment(name, first, snapshot.next - 1, size, digest.hexdigest())
 
     def prune(self, checkpoints: list[Path]) -> None:

@@ -1,0 +1,51 @@
+"""The examples of the guides to one's own algorithm, network and environment train as they stand."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, "-m", "seedcli", "train", "--preset", "cartpole_vtrace", "--deterministic", "--no-live"]
+
+
+def example(page: str, contains: str) -> str:
+    """The code block of a page that contains a text."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.S)
+    (found,) = [block for block in blocks if contains in block]
+    return str(found)
+
+
+@pytest.mark.timeout(300)
+def test_the_examples_of_the_guides_train(tmp_path: Path) -> None:
+    (tmp_path / "my_agent.py").write_text(example("writing-an-agent.md", "class MyAgent(VTraceAgent)"))
+    (tmp_path / "my_net.py").write_text(example("writing-an-agent.md", "class MyTorso"))
+    (tmp_path / "a2c.py").write_text(example("writing-an-agent.md", "class A2CAgent"))
+    (tmp_path / "my_sim.py").write_text(example("writing-an-environment.md", "class MyFamily"))
+    (tmp_path / "my_simulator.py").write_text(
+        "from seedcli.envs.gymnasium.env import GymnasiumVectorEnv\n"
+        "from seedcli.envs.gymnasium.config import GymnasiumConfig\n"
+        "def make_vector(name, envs, gravity):\n"
+        "    assert gravity == 3\n"
+        "    return GymnasiumVectorEnv(GymnasiumConfig(id=name), envs)\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    mine = ["--agent", "my_agent:MyAgent", "--set", "agent.my_cost=0.5", "--network", "my_net:MyTorso"]
+    mine += ["--family", "my_sim:MyFamily", "--env", "CartPole-v1", "--set", "environment.gravity=3"]
+    for run, flags in {"mine": mine, "a2c": ["--agent", "a2c:A2CAgent"]}.items():
+        done = subprocess.run(
+            [*COMMAND, "--steps", "3000", "--logdir", run, *flags],
+            cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=140,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        last = json.loads((tmp_path / run / "metrics.jsonl").read_text().splitlines()[-1])
+        assert last["learner_updates"] > 3 and last["dropped_updates"] == 0
+    config = (tmp_path / "mine" / "config.toml").read_text()
+    for line in ('algorithm = "my_agent:MyAgent"', "my_cost = 0.5", 'torso = "my_net:MyTorso"', "gravity = 3.0"):
+        assert line in config
