@@ -23,6 +23,9 @@ _FLAGS = {
     "steps": "--steps",
     "seed": "--seed",
     "env": "--env",
+    "agent": "--agent",
+    "network": "--network",
+    "family": "--family",
     "logdir": "--logdir",
     "resume": "--resume",
     "overwrite": "--overwrite",
@@ -35,6 +38,9 @@ def train(
     steps: int | None = None,
     seed: int | None = None,
     env: str | None = None,
+    agent: str | None = None,
+    network: str | None = None,
+    family: str | None = None,
     logdir: str | os.PathLike[str] | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -51,6 +57,8 @@ def train(
         steps: environment steps to train on.
         seed: seed of networks, actions and environments.
         env: game, scenario, level or Gymnasium id to play.
+        agent, network, family: learning algorithm, network torso and family of environments: a built-in name, or
+            "module:Class" of your own in a module that the working folder or PYTHONPATH has.
         logdir: the run's folder; None: runs/<preset>/<time> in the working folder.
         resume: resume the run in `logdir`.
         overwrite: replace the run in `logdir`.
@@ -63,7 +71,7 @@ def train(
     """
     with _folder(preset, logdir, resume) as path:
         given = {"preset": preset, "steps": steps, "seed": seed, "env": env, "logdir": path}
-        given |= {"resume": resume, "overwrite": overwrite}
+        given |= {"agent": agent, "network": network, "family": family, "resume": resume, "overwrite": overwrite}
         sets = [f"--set={key}={_as_toml(value)}" for key, value in (set or {}).items()]
         run_seed(["train", "--no-live", *_flags(given), *sets], quiet=quiet)
         assert path is not None  # the command has refused to resume without a folder
