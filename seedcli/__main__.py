@@ -1,7 +1,22 @@
-"""`python -m seedcli` is `seed`."""
+"""The program `seed`, which `python -m seedcli` runs too."""
 
+from __future__ import annotations
+
+import signal
 import sys
 
-from seedcli.cli.main import main
 
-sys.exit(main())
+def run() -> int:
+    """Run `seed` and return its exit status; Ctrl-C while modules are imported ends the process without a traceback."""
+    interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if interruptible:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from seedcli.cli.main import main
+
+    if interruptible:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return main()
+
+
+if __name__ == "__main__":
+    sys.exit(run())

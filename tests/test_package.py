@@ -48,7 +48,7 @@ def test_a_wheel_holds_the_presets_the_licence_and_the_command(tmp_path: Path) -
     (info,) = site.glob("seedcli-*.dist-info")
     assert info.name == f"seedcli-{seedcli.__version__}.dist-info"
     assert (site / "seedcli" / "py.typed").is_file()
-    assert "seed = seedcli.cli.main:main" in (info / "entry_points.txt").read_text()
+    assert "seed = seedcli.__main__:run" in (info / "entry_points.txt").read_text()
     assert "Apache License" in (info / "licenses" / "LICENSE").read_text()
     assert {entry.name for entry in site.iterdir()} == {"seedcli", info.name}
 
