@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
+from seedcli.agents.actor_critic import symptoms
 from seedcli.agents.base import Symptom
-from seedcli.agents.vtrace import symptoms
 from seedcli.config.schema import make_config
 from seedcli.config.sources import all_keys
 from seedcli.telemetry.diagnosis import Diagnosis
