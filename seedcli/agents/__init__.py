@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 os.environ["KERAS_BACKEND"] = "tensorflow"
 
 if TYPE_CHECKING:
+    from seedcli.agents.actor_critic import ActorCriticAgent
     from seedcli.agents.base import (
         ActInputs,
         ActOutputs,
@@ -23,12 +24,15 @@ if TYPE_CHECKING:
         Symptom,
         UnrollBatch,
     )
+    from seedcli.agents.ppo import PPOAgent
     from seedcli.agents.r2d2 import R2D2Agent
     from seedcli.agents.vtrace import VTraceAgent
     from seedcli.config.sections import AgentConfig, NetworkConfig
 
 # Loaded when they are first used, since they import TensorFlow.
 _NAMES = {
+    **dict.fromkeys(("ActorCriticAgent",), "seedcli.agents.actor_critic"),
+    **dict.fromkeys(("PPOAgent",), "seedcli.agents.ppo"),
     **dict.fromkeys(("R2D2Agent",), "seedcli.agents.r2d2"),
     **dict.fromkeys(("VTraceAgent",), "seedcli.agents.vtrace"),
     **dict.fromkeys(("AgentConfig", "NetworkConfig"), "seedcli.config.sections"),
@@ -50,11 +54,13 @@ _NAMES = {
 __all__ = [
     "ActInputs",
     "ActOutputs",
+    "ActorCriticAgent",
     "Agent",
     "AgentConfig",
     "AlgorithmSpec",
     "LossOutputs",
     "NetworkConfig",
+    "PPOAgent",
     "ParameterGroup",
     "R2D2Agent",
     "Symptom",

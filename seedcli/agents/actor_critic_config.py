@@ -10,7 +10,7 @@ from seedcli.config.sections import AgentConfig, Fraction, NonNegative, Positive
 
 
 class ActorCriticConfig(AgentConfig):
-    """An algorithm that trains a policy and a value on each unroll once, in order."""
+    """An algorithm that trains a policy and a value on unrolls in the order in which they were played."""
 
     lambda_: Fraction = Field(1.0, alias="lambda", description="λ of the advantages and value targets")
     baseline_cost: NonNegative = Field(0.5, description="weight of the value loss")

@@ -116,6 +116,42 @@ def vtrace(
     return VTraceTargets(vs_tm1, advantages, rho_tm1)
 
 
+class GaeTargets(NamedTuple):
+    """Outputs of generalized advantage estimation; no gradient flows through them.
+
+    Attributes:
+        advantages_tm1: [T, B] float32; 0 where masked.
+        returns_tm1: [T, B] float32, the value targets, V plus the advantage; V itself where masked.
+    """
+
+    advantages_tm1: tf.Tensor
+    returns_tm1: tf.Tensor
+
+
+def gae(*, r_t: tf.Tensor, discount_t: tf.Tensor, mask_tm1: tf.Tensor, values: tf.Tensor, lambda_: float) -> GaeTargets:
+    """Generalized advantage estimates and λ-returns.
+
+    Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (2016), equation 16,
+    written as the recursion A_s = δ_s + γ_s·λ·A_{s+1} with δ_s = r_s + γ_s·V(x_{s+1}) − V(x_s); the value targets are
+    those of TD(λ). A truncated episode bootstraps from the value of its final observation.
+
+    Args:
+        r_t: [T, B] float32, rewards.
+        discount_t: [T, B] float32, γ, 0 into a terminated record.
+        mask_tm1: [T, B] float32, 0 where record t-1 is final: there δ and γ are 0.
+        values: [T+1, B] float32, V of every record, the bootstrap record last.
+        lambda_: λ.
+
+    Returns:
+        The targets; T must be static.
+    """
+    values = tf.stop_gradient(values)
+    v_tm1, v_t = values[:-1], values[1:]
+    td_error = (r_t + discount_t * v_t - v_tm1) * mask_tm1
+    advantages = _discounted_sum(td_error, discount_t * lambda_)
+    return GaeTargets(advantages, v_tm1 + advantages)
+
+
 def inside_trust_region(log_rho_tm1: tf.Tensor, advantages: tf.Tensor, clip: float) -> tf.Tensor:
     """1 where the policy gradient is not clipped, else 0, [T, B] float32; no gradient flows through it.
 

@@ -15,6 +15,7 @@ ALGORITHMS = Registry(
     AgentConfig,
     {
         "vtrace": BuiltIn("seedcli.agents.vtrace:VTraceAgent", "seedcli.agents.vtrace_config:VTraceConfig"),
+        "ppo": BuiltIn("seedcli.agents.ppo:PPOAgent", "seedcli.agents.ppo_config:PPOConfig"),
         "r2d2": BuiltIn("seedcli.agents.r2d2:R2D2Agent", "seedcli.agents.r2d2_config:R2D2Config"),
     },
 )

@@ -57,7 +57,7 @@ class Diagnosis:
     Args:
         symptoms: from `agents.base.AlgorithmSpec`.
         total_steps: environment steps of the run.
-        values: the configuration: section → name → JSON value.
+        values: the configuration: section → name → JSON value; tables are nested.
 
     Attributes:
         warning: the current warning; "": none.
@@ -89,5 +89,7 @@ class Diagnosis:
         return f"{symptom.sentence.format(case.value)} ({symptom.rule}): look at {settings}"
 
     def _value(self, key: str) -> str:
-        section, name = key.split(".")
-        return format_value(self._values[section][name])
+        value: Any = self._values
+        for name in key.split("."):
+            value = value[name]
+        return format_value(value)

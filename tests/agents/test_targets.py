@@ -1,4 +1,4 @@
-"""V-trace against hand-computed numbers, an independent sum in float64, and n-step returns."""
+"""V-trace and GAE against hand-computed numbers, independent sums in float64, and n-step returns."""
 
 from __future__ import annotations
 
@@ -50,6 +50,65 @@ def test_three_episodes_in_one_trace_by_hand() -> None:
     np.testing.assert_array_equal(vs, [[3, 3], [2, 2], [7, 7], [8, 8], [23, 19.5], [42, 42]])
     np.testing.assert_array_equal(advantages, [[2, 2], [0, 0], [3, 3], [0, 0], [7, 3.5], [10, 10]])
     np.testing.assert_allclose(rho, np.array([[1, 1], [0, 0], [1, 1], [0, 0], [1, 0.5], [1, 1]]), rtol=1e-6)
+
+
+def reference_gae(records: dict[str, Array], values: Array, discount: float, lam: float) -> tuple[Array, Array]:
+    """Equation 16 as printed, a sum of discounted TD errors in float64, on each episode's piece by itself."""
+    length, columns = values.shape[0] - 1, values.shape[1]
+    advantages = np.zeros((length, columns))
+    final = records["terminated"] | records["truncated"]
+    for b in range(columns):
+        for s in range(length):
+            t = s
+            while t < length and not final[t, b]:
+                bootstrap = 0.0 if records["terminated"][t + 1, b] else float(values[t + 1, b])
+                delta = float(records["reward"][t + 1, b]) + discount * bootstrap - float(values[t, b])
+                advantages[s, b] += (discount * lam) ** (t - s) * delta
+                t += 1
+    return advantages, advantages + values[:-1]
+
+
+def run_gae(records: dict[str, Array], values: Array, discount: float, lam: float) -> list[Array]:
+    transitions = targets.transitions(
+        tf.constant(records["reward"], tf.float32),
+        tf.constant(records["terminated"]),
+        tf.constant(records["truncated"]),
+        discount,
+    )
+    found = targets.gae(**transitions._asdict(), values=tf.constant(values, tf.float32), lambda_=lam)
+    return [x.numpy() for x in found]
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 33])
+@pytest.mark.parametrize("lam", [0.0, 0.9, 1.0])
+def test_gae_agrees_with_the_printed_sum(length: int, lam: float) -> None:
+    records = random_records(VECTOR, length + 1, 16, seed=length, ends=0.15)
+    values = np.random.default_rng(length).normal(size=(length + 1, 16))
+    found = run_gae(records, values, 0.97, lam)
+    for mine, expected in zip(found, reference_gae(records, values, 0.97, lam), strict=True):
+        np.testing.assert_allclose(mine, expected, atol=2e-5)
+
+
+def test_gae_by_hand_bootstraps_from_the_last_observation_of_truncated_episodes_alone() -> None:
+    records: dict[str, Array] = {
+        "reward": np.array([[9.0], [3.0], [0.0], [3.0], [0.0], [2.0], [10.0]]),
+        "terminated": np.zeros((7, 1), bool),
+        "truncated": np.zeros((7, 1), bool),
+    }
+    records["terminated"][1] = records["truncated"][3] = True
+    values = np.array([[1.0], [2.0], [4.0], [8.0], [16.0], [32.0], [64.0]])
+    advantages, returns = run_gae(records, values, discount=0.5, lam=0.5)
+    # 0→1 ends: 3 − 1. 2→3 is cut off: 3 + ½·8 − 4. 5→6: 10 + ½·64 − 32. 4→5: 2 + ½·32 − 16, and ½·½ of the next.
+    np.testing.assert_array_equal(advantages[:, 0], [2, 0, 3, 0, 4.5, 10])
+    np.testing.assert_array_equal(returns[:, 0], [3, 2, 7, 8, 20.5, 42])
+
+
+def test_no_gradient_flows_through_gae() -> None:
+    values, ones = tf.Variable(tf.ones([4, 2])), tf.ones([3, 2])
+    with tf.GradientTape() as tape:
+        found = targets.gae(r_t=ones, discount_t=ones, mask_tm1=ones, values=values, lambda_=0.9)
+        total = sum(tf.reduce_sum(x) for x in found)
+    assert tape.gradient(total, values) is None
 
 
 def test_transitions_keep_termination_and_truncation_apart() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
+from seedcli.agents.actor_critic import symptoms
 from seedcli.agents.base import Symptom
-from seedcli.agents.vtrace import symptoms
 from seedcli.config.schema import make_config
 from seedcli.config.sources import all_keys
 from seedcli.telemetry.diagnosis import Diagnosis
@@ -106,8 +106,14 @@ def test_a_symptom_has_one_bound_and_a_setting(bounds: dict[str, float]) -> None
         Symptom(metric="x", above=1.0, sentence="", settings=())
 
 
+def test_a_warning_shows_settings_of_nested_tables() -> None:
+    flat = Symptom(metric="flat", above=0.0, sentence="flat", settings=("agent.network.normalize_observations",))
+    ((_, warning),) = lines(diagnosis(flat), range(0, 1000, 100), flat=1.0)
+    assert warning == "flat (flat is above 0): look at agent.network.normalize_observations (false)"
+
+
 @pytest.mark.parametrize("good", [False, True])
-def test_symptoms_of_vtrace_name_only_existing_settings_that_can_be_improved(good: bool) -> None:
+def test_symptoms_of_actor_critics_name_only_settings_that_can_be_improved(good: bool) -> None:
     config = agent_config(normalize_values=good, separate_value=good, normalize_observations=good)
     declared = symptoms(config)
     metrics = [symptom.metric for symptom in declared]

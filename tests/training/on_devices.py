@@ -37,10 +37,12 @@ B, UPDATES = 8, 10
 NETWORK = {"hidden": (8,), "lstm": 4, "previous_action_reward": True, "normalize_observations": True}
 AGENTS = {
     "vtrace": agent_config(**NETWORK, algorithm="vtrace", normalize_values=True, separate_value=True, policy_clip=0.2),
+    "ppo": agent_config(**NETWORK, algorithm="ppo", normalize_values=True, value_clip=0.1, target_kl=10.0),
     "r2d2": agent_config(**NETWORK, algorithm="r2d2", dueling_hidden=0, frame_stack=2, n_step=2, target_period=3),
 }
 TRAINING = {
     "vtrace": TrainingConfig(unroll_length=4, batch_size=B, learning_rate=0.01, epsilon=1e-3, clip_norm=0.05),
+    "ppo": TrainingConfig(unroll_length=4, batch_size=B, learning_rate=0.01, epsilon=1e-3, clip_norm=0.05, epochs=2),
     "r2d2": TrainingConfig(
         unroll_length=3, burn_in=1, batch_size=B, optimizer="rmsprop", epsilon=1e-3, learning_rate=0.01, clip_norm=0.05
     ),

@@ -1,0 +1,298 @@
+"""What agents that train a policy and a value on sampled actions share: all but their targets and the policy's loss."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from seedcli.agents import targets
+from seedcli.agents.actor_critic_config import ActorCriticConfig
+from seedcli.agents.base import (
+    ActInputs,
+    ActOutputs,
+    AlgorithmSpec,
+    LossOutputs,
+    ParameterGroup,
+    Role,
+    State,
+    Symptom,
+    UnrollBatch,
+)
+from seedcli.agents.distributions import make_distribution
+from seedcli.agents.networks.models import PolicyValueNetwork, evaluate, observe
+from seedcli.agents.variables import named_variables
+from seedcli.config.sections import TrainingConfig
+from seedcli.specs import ArraySpec, EnvSpec
+
+# Means beyond this count as outside the bounds ±1: the means of a policy with extreme actions lie slightly beyond them.
+_FAR = 1.5
+_RATE = "training.learning_rate"
+
+
+def symptoms(config: ActorCriticConfig) -> tuple[Symptom, ...]:
+    """Symptoms of typical problems of a policy and a value; each suggests settings that are not yet enabled."""
+    values = () if config.normalize_values else ("agent.normalize_values",)
+    apart = () if config.separate_value else ("agent.separate_value",)
+    scale = () if config.normalize_values else ("agent.reward_scale",)  # no effect with normalised values
+    observations = () if config.network.normalize_observations else ("agent.network.normalize_observations",)
+    saturation = Symptom(
+        metric="saturated_units",
+        above=0.9,  # a ReLU network that starts to learn Pong has up to 0.87 inactive units in a batch
+        sentence="{:.0%} of the hidden units are saturated, so the network hardly learns any more",
+        settings=(*values, *apart, *scale, _RATE),
+    )
+    outside = Symptom(
+        metric="means_outside",
+        above=0.5,
+        sentence="{:.0%} of the policy's means lie far beyond the bounds of actions, where they have no effect",
+        settings=("agent.bound_cost", _RATE),
+    )
+    # Initial values and policies are nearly the same for all observations, hence the patience.
+    value = Symptom(
+        metric="value_spread",
+        below=0.02,
+        sentence="the value is the same for every observation: it varies {:.1%} as much as its targets",
+        settings=(*values, *observations, _RATE),
+        patience=0.2,
+    )
+    policy = Symptom(
+        metric="policy_spread",
+        below=0.003,
+        sentence="the policy is the same for every observation, to {:z.4f} nats",
+        settings=(*values, *apart, *observations, "agent.entropy_cost", _RATE),
+        patience=0.2,
+    )
+    return saturation, outside, value, policy
+
+
+class Evaluation(NamedTuple):
+    """A training batch under the trained network; gradients flow through the network's outputs.
+
+    Attributes:
+        policy: [T, B, P] float32, parameters of the policy on the records with an action.
+        log_pi: [T, B] float32, log-probability of the actions taken under this policy.
+        log_mu: [T, B] float32, the same under the recorded behaviour policy.
+        values: [T+1, B] float32, V of every record.
+        features: [T+1, B, F] float32, inputs of the heads.
+        r_t, discount_t, mask_tm1: see `targets.Transitions`.
+    """
+
+    policy: tf.Tensor
+    log_pi: tf.Tensor
+    log_mu: tf.Tensor
+    values: tf.Tensor
+    features: tf.Tensor
+    r_t: tf.Tensor
+    discount_t: tf.Tensor
+    mask_tm1: tf.Tensor
+
+    def mean(self, x: tf.Tensor) -> tf.Tensor:
+        """The mean of x [T, B] over valid transitions, a scalar."""
+        return tf.reduce_sum(x * self.mask_tm1) / tf.maximum(tf.reduce_sum(self.mask_tm1), 1.0)
+
+    def variance(self, x: tf.Tensor) -> tf.Tensor:
+        """The variance of x [T, B] over valid transitions, a scalar."""
+        return self.mean(tf.square(x - self.mean(x)))
+
+
+class ActorCriticAgent:
+    """An `agents.base.Agent` that samples actions from its policy; a subclass has `Config` and `loss`.
+
+    Supports all kinds of actions. Every record stores the parameters of the behaviour policy, [P] float32, under their
+    name in `agents.distributions`: "logits", or "mean_log_std" for a Box. With `agent.normalize_values` it also stores
+    the predicted "value" [] float32, for the scales of values and advantages.
+
+    Attributes:
+        config: the section `agent`.
+        algorithm: no burn-in, T transitions, unrolls from a queue.
+        network: the trained network; the loss is differentiated by `network.trainable_variables`.
+    """
+
+    def __init__(
+        self, config: ActorCriticConfig, training: TrainingConfig, spec: EnvSpec, seed: int, precision: str = "float32"
+    ) -> None:
+        """Build the agent; raises UsageError if the network does not support the environment's observations."""
+        self.config = config
+        self._spec = spec
+        self._seed = seed
+        self._precision = precision
+        self._distribution = make_distribution(spec.action)
+        self._columns = training.columns_per_update
+        # 1 for each number of a Box action with two bounds, [d] float32.
+        self._bounded = None
+        if len(spec.action.unbounded) < spec.action.size:
+            self._bounded = tf.constant([i not in spec.action.unbounded for i in range(spec.action.size)], tf.float32)
+        self.algorithm = AlgorithmSpec(
+            name=config.algorithm,
+            burn_in=0,
+            unroll_length=training.unroll_length,
+            source=config.source,
+            recorded={
+                self._distribution.name: ArraySpec((self._distribution.size,), "float32"),
+                **({"value": ArraySpec((), "float32")} if config.normalize_values else {}),
+            },
+            symptoms=self.symptoms(config),
+        )
+        self.network = self.make_network()
+
+    def symptoms(self, config: Any) -> tuple[Symptom, ...]:
+        """Signs of training problems."""
+        return symptoms(config)
+
+    def make_network(self) -> PolicyValueNetwork:
+        """Another network of the same architecture with the initial variables, built."""
+        return PolicyValueNetwork(self.config, self._spec, self._seed, self._precision)
+
+    def initial_state(self, batch_size: int) -> State:
+        """The state at the start of an episode, [batch_size, ...]; an empty dict for a network without memory."""
+        return self.network.initial_state(batch_size)
+
+    def exploration(self, role: Role, index: npt.NDArray[np.int64], total: int) -> npt.NDArray[np.float32]:
+        """Zeros [E]: the stochastic policy is the only exploration."""
+        return np.zeros(len(index), np.float32)
+
+    def act(self, network: PolicyValueNetwork, inputs: ActInputs, state: State) -> tuple[ActOutputs, State]:
+        """Sample an action of the policy for each row, or take its mode; deterministic given the seed."""
+        outputs, state = network.step(inputs.observation, inputs.reward, state)
+        greedy_action = self._distribution.mode(outputs.policy)
+        action = greedy_action if inputs.greedy else self._distribution.sample(outputs.policy, inputs.seed)
+        recorded = {self._distribution.name: outputs.policy}
+        if self.config.normalize_values:
+            recorded["value"] = outputs.value
+        details = {"value": outputs.value, **self._distribution.describe(outputs.policy)}
+        return ActOutputs(action, recorded, greedy_action, details), network.remember(state, action)
+
+    def parameter_groups(self) -> dict[str, ParameterGroup]:
+        """One group, "network": policy and value share a loss."""
+        return {"network": ParameterGroup(self.network.trainable_variables)}
+
+    def observe(self, unrolls: UnrollBatch) -> None:
+        """Update the statistics of observations, and those of value targets if values are normalised."""
+        observe(self.network, unrolls, self.algorithm.burn_in)
+        scale = self.network.value_scale
+        if scale is None:
+            return
+        reward = tf.ensure_shape(unrolls.reward, [self.algorithm.records, None])
+        r_t, discount_t, mask_tm1 = self._transitions(reward, unrolls)
+        mask_tm1 *= tf.cast(unrolls.weights > 0.0, tf.float32)
+        # Uses the values predicted when acting: another evaluation would cost a third of an update.
+        target = targets.vtrace(
+            log_rho_tm1=tf.zeros_like(r_t),
+            r_t=r_t,
+            discount_t=discount_t,
+            mask_tm1=mask_tm1,
+            values=unrolls.recorded["value"],
+            lambda_=self.config.lambda_,
+        )
+        scale.update(target.vs_tm1, target.pg_advantages, r_t, mask_tm1, self.network.value)
+
+    def _transitions(self, reward: tf.Tensor, unrolls: UnrollBatch) -> targets.Transitions:
+        """The transitions of an unroll whose raw rewards are [T+1, B]."""
+        config = self.config
+        reward = targets.scaled_rewards(reward, config.reward_scale, config.reward_clip)
+        return targets.transitions(reward, unrolls.terminated, unrolls.truncated, config.discount)
+
+    def evaluate(self, unrolls: UnrollBatch) -> Evaluation:
+        """Evaluate the trained network on a batch [T+1, B, ...]; raises an error for another T."""
+        reward = tf.ensure_shape(unrolls.reward, [self.algorithm.records, None])
+        outputs = evaluate(self.network, unrolls._replace(reward=reward), self.algorithm.burn_in)
+        action, policy = unrolls.action[:-1], outputs.policy[:-1]
+        behaviour = unrolls.recorded[self._distribution.name][:-1]
+        return Evaluation(
+            policy,
+            self._distribution.log_prob(policy, action),
+            self._distribution.log_prob(behaviour, action),
+            outputs.value,
+            outputs.features,
+            *self._transitions(reward, unrolls),
+        )
+
+    def loss_outputs(
+        self,
+        batch: Evaluation,
+        unrolls: UnrollBatch,
+        policy_loss: tf.Tensor,
+        squared_error: tf.Tensor,
+        metrics: dict[str, tf.Tensor],
+        stop: tf.Tensor | None = None,
+    ) -> LossOutputs:
+        """The loss: policy_loss + baseline_cost·½squared_error − entropy_cost·H(π) + the cost of means out of bounds.
+
+        Args:
+            batch: of `evaluate`.
+            unrolls: the batch; its columns are weighted.
+            policy_loss: [T, B] float32; 0 where masked.
+            squared_error: [T, B] float32, of the values in units of `units`.
+            metrics: of the algorithm, scalars.
+            stop: see `LossOutputs`.
+
+        Returns:
+            The sum divided by T·B, no priorities, and metrics: the given ones, "policy_loss", "value_loss", "entropy"
+            (without their costs) and those of `_state_of_policy`.
+        """
+        config, mask_tm1 = self.config, batch.mask_tm1
+        value_loss = 0.5 * squared_error * mask_tm1
+        entropy = self._distribution.entropy(batch.policy) * mask_tm1
+        each = policy_loss + config.baseline_cost * value_loss - config.entropy_cost * entropy
+        if self._bounded is not None:
+            excess = tf.nn.relu(tf.abs(self._distribution.mode(batch.policy)) - 1.0) * self._bounded
+            each += config.bound_cost * tf.reduce_sum(tf.square(excess), axis=-1) * mask_tm1
+        loss = tf.reduce_sum(each * unrolls.weights) / (self.algorithm.unroll_length * self._columns)
+        metrics = {
+            "policy_loss": batch.mean(policy_loss),
+            "value_loss": batch.mean(value_loss),
+            "entropy": batch.mean(entropy),
+            **metrics,
+            **self._state_of_policy(batch),
+        }
+        return LossOutputs(loss, None, tf.nest.map_structure(tf.stop_gradient, metrics), stop)
+
+    def value_metrics(self, batch: Evaluation, target_tm1: tf.Tensor) -> dict[str, tf.Tensor]:
+        """How well values fit their targets [T, B].
+
+        Returns:
+            "value" (mean), "explained_variance" (fraction of the targets' variance explained by the values: at most
+            1), "value_scale" (divisor of value errors) and "value_spread" (deviation of the values over that of their
+            targets).
+        """
+        v_tm1, (unit, _) = batch.values[:-1], self.units()
+        target_variance = tf.maximum(batch.variance(target_tm1), 1e-8 * tf.square(unit))
+        return {
+            "value": batch.mean(v_tm1),
+            "explained_variance": 1.0 - batch.variance(target_tm1 - v_tm1) / target_variance,
+            "value_scale": unit,
+            "value_spread": tf.sqrt(batch.variance(v_tm1) / target_variance),
+        }
+
+    def _state_of_policy(self, batch: Evaluation) -> dict[str, tf.Tensor]:
+        """The "policy_spread" (`Distribution.spread`), "saturated_units" (`Encoder.saturation`) and, for Box actions,
+        "means_outside" (fraction of means beyond ±1.5)."""
+        mask_tm1, features = batch.mask_tm1, batch.features
+        count = tf.maximum(tf.reduce_sum(mask_tm1), 1.0)
+        metrics = {
+            "policy_spread": self._distribution.spread(
+                tf.reshape(batch.policy, [-1, self._distribution.size]), tf.reshape(mask_tm1, [-1]) / count
+            ),
+            "saturated_units": self.network.encoder.saturation(tf.reshape(features, [-1, features.shape[-1]])),
+        }
+        if self._bounded is not None:
+            outside = tf.cast(tf.abs(self._distribution.mode(batch.policy)) > _FAR, tf.float32) * self._bounded
+            metrics["means_outside"] = batch.mean(tf.reduce_sum(outside, axis=-1)) / tf.reduce_sum(self._bounded)
+        return metrics
+
+    def units(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Divisors of value errors and of advantages, scalars float32."""
+        scale = self.network.value_scale
+        if scale is None:
+            return tf.constant(1.0), tf.constant(1.0)
+        return tf.cast(scale.moments()[1], tf.float32), scale.advantage_scale()
+
+    def after_update(self, update: tf.Tensor) -> None:
+        """Do nothing: there is no target network."""
+
+    def variables(self) -> dict[str, tf.Variable]:
+        """The variables of the network, by name."""
+        return named_variables(network=self.network)

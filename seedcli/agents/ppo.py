@@ -1,0 +1,122 @@
+"""Proximal policy optimization: Schulman et al., "Proximal Policy Optimization Algorithms" (2017).
+
+Details follow Andrychowicz et al., "What Matters In On-Policy Reinforcement Learning?" (2020), and Huang et al., "The
+37 Implementation Details of Proximal Policy Optimization" (2022).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from seedcli.agents import targets
+from seedcli.agents.actor_critic import ActorCriticAgent, Evaluation
+from seedcli.agents.base import LossOutputs, Symptom, UnrollBatch
+from seedcli.agents.ppo_config import PPOConfig
+from seedcli.agents.replicas import total
+
+_SMALLEST = 1e-6  # lower bound of the deviation of advantages, in units of the values
+# Bound of log π/μ. Infinite ratios would give NaN gradients, even where they are clipped.
+_MOST = 20.0
+
+
+class PPOAgent(ActorCriticAgent):
+    """An `ActorCriticAgent` and `agents.base.TargetsAgent` that passes over each batch several times.
+
+    The ratio of policies is that to the recorded behaviour policy, so that it is right for older data too.
+    """
+
+    Config = PPOConfig
+    config: PPOConfig
+
+    def symptoms(self, config: Any) -> tuple[Symptom, ...]:
+        """Those of all actor-critic agents, and updates of a batch that are mostly clipped."""
+        clipped = Symptom(
+            metric="clip_fraction",
+            above=0.5,
+            sentence="{:.0%} of the policy's ratios are clipped, so most of a batch no longer trains it",
+            settings=("training.learning_rate", "training.epochs", "training.queue_batches"),
+        )
+        return (*super().symptoms(config), clipped)
+
+    def targets(self, unrolls: UnrollBatch) -> dict[str, tf.Tensor]:
+        """What all updates on a batch share, computed by the network before the first.
+
+        Returns:
+            "value" [T, B] float32, V(x); "return" [T, B], the value targets; "advantage" [T, B], in units of
+            "advantage_scale" [1, B], and 0 where masked.
+        """
+        batch = self.evaluate(unrolls)
+        target = targets.gae(
+            r_t=batch.r_t,
+            discount_t=batch.discount_t,
+            mask_tm1=batch.mask_tm1,
+            values=batch.values,
+            lambda_=self.config.lambda_,
+        )
+        advantage, scale = target.advantages_tm1, self.units()[1]
+        if self.config.normalize_advantages:
+            mean, scale = self._moments(advantage, batch.mask_tm1 * tf.cast(unrolls.weights > 0.0, tf.float32))
+            advantage = (advantage - mean) * batch.mask_tm1
+        return {
+            "value": batch.values[:-1],
+            "return": target.returns_tm1,
+            "advantage": advantage / scale,
+            "advantage_scale": tf.fill([1, tf.shape(advantage)[1]], scale),
+        }
+
+    def _moments(self, x: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Mean and deviation of x [T, B] where the mask [T, B] is 1, over all devices, scalars float32."""
+        (count,) = total([tf.reduce_sum(mask)])
+        count = tf.maximum(count, 1.0)
+        (first,) = total([tf.reduce_sum(tf.where(mask > 0.0, x, 0.0))])
+        mean = first / count
+        (second,) = total([tf.reduce_sum(tf.where(mask > 0.0, tf.square(x - mean), 0.0))])
+        return mean, tf.maximum(tf.sqrt(second / count), _SMALLEST * self.units()[0])
+
+    def loss(self, unrolls: UnrollBatch) -> LossOutputs:
+        """−L^CLIP + baseline_cost·½(R − V)² − entropy_cost·H(π), summed and divided by T·B.
+
+        L^CLIP = min(r·A, clip(r, 1 − ε, 1 + ε)·A) with r = π/μ (equation 7 of the paper), where μ is the recorded
+        behaviour policy; A and R are those of `targets`. With `agent.value_clip` c the error is the larger of those of
+        V and of clip(V, V_old ± c), in units of the values (Huang et al., detail 9).
+
+        T and B (`TrainingConfig.columns_per_update`) are those of the configuration, so the losses of parts of a batch
+        add up to the loss of the batch. Actions on final records are masked.
+
+        Returns:
+            The loss, no priorities, with `agent.target_kl` the distance to it, and metrics, which are means over
+            valid transitions: "advantage", "advantage_scale" (divisor of advantages), "rho" (r), "approx_kl" (of the
+            policy from μ, estimated by r − 1 − log r), "clip_fraction" (of ratios beyond 1 ± ε) and those of
+            `value_metrics` and `loss_outputs`.
+        """
+        config, batch, target = self.config, self.evaluate(unrolls), unrolls.targets
+        epsilon, advantage = config.policy_clip, target["advantage"]
+        log_ratio = tf.where(batch.mask_tm1 > 0.0, batch.log_pi - batch.log_mu, 0.0)
+        log_ratio = tf.clip_by_value(log_ratio, -_MOST, _MOST)
+        ratio = tf.exp(log_ratio)
+        clipped = tf.clip_by_value(ratio, 1.0 - epsilon, 1.0 + epsilon)
+        policy_loss = -tf.minimum(ratio * advantage, clipped * advantage)
+        kl = tf.stop_gradient(batch.mean(ratio - 1.0 - log_ratio))
+        metrics = {
+            "advantage": batch.mean(target["return"] - target["value"]),
+            "advantage_scale": tf.reduce_mean(target["advantage_scale"]),
+            "rho": batch.mean(ratio),
+            "approx_kl": kl,
+            "clip_fraction": batch.mean(tf.cast(tf.abs(ratio - 1.0) > epsilon, tf.float32)),
+            **self.value_metrics(batch, target["return"]),
+        }
+        stop = kl - config.target_kl if config.target_kl else None
+        return self.loss_outputs(batch, unrolls, policy_loss, self._squared_error(batch, unrolls), metrics, stop)
+
+    def _squared_error(self, batch: Evaluation, unrolls: UnrollBatch) -> tf.Tensor:
+        """Squared errors of the values, in their units, [T, B] float32."""
+        unit, _ = self.units()
+        v_tm1, old, returns = batch.values[:-1], unrolls.targets["value"], unrolls.targets["return"]
+        error = tf.square((returns - v_tm1) / unit)
+        if not self.config.value_clip:
+            return error
+        most = self.config.value_clip * unit
+        near = old + tf.clip_by_value(v_tm1 - old, -most, most)
+        return tf.maximum(error, tf.square((returns - near) / unit))

@@ -1,0 +1,301 @@
+"""PPO: its loss and gradients against float64, what clips, what stops, and what all updates on a batch share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from seedcli.agents.base import Agent, TargetsAgent, UnrollBatch
+from seedcli.agents.networks.models import PolicyValue, evaluate
+from seedcli.agents.ppo import PPOAgent
+from seedcli.agents.registry import create_agent
+from seedcli.config.sections import TrainingConfig
+from seedcli.config.sources import all_keys
+from seedcli.specs import EnvSpec
+from seedcli.training.batch_update import column_order
+from seedcli.training.batches import TrainingBatch
+from seedcli.training.optimizer import clip_gradients, make_optimizer
+from seedcli.training.trainer import Trainer
+from tests.agents.helpers import (
+    CONTINUOUS,
+    MIXED,
+    MULTI_DISCRETE,
+    ONE_PART,
+    VECTOR,
+    Records,
+    agent_config,
+    random_records,
+    training_config,
+    unroll_batch,
+)
+from tests.agents.test_targets import reference_gae
+
+T, B = 10, 6
+RECURRENT = {"lstm": 5, "frame_stack": 2, "previous_action_reward": True}
+
+
+def make(spec: EnvSpec = VECTOR, training: TrainingConfig | None = None, **values: Any) -> PPOAgent:
+    training = training or training_config(unroll_length=T, batch_size=B)
+    made = create_agent(agent_config(algorithm="ppo", **values), training, spec, seed=7)
+    assert isinstance(made, PPOAgent) and isinstance(made, TargetsAgent)
+    return made
+
+
+def loss_and_gradients(agent: Agent, unrolls: UnrollBatch, variables: Any = None) -> tuple[Any, list[Any]]:
+    variables = agent.network.trainable_variables if variables is None else variables
+    with tf.GradientTape() as tape:
+        outputs = agent.loss(unrolls)
+    gradients = tape.gradient(outputs.loss, variables)
+    assert all(g is not None for g in gradients)
+    return outputs, [g.numpy() for g in gradients]
+
+
+def with_targets(agent: PPOAgent, unrolls: UnrollBatch) -> UnrollBatch:
+    return unrolls._replace(targets=agent.targets(unrolls))
+
+
+def near_policy(agent: PPOAgent, records: Records, width: float) -> Records:
+    """The records, played by policies that differ from the agent's by noise of the given width."""
+    unrolls = unroll_batch(records, agent.initial_state(B))
+    noise = width * np.random.default_rng(8).normal(size=records["logits"].shape)
+    return {**records, "logits": (evaluate(agent.network, unrolls, 0).policy + noise).numpy().astype(np.float32)}
+
+
+def log_softmax(x: Any) -> Any:
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize("normalize_advantages", [False, True])
+@pytest.mark.parametrize("value_clip", [0.0, 0.3])
+def test_the_loss_and_its_gradients_agree_with_float64(
+    monkeypatch: pytest.MonkeyPatch, value_clip: float, normalize_advantages: bool
+) -> None:
+    agent = make(
+        policy_clip=0.25, value_clip=value_clip, normalize_advantages=normalize_advantages, baseline_cost=0.4,
+        entropy_cost=0.03, discount=0.95, reward_clip=0.7, **{"lambda": 0.9},
+    )  # fmt: skip
+    records = near_policy(agent, random_records(VECTOR, T + 1, B, seed=11), width=0.5)
+    weights = np.linspace(0.5, 1.5, B).astype(np.float32)
+    unrolls = with_targets(agent, unroll_batch(records, {})._replace(weights=tf.constant(weights)))
+
+    # The trained network moves away from the one that made the targets: its outputs become variables.
+    before = evaluate(agent.network, unrolls, 0)
+    rng = np.random.default_rng(3)
+    logits, value = (
+        tf.Variable(x + scale * rng.normal(size=x.shape).astype(np.float32))
+        for x, scale in ((before.policy, 0.3), (before.value, 0.5))
+    )
+    monkeypatch.setattr(agent.network, "unroll", lambda *_: (PolicyValue(logits, value, before.features), {}))
+    outputs, (of_logits, of_value) = loss_and_gradients(agent, unrolls, [logits, value])
+
+    clipped = {**records, "reward": np.clip(records["reward"], -0.7, 0.7)}
+    advantage, returns = reference_gae(clipped, before.value.numpy(), 0.95, 0.9)
+    valid = ~(records["terminated"] | records["truncated"])[:-1]
+    raw = advantage
+    if normalize_advantages:
+        advantage = valid * (advantage - advantage[valid].mean()) / advantage[valid].std()
+    log_p, log_mu = log_softmax(logits.numpy().astype(np.float64)[:-1]), log_softmax(records["logits"][:-1])
+    taken = np.eye(3)[records["action"][:-1]]
+    ratio = np.exp(((log_p - log_mu) * taken).sum(-1))
+    inside = np.where(advantage > 0, ratio < 1.25, ratio > 0.75)
+    for side in (ratio > 1.25, ratio < 0.75):  # both sides, with advantages of both signs
+        assert (valid & side & inside).any() and (valid & side & ~inside).any()
+    objective = np.where(inside, ratio, np.where(advantage > 0, 1.25, 0.75)) * advantage
+    v = value.numpy().astype(np.float64)[:-1]
+    old = before.value.numpy()[:-1]
+    error, of_error = (returns - v) ** 2, 2 * (v - returns)
+    if value_clip:
+        near = old + np.clip(v - old, -value_clip, value_clip)
+        assert (valid & ((returns - near) ** 2 > error)).any()
+        of_error = np.where((returns - near) ** 2 > error, 0.0, of_error)
+        error = np.maximum(error, (returns - near) ** 2)
+    entropy = -(np.exp(log_p) * log_p).sum(-1)
+    each = valid * (0.4 * 0.5 * error - 0.03 * entropy - objective)
+    assert float(outputs.loss) == pytest.approx((each * weights).sum() / (T * B), rel=1e-5, abs=1e-6)
+    assert outputs.priorities is None and outputs.stop is None
+
+    scale = weights / (T * B)
+    expected = np.zeros((T + 1, B))
+    expected[:-1] = valid * 0.4 * 0.5 * of_error * scale
+    np.testing.assert_allclose(of_value, expected, rtol=1e-4, atol=1e-7)
+    p = np.exp(log_p)
+    of_objective = (inside * ratio * advantage)[..., None] * (taken - p)
+    of_entropy = -p * (log_p + entropy[..., None])
+    expected = np.zeros((T + 1, B, 3))
+    expected[:-1] = (valid * scale)[..., None] * (-of_objective - 0.03 * of_entropy)
+    np.testing.assert_allclose(of_logits, expected, rtol=1e-4, atol=1e-6)
+
+    metrics = {name: float(metric) for name, metric in outputs.metrics.items()}
+    assert metrics["entropy"] == pytest.approx(entropy[valid].mean(), rel=1e-5)
+    assert metrics["approx_kl"] == pytest.approx((ratio - 1 - np.log(ratio))[valid].mean(), rel=1e-4)
+    assert metrics["clip_fraction"] == pytest.approx((np.abs(ratio - 1) > 0.25)[valid].mean(), abs=1e-6)
+    assert metrics["policy_loss"] == pytest.approx(-objective[valid].mean(), rel=1e-4, abs=1e-6)
+    assert metrics["value_loss"] == pytest.approx(0.5 * error[valid].mean(), rel=1e-4)
+    assert metrics["advantage"] == pytest.approx(raw[valid].mean(), rel=1e-4)
+    assert metrics["advantage_scale"] == pytest.approx(raw[valid].std() if normalize_advantages else 1.0, rel=1e-4)
+    explained = 1 - np.var((returns - v)[valid]) / np.var(returns[valid])
+    assert metrics["explained_variance"] == pytest.approx(explained, rel=1e-4)
+
+
+def test_advantages_of_a_batch_are_normalised_without_invalid_columns_and_final_records() -> None:
+    agent = make(**RECURRENT)
+    records = random_records(VECTOR, T + 1, B, seed=4)
+    records["reward"][:, 2] = 1e6
+    weights = np.ones(B, np.float32)
+    weights[2] = 0.0
+    found = agent.targets(unroll_batch(records, agent.initial_state(B))._replace(weights=tf.constant(weights)))
+    advantage = found["advantage"].numpy()
+    valid = ~(records["terminated"] | records["truncated"])[:-1]
+    assert not advantage[~valid].any()
+    valid[:, 2] = False
+    assert advantage[valid].mean() == pytest.approx(0.0, abs=1e-5)
+    assert advantage[valid].std() == pytest.approx(1.0, rel=1e-5)
+    assert found["advantage_scale"].shape == (1, B)
+
+
+@pytest.mark.parametrize("normalize_advantages", [False, True])
+def test_normalised_values_make_the_loss_independent_of_the_unit_of_rewards(normalize_advantages: bool) -> None:
+    losses = []
+    for unit in (1.0, 1000.0):
+        agent = make(normalize_values=True, value_clip=0.2, normalize_advantages=normalize_advantages)
+        records = random_records(VECTOR, T + 1, B, seed=4)
+        records["reward"] *= np.float32(unit)
+        records["value"] = np.zeros((T + 1, B), np.float32)
+        unrolls = unroll_batch(records, {}, ("logits", "value"))
+        agent.observe(unrolls)
+        unrolls = with_targets(agent, unrolls)
+        agent.network.value.bias.assign([0.4])  # the values have left the targets' by more than value_clip
+        losses.append(
+            [float(agent.loss(unrolls).loss), *(float(g.sum()) for g in loss_and_gradients(agent, unrolls)[1])]
+        )
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", [VECTOR, CONTINUOUS])
+def test_actions_on_final_records_are_masked(spec: EnvSpec) -> None:
+    agent = make(spec)
+    (name,) = agent.algorithm.recorded
+    records = random_records(spec, T + 1, B, seed=2)
+    final = records["terminated"] | records["truncated"]
+    assert final[:-1].any(axis=1).sum() > 3
+
+    def result(records: Records) -> Any:
+        outputs, gradients = loss_and_gradients(agent, with_targets(agent, unroll_batch(records, {}, (name,))))
+        return float(outputs.loss), gradients
+
+    before, gradients = result(records)
+    changed = {**records}
+    far = np.float32(1e6) * final[..., None]  # ratios that overflow
+    if spec is VECTOR:
+        changed["action"] = np.where(final, (records["action"] + 1) % 3, records["action"])
+        changed[name] = records[name] + far * np.array([0.0, 1.0, -1.0], np.float32)
+    else:
+        changed["action"] = records["action"] + 30.0 * final[..., None].astype(np.float32)
+    changed["reward"] = records["reward"] + 100.0 * records["first"].astype(np.float32)
+    changed["observation"] = records["observation"] + 3.0 * records["terminated"][..., None].astype(np.float32)
+    after, new_gradients = result(changed)
+    assert after == before and np.isfinite(after)
+    for old, new in zip(gradients, new_gradients, strict=True):
+        np.testing.assert_array_equal(old, new)
+    # The observation that a truncated episode ended on is seen.
+    cut = {**records}
+    cut["observation"] = records["observation"] + 3.0 * records["truncated"][..., None].astype(np.float32)
+    assert result(cut)[0] != before
+
+
+def test_infinite_ratios_give_finite_gradients() -> None:
+    agent = make()
+    records = random_records(VECTOR, T + 1, B, seed=5)
+    records["logits"] = 200.0 * (1.0 - 2.0 * np.eye(3, dtype=np.float32))[records["action"]]
+    outputs, gradients = loss_and_gradients(agent, with_targets(agent, unroll_batch(records, {})))
+    assert np.isfinite(outputs.loss) and all(np.isfinite(g).all() for g in gradients)
+
+
+@pytest.mark.parametrize("spec", [MULTI_DISCRETE, ONE_PART, CONTINUOUS, MIXED])
+def test_gradients_reach_every_variable_and_losses_of_halves_add_up(spec: EnvSpec) -> None:
+    network = "impala_shallow" if spec is MIXED else "mlp"
+    agent = make(spec, torso=network, separate_value=True, **RECURRENT)
+    (name,) = agent.algorithm.recorded
+    unrolls = unroll_batch(random_records(spec, T + 1, B, seed=3), agent.initial_state(B), (name,))
+    unrolls = with_targets(agent, unrolls)
+    outputs, gradients = loss_and_gradients(agent, unrolls)
+    assert len(gradients) > 8 and all(g.any() for g in gradients)
+    halves = [
+        loss_and_gradients(agent, unrolls.map_columns(lambda x, axis, c=c: tf.gather(x, c, axis=axis)))
+        for c in np.split(np.arange(B), 2)
+    ]
+    assert sum(float(half[0].loss) for half in halves) == pytest.approx(float(outputs.loss), rel=1e-4, abs=1e-6)
+    for whole, *parts in zip(gradients, *(half[1] for half in halves), strict=True):
+        np.testing.assert_allclose(sum(parts), whole, rtol=1e-3, atol=1e-5)
+
+
+def training_batches(agent: PPOAgent, count: int) -> Iterator[TrainingBatch]:
+    length = agent.algorithm.records
+    for number in range(count):
+        records = random_records(VECTOR, length, B, seed=number)
+        state = tf.nest.map_structure(lambda x: tf.ones_like(x) * tf.cast(0.3, x.dtype), agent.initial_state(B))
+        unrolls = tf.nest.map_structure(np.asarray, unroll_batch(near_policy(agent, records, 0.1), state))
+        yield TrainingBatch.of(unrolls, np.zeros((length, B), np.int64))
+
+
+def test_updates_on_minibatches_of_recurrent_columns_share_the_targets_of_the_batch() -> None:
+    """The trainer against a plain loop of optimizer steps."""
+    config = training_config(unroll_length=3, batch_size=B, learning_rate=0.01, clip_norm=0.1, epochs=3, minibatches=2)
+    agent, plain = (make(training=config, lstm=4, value_clip=0.1) for _ in range(2))
+    trainer, optimizer = Trainer(agent, config, 10**9, seed=5), make_optimizer(config)
+    variables = plain.network.trainable_variables
+    optimizer.build(variables)
+
+    @tf.function(autograph=False)
+    def step(unrolls: UnrollBatch) -> None:
+        with tf.GradientTape() as tape:
+            loss = plain.loss(unrolls).loss
+        optimizer.apply(clip_gradients(tape.gradient(loss, variables), config.clip_norm)[0], variables)
+
+    for number, batch in enumerate(training_batches(agent, 3)):
+        result = trainer.update(batch, env_steps=0)
+        assert result.applied and result.fault is None
+        unrolls = with_targets(plain, tf.nest.map_structure(tf.constant, batch.unrolls))
+        for epoch in range(3):
+            order = column_order(5, tf.constant(number * 6, tf.int64), epoch, 0, B).numpy()
+            for columns in np.split(order, 2):
+                step(unrolls.map_columns(lambda x, axis, c=columns: tf.gather(x, c, axis=axis)))
+    assert trainer.updates == 3 * 3 * 2
+    for mine, theirs in zip(agent.network.variables, plain.network.variables, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("target_kl", "stops"), [(0.0, False), (0.05, True)])
+def test_updates_stop_once_the_policy_has_moved_too_far(target_kl: float, stops: bool) -> None:
+    config = training_config(unroll_length=T, batch_size=B, learning_rate=0.05, epochs=10)
+    agent = make(training=config, target_kl=target_kl, normalize_advantages=True)
+    trainer = Trainer(agent, config, 10**9, seed=5)
+    (batch,) = training_batches(agent, 1)
+    result = trainer.update(batch, env_steps=0)
+    assert (0 < trainer.updates < 10) is stops and trainer.updates > 0
+    assert ("updates_used" in result.metrics) is bool(target_kl)
+    # The stop keeps the policy near: what it would skip moves on.
+    unrolls = tf.nest.map_structure(tf.constant, batch.unrolls)
+    kl = float(agent.loss(with_targets(agent, unrolls)).metrics["approx_kl"])
+    assert kl > 0.05
+    if stops:
+        assert result.metrics["updates_used"] == pytest.approx(trainer.updates / 10)
+        assert kl < 0.5
+
+
+def test_symptoms_are_those_of_all_actor_critics_and_clipping() -> None:
+    declared = {symptom.metric: symptom for symptom in make().algorithm.symptoms}
+    assert {"saturated_units", "value_spread", "policy_spread"} < set(declared)
+    assert {key for symptom in declared.values() for key in symptom.settings} <= all_keys()
+    assert declared["clip_fraction"].shows(0.6) and not declared["clip_fraction"].shows(0.3)
+    records = random_records(VECTOR, T + 1, B, seed=11)
+    agent = make()
+    metrics = agent.loss(with_targets(agent, unroll_batch(records, {}))).metrics
+    assert set(declared) - {"means_outside"} <= set(metrics)
+    box = make(CONTINUOUS)
+    records = random_records(CONTINUOUS, T + 1, B, seed=11)
+    assert set(declared) <= set(box.loss(with_targets(box, unroll_batch(records, {}, ("mean_log_std",)))).metrics)
