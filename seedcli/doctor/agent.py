@@ -46,19 +46,24 @@ class Request:
     network: str | None = None
     sets: Sequence[str] = ()
 
+    @property
+    def _preset(self) -> str:
+        """The preset, which also sets the environment where none is given."""
+        return self.preset or ("cartpole_vtrace" if self.env is None else "gymnasium_vtrace")
+
     def base(self) -> Config:
         """The configuration without what users' own code may add; see `load_config` for errors."""
         flags = {"--env": self.env, "--family": self.family}
-        return load_config(self.preset, environ={}, flags=flags).config
+        return load_config(self._preset, environ={}, flags=flags).config
 
     def config(self) -> Config:
         """The configuration; see `load_config` for errors."""
         flags = {"--env": self.env, "--family": self.family, "--agent": self.agent, "--network": self.network}
-        return load_config(self.preset, environ={}, sets=self.sets, flags=flags).config
+        return load_config(self._preset, environ={}, sets=self.sets, flags=flags).config
 
     def training_command(self) -> str:
         """The `seed train` command, quoted for a shell, that trains what was checked."""
-        words = ["seed", "train", "--preset", self.preset or "cartpole_vtrace", "--agent", self.agent]
+        words = ["seed", "train", "--preset", self._preset, "--agent", self.agent]
         for flag, value in (("--network", self.network), ("--family", self.family), ("--env", self.env)):
             words += [flag, value] if value is not None else []
         for setting in self.sets:
@@ -169,7 +174,7 @@ def _conflicts(request: Request) -> Result:
     for sentence in found:
         if not isinstance(sentence, str):
             return "failure", f"conflicts yields {sentence!r}: it must yield text, one sentence for each contradiction"
-    return "ok", "none with the defaults" if not found else "; ".join(found)
+    return "ok", f"{len(found)} with the defaults of its keys, each as text" if found else "none with its defaults"
 
 
 def _check_built(config: Config, judge: Callable[[str, Callable[[], Result]], bool]) -> None:
