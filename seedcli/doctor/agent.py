@@ -28,6 +28,7 @@ from seedcli.errors import EXIT_DONE, EXIT_FAILED, SeedError
 from seedcli.tensorflow_import import import_tensorflow
 
 Result = tuple[Status, str]
+_ENV = "CartPole-v1"  # where neither an environment nor a preset is given
 
 
 @dataclass(frozen=True)
@@ -47,24 +48,25 @@ class Request:
     sets: Sequence[str] = ()
 
     @property
-    def _preset(self) -> str:
-        """The preset, which also sets the environment where none is given."""
-        return self.preset or ("cartpole_vtrace" if self.env is None else "gymnasium_vtrace")
+    def _env(self) -> str | None:
+        """The environment, where the preset does not have it."""
+        return self.env if self.env is not None or self.preset is not None else _ENV
 
     def base(self) -> Config:
         """The configuration without what users' own code may add; see `load_config` for errors."""
-        flags = {"--env": self.env, "--family": self.family}
-        return load_config(self._preset, environ={}, flags=flags).config
+        flags = {"--env": self._env, "--family": self.family}
+        return load_config(self.preset, environ={}, flags=flags).config
 
     def config(self) -> Config:
         """The configuration; see `load_config` for errors."""
-        flags = {"--env": self.env, "--family": self.family, "--agent": self.agent, "--network": self.network}
-        return load_config(self._preset, environ={}, sets=self.sets, flags=flags).config
+        flags = {"--env": self._env, "--family": self.family, "--agent": self.agent, "--network": self.network}
+        return load_config(self.preset, environ={}, sets=self.sets, flags=flags).config
 
-    def training_command(self) -> str:
-        """The `seed train` command, quoted for a shell, that trains what was checked."""
-        words = ["seed", "train", "--preset", self._preset, "--agent", self.agent]
-        for flag, value in (("--network", self.network), ("--family", self.family), ("--env", self.env)):
+    def training_command(self, source: str) -> str:
+        """The `seed train` command, quoted for a shell, that trains what was checked; `source`: of `AlgorithmSpec`."""
+        general = "gymnasium_r2d2" if source == "replay" else "gymnasium_vtrace"
+        words = ["seed", "train", "--preset", self.preset or general, "--agent", self.agent]
+        for flag, value in (("--network", self.network), ("--family", self.family), ("--env", self._env)):
             words += [flag, value] if value is not None else []
         for setting in self.sets:
             words += ["--set", setting]
@@ -89,11 +91,12 @@ def run_doctor_agent(request: Request, json_output: bool) -> int:
         print(f"checking {request.agent} (some seconds)", file=sys.stderr)
     findings = examine(request, say=lambda line: print(line, file=sys.stderr))
     failed = [finding.name for finding in findings if finding.status == "failure"]
+    source = next((str(finding.value) for finding in findings if finding.name == "build"), "")
     if json_output:
         report = {"agent": request.agent, "ok": not failed, "findings": [asdict(finding) for finding in findings]}
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
-        print_findings(Console(), request.agent, findings, "" if failed else request.training_command())
+        print_findings(Console(), request.agent, findings, "" if failed else request.training_command(source))
     return EXIT_FAILED if failed else EXIT_DONE
 
 
@@ -132,7 +135,7 @@ def check_agent(
     """
     findings: list[Finding] = []
 
-    def judge(name: str, check: Callable[[], Result]) -> bool:
+    def judge(name: str, check: Callable[[], Result | tuple[Status, str, str]]) -> bool:
         begin(name)
         try:
             finding = Finding(name, *check())
@@ -177,7 +180,7 @@ def _conflicts(request: Request) -> Result:
     return "ok", f"{len(found)} with the defaults of its keys, each as text" if found else "none with its defaults"
 
 
-def _check_built(config: Config, judge: Callable[[str, Callable[[], Result]], bool]) -> None:
+def _check_built(config: Config, judge: Callable[[str, Callable[[], Any]], bool]) -> None:
     """Build the agent for the environment, and check what it does."""
     import numpy as np
     import tensorflow as tf
@@ -191,14 +194,14 @@ def _check_built(config: Config, judge: Callable[[str, Callable[[], Result]], bo
     training = config.training.model_copy(update={"batch_size": COLUMNS * config.training.minibatches})
     cases: list[Case] = []
 
-    def build() -> Result:
+    def build() -> tuple[Status, str, str]:
         env = create_env(config.environment, 1)
         spec = env.spec
         env.close()
         agent = create_agent(config.agent, training, spec, SEED)
         cases.append(Case(agent, config.agent, training, spec))
         algorithm = agent.algorithm
-        return "ok", f"for {spec.name}: {algorithm.batch_records} records from a {algorithm.source}"
+        return "ok", f"for {spec.name}: {algorithm.batch_records} records from a {algorithm.source}", algorithm.source
 
     if not judge("build", build):
         return

@@ -76,7 +76,7 @@ def test_a_broken_rule_is_named(name: str) -> None:
 )
 def test_a_rule_that_needs_settings_is_named(name: str, sets: tuple[str, ...], check: str, words: str) -> None:
     failures = _failures(_sample(name), *sets)
-    assert list(failures) == [check] and words in failures[check], failures
+    assert words in failures.get(check, ""), failures
 
 
 @pytest.mark.parametrize(
@@ -151,6 +151,6 @@ def test_an_agent_that_kills_its_process() -> None:
 
 def test_the_suggested_command_repeats_the_request() -> None:
     request: Any = Request("my:Agent", None, "CartPole-v1", None, "my:Net", ("agent.x=1",))
-    assert request.training_command() == (
+    assert request.training_command("queue") == (
         "seed train --preset gymnasium_vtrace --agent my:Agent --network my:Net --env CartPole-v1 --set agent.x=1"
     )
