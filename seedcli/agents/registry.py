@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from typing import Any
 
-from seedcli.agents.base import Agent
+from seedcli.agents.base import Agent, AlgorithmSpec
 from seedcli.agents.networks.frame_stack import normalized_arrays
 from seedcli.config.choices import ALGORITHMS
 from seedcli.config.sections import AgentConfig, TrainingConfig
+from seedcli.errors import UsageError
 from seedcli.specs import EnvSpec
+
+# The methods of `agents.base.Agent`.
+METHODS = (
+    "make_network",
+    "initial_state",
+    "exploration",
+    "act",
+    "parameter_groups",
+    "observe",
+    "loss",
+    "after_update",
+    "variables",
+)
 
 _log = logging.getLogger(__name__)
 
@@ -38,5 +53,34 @@ def create_agent(
             spec.name,
         )
     made: Any = ALGORITHMS.load(agent.algorithm)
+    _check_class(made, agent.algorithm, (agent, training, spec, seed, precision))
     built: Agent = made(agent, training, spec, seed, precision)
+    _check_attributes(built, agent.algorithm)
     return built
+
+
+def _check_class(made: type, name: str, arguments: tuple[Any, ...]) -> None:
+    """Raise UsageError if a class lacks a method of the protocol, or is built with other arguments."""
+    for method in METHODS:
+        if not callable(getattr(made, method, None)):
+            raise UsageError(
+                f'agent.algorithm = "{name}" has no method {method}: an agent needs {", ".join(METHODS)} '
+                "(docs/writing-an-agent.md)"
+            )
+    try:
+        inspect.signature(made).bind(*arguments)
+    except TypeError as error:
+        raise UsageError(
+            f'agent.algorithm = "{name}" cannot be built with (config, training, spec, seed, precision): {error}'
+        ) from error
+
+
+def _check_attributes(built: Any, name: str) -> None:
+    """Raise UsageError if an agent lacks an attribute of the protocol."""
+    if not isinstance(getattr(built, "algorithm", None), AlgorithmSpec):
+        raise UsageError(f'agent.algorithm = "{name}" must set the attribute algorithm to an AlgorithmSpec when built')
+    if not hasattr(getattr(built, "network", None), "variables"):
+        raise UsageError(
+            f'agent.algorithm = "{name}" must set the attribute network to its trained network, which has variables, '
+            "when built"
+        )

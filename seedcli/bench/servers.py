@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -22,10 +23,11 @@ from seedcli.bench.load import Load, Target, measure
 from seedcli.config.schema import make_config
 from seedcli.config.sections import NetConfig
 from seedcli.errors import SeedError
-from seedcli.net.base import Destination, Payload, Peer, ServerTransport
+from seedcli.net.base import Destination, Payload, Peer
 from seedcli.net.frames import Header, Kind, pack_header
 from seedcli.net.security.keys import Security
 from seedcli.net.security.token import Token, new_token
+from seedcli.net.transports import TRANSPORTS
 from seedcli.specs import ArraySpec, EnvSpec, aligned_empty
 from seedcli.tensorflow_import import import_tensorflow
 
@@ -44,19 +46,7 @@ class Listener:
 
     def __init__(self, transport: str, security: Security | None = None) -> None:
         self._folder = tempfile.mkdtemp(prefix="seed-")
-        self.server: ServerTransport
-        if transport == "shm":
-            from seedcli.net.shm import ShmServer
-
-            self.server = ShmServer(os.path.join(self._folder, "bench"))
-        elif transport == "zmq":
-            from seedcli.net.zmq import ZmqServer
-
-            self.server = ZmqServer("127.0.0.1", 0, security=security)
-        else:
-            from seedcli.net.grpc import GrpcServer
-
-            self.server = GrpcServer("127.0.0.1", 0, security=security)
+        self.server = TRANSPORTS[transport].listen_here(Path(self._folder), security)
 
     def close(self) -> None:
         """Close it; belongs to the thread that used the server."""

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from seedcli.cli.options import Debug, Json, Preset, Sets, examples
-from seedcli.cli.starting import Family
+from seedcli.cli.starting import AgentName, Family, NetworkName
+from seedcli.errors import UsageError
 
 
 def register(app: typer.Typer) -> None:
@@ -19,6 +20,7 @@ def register(app: typer.Typer) -> None:
             "seed doctor --preset football_vtrace_8gpu",
             "seed doctor --env my_package:MyEnv-v0",
             "seed doctor --env pong --preset pong_vtrace --set environment.max_frames=2000",
+            "seed doctor --agent my_agent:MyAgent --preset cartpole_vtrace",
         )
     )(doctor)
 
@@ -29,14 +31,23 @@ def doctor(
     ] = None,
     preset: Preset = None,
     family: Family = None,
+    agent: AgentName = None,
+    network: NetworkName = None,
     sets: Sets = None,
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Report what this machine can run (devices, environments, ports), or check one environment.
+    """Report what this machine can run (devices, environments, ports), or check one environment or algorithm.
 
-    With --preset or --set but no --env, also report their device plan; with --env they configure the environment.
+    With --preset or --set alone, also report their device plan; with --env they configure the environment. With --agent
+    check whether the algorithm keeps the rules of its protocol, for the environment of --env or of the preset.
     """
+    if agent is not None:
+        from seedcli.doctor.agent import Request, run_doctor_agent
+
+        return run_doctor_agent(Request(agent, preset, env, family, network, tuple(sets or ())), json_output)
+    if network is not None:
+        raise UsageError(f"--network {network} needs --agent: a network is checked with an algorithm that uses it")
     if env is None and preset is None and not sets:
         from seedcli.doctor.report import run_doctor
 

@@ -127,9 +127,12 @@ class Registry:
         return target
 
     def _checked(self, name: str, config: Any) -> type[Any]:
-        if isinstance(config, type) and issubclass(config, self._base):
-            return config
-        raise UsageError(f'{self.key} = "{name}": its Config must be a subclass of {self._base.__name__}')
+        if not (isinstance(config, type) and issubclass(config, self._base)):
+            raise UsageError(f'{self.key} = "{name}": its Config must be a subclass of {self._base.__name__}')
+        for key, field in config.model_fields.items():
+            if field.is_required():
+                raise UsageError(f'{self.key} = "{name}": the key {key} of its Config needs a default value')
+        return config
 
     def _unknown(self, name: str) -> str:
         names = self.names()

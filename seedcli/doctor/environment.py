@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -14,18 +12,13 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from seedcli.config.schema import make_environment_config
 from seedcli.config.sections import EnvironmentConfig
+from seedcli.doctor.examination import CHECK_SECONDS, examine_apart, print_findings
 from seedcli.envs.conformance import Finding, check_environment
 from seedcli.envs.registry import family_of
 from seedcli.errors import EXIT_DONE, EXIT_FAILED
-
-_CHECK_SECONDS = 120.0  # timeout of a check: a simulator may compile its level first
-_PROGRESS_SECONDS = 10.0
-_SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failure": ("✗", "bold red"), "skipped": ("-", "dim")}
 
 
 def run_doctor_env(config: EnvironmentConfig, preset: str | None, sets: Sequence[str], json_output: bool) -> int:
@@ -72,7 +65,7 @@ def examine(
     config: EnvironmentConfig,
     *,
     seconds: float = 1.0,
-    limit: float = _CHECK_SECONDS,
+    limit: float = CHECK_SECONDS,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Finding]:
     """Run the conformance checks in a separate process.
@@ -86,45 +79,14 @@ def examine(
     Returns:
         The findings; if the process hangs or dies, those made before and one about that.
     """
-    context = multiprocessing.get_context("spawn")  # a fork would share the simulators' resources
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_examine, args=(theirs, config.model_dump(), seconds), daemon=True)
-    process.start()
-    theirs.close()
-    findings: list[Finding] = []
-    current = "play"
-    try:
-        while True:
-            waited = 0.0
-            while not ours.poll(min(_PROGRESS_SECONDS, limit - waited)):
-                waited += _PROGRESS_SECONDS
-                if waited >= limit:
-                    break
-                say(f"still in the check {current!r} after {waited:.0f} of at most {limit:.0f} s")
-            if waited >= limit:
-                detail = f"did not end within {limit:g} s: a reset or step hangs or is very slow"
-                return [*findings, Finding(current, "failure", detail)]
-            message = ours.recv()
-            if message is None:
-                return findings
-            if isinstance(message, str):
-                current = message
-            else:
-                findings.append(message)
-    except EOFError:
-        process.join(limit)
-        return [*findings, Finding(current, "failure", f"the process {_ending(process.exitcode)} in the middle of it")]
-    finally:
-        if process.is_alive():
-            process.kill()
-        process.join(limit)
-        ours.close()
-
-
-def _ending(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"died with {signal.Signals(-code).name}"
-    return f"ended with status {code}"
+    return examine_apart(
+        _examine,
+        (config.model_dump(), seconds),
+        first="play",
+        hangs="a reset or step hangs or is very slow",
+        limit=limit,
+        say=say,
+    )
 
 
 def _examine(connection: Connection, config: dict[str, Any], seconds: float) -> None:
@@ -137,31 +99,3 @@ def _examine(connection: Connection, config: dict[str, Any], seconds: float) -> 
         lambda envs: create_env(environment, envs), seconds=seconds, begin=connection.send, found=connection.send
     )
     connection.send(None)
-
-
-def print_findings(console: Console, name: str, findings: list[Finding], command: str) -> None:
-    """Print findings as a table.
-
-    Args:
-        console: the output.
-        name: the environment.
-        findings: from `examine`.
-        command: suggested if no check failed.
-    """
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
-    for finding in findings:
-        sign, style = _SIGNS[finding.status]
-        plain = finding.status in ("ok", "skipped")
-        table.add_row(Text(sign, style=style), finding.name, Text(finding.detail, style="" if plain else style))
-    console.print(Text(name, style="bold"))
-    console.print(table)
-    failed = [finding.name for finding in findings if finding.status == "failure"]
-    warnings = sum(finding.status == "warning" for finding in findings)
-    if failed:
-        console.print(Text(f"not ready: fix {' and '.join(failed)} first", style="bold red"), soft_wrap=True)
-    else:
-        rest = f" ({warnings} warning{'s' if warnings > 1 else ''} above)" if warnings else ""
-        console.print(Text(f"ready{rest}: {command}", style="bold"), soft_wrap=True)

@@ -10,19 +10,20 @@ from seedcli.config.sections import NetConfig
 from seedcli.doctor.findings import Finding, package
 from seedcli.errors import RefusedError
 from seedcli.net.security.token import VARIABLE, default_path, find_token
+from seedcli.net.transports import listening
 
 
 def transports() -> list[Finding]:
     """Findings on the libraries of both transports, and on ZeroMQ's encryption."""
     findings = []
-    for module, name in (("zmq", "pyzmq"), ("grpc", "grpcio")):
+    for module, name, feature in (("zmq", "pyzmq", "curve"), ("grpc", "grpcio", "")):
         try:
-            importlib.import_module(module)
+            library = importlib.import_module(module)
         except ImportError as error:
             findings.append(Finding(name, "missing", f"cannot be imported: {error}", f"pip install {name}", True))
         else:
             found = package(module)
-            if module == "zmq" and not importlib.import_module("zmq").has("curve"):
+            if feature and not library.has(feature):
                 advice = "its connections cannot be encrypted: pip install --force-reinstall pyzmq"
                 findings.append(Finding(name, "missing", f"{found} without CURVE", advice, True, found))
                 continue
@@ -34,7 +35,8 @@ def ports() -> list[Finding]:
     """Whether a learner's default ports are free."""
     defaults = NetConfig()
     findings = []
-    for key, port in (("grpc_port", defaults.grpc_port), ("zmq_port", defaults.zmq_port)):
+    for key in (str(transport.port_key) for transport in listening()):
+        port = getattr(defaults, key)
         with socket.socket() as probe:
             # As the listeners do: a port with connections only in TIME_WAIT is free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

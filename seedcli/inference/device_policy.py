@@ -17,6 +17,7 @@ import tensorflow as tf
 from seedcli.agents.base import ActInputs, Agent, Role
 from seedcli.agents.calls import traced
 from seedcli.errors import SeedError
+from seedcli.inference.act_outputs import check_act
 from seedcli.inference.device_memory import bytes_of, out_of_memory
 from seedcli.inference.variable_placement import nearest, short_name
 from seedcli.specs import EnvSpec, map_arrays
@@ -95,6 +96,7 @@ class DevicePolicy:
         explore: Callable[[npt.NDArray[np.int32], Role, npt.NDArray[np.int64]], npt.NDArray[np.float32]],
     ) -> None:
         self._agent = agent
+        self._spec = spec
         self._greedy = greedy
         self._detailed = detailed
         self._device = device
@@ -158,6 +160,7 @@ class DevicePolicy:
         exploration = tf.gather(self._exploration, slots)
         inputs = ActInputs(observation, reward, first, exploration, seed, self._greedy)
         outputs, state = self._agent.act(self._network, inputs, self._gather(slots, first))
+        check_act(self._agent, self._spec, outputs, state, self._initial)
         for table, rows in zip(tf.nest.flatten(self._table), tf.nest.flatten(state), strict=True):
             table.scatter_update(tf.IndexedSlices(rows, slots))
         action = outputs.action

@@ -15,6 +15,7 @@ from seedcli.errors import RefusedError, UnreachableError, UsageError
 from seedcli.net.addresses import check_address, join_host_port, machine_id, reachable_hosts
 from seedcli.net.security.keys import Security, TlsFiles
 from seedcli.net.security.token import find_token
+from seedcli.net.transports import TRANSPORTS, listening
 from seedcli.roles.run_folder import RunFolder
 
 VARIABLE = "SEED_CONNECT"
@@ -84,7 +85,7 @@ class Discovery:
         self._places = [place.strip() for place in connect.split(",") if place.strip()]
         if not self._places:
             raise UsageError(f'no learner address given (--connect "{connect}"): give HOST:PORT or a run\'s folder')
-        self._transport = transport or "grpc"
+        self._transport = transport or listening()[0].name
         if transport is not None and not any(map(_is_folder, self._places)):
             raise UsageError(
                 f"--transport {transport} is for --connect RUN_FOLDER: an address names its own transport, "
@@ -92,7 +93,7 @@ class Discovery:
             )
         for place in self._places:
             scheme = self._transport if _is_folder(place) else check_address(place)[0]
-            if tls is not None and scheme == "zmq":
+            if tls is not None and not TRANSPORTS[scheme].certificates:
                 raise UsageError(f"--tls-cert, --tls-key and --tls-ca are for gRPC: leave them out for {place}")
         self._connect = connect
         self._insecure = insecure
@@ -155,8 +156,8 @@ class Discovery:
             raise UnreachableError(f"the learner of {folder} does not listen on {self._transport}: see --transport")
         if found.get("everywhere") and found.get("machine") == machine_id():
             hosts = ["127.0.0.1", *hosts]
-        scheme = "zmq://" if self._transport == "zmq" else ""
-        return [f"{scheme}{join_host_port(str(host), port)}" for host in hosts]
+        prefix = TRANSPORTS[self._transport].prefix
+        return [f"{prefix}{join_host_port(str(host), port)}" for host in hosts]
 
     def security(self, address: str) -> Security | None:
         """The security of a connection to `address`; None: unprotected. Reads the token at every call.

@@ -20,9 +20,9 @@ from typing import IO
 from seedcli.config.schema import Config
 from seedcli.config.sources import Resolved, set_for_listeners
 from seedcli.errors import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_USAGE, RefusedError, SeedError, UsageError
-from seedcli.net.base import ServerTransport
 from seedcli.net.security.keys import Security
 from seedcli.net.security.token import VARIABLE, Token, new_token
+from seedcli.net.transports import TRANSPORTS
 from seedcli.roles.learner.setup import Setup
 from seedcli.roles.learner.supervise import supervise, use_devices
 from seedcli.roles.learner.threads import Learner
@@ -180,22 +180,6 @@ class ActorProcesses:
         return out
 
 
-def _local_transport(config: Config, folder: Path, token: str) -> ServerTransport:
-    """The listener of a local run, out of reach of other machines and other users of this one."""
-    if config.net.transport == "shm":
-        from seedcli.net.shm import ShmServer
-
-        return ShmServer(str(folder / "actors"))
-    security = Security(Token(token, "this run"))
-    if config.net.transport == "zmq":
-        from seedcli.net.zmq import ZmqServer
-
-        return ZmqServer("127.0.0.1", 0, security=security)
-    from seedcli.net.grpc import GrpcServer
-
-    return GrpcServer("127.0.0.1", 0, security=security)
-
-
 def run_train(resolved: Resolved, folder: RunFolder, *, live: bool, profile: bool = False) -> int:
     """`seed train`: train on this machine until run.steps are taken, deterministically if run.deterministic is set.
 
@@ -227,7 +211,9 @@ def run_train(resolved: Resolved, folder: RunFolder, *, live: bool, profile: boo
     actors: ActorProcesses | None = None
     try:
         token = new_token()
-        transport = _local_transport(config, sockets, token)
+        # Out of reach of other machines, and of other users of this one.
+        security = Security(Token(token, "this run"))
+        transport = TRANSPORTS[config.net.transport].listen_here(sockets, security)
         actors = ActorProcesses(config, transport.address, folder.path / "logs", token)
 
         def announce(learner: Learner, view: View) -> None:

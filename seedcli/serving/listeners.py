@@ -14,6 +14,7 @@ from seedcli.net.addresses import bindable_ip, split_host_port
 from seedcli.net.base import ServerTransport
 from seedcli.net.security.keys import Security, TlsFiles
 from seedcli.net.security.token import find_token
+from seedcli.net.transports import TRANSPORTS, Transport, listening
 
 _log = logging.getLogger(__name__)
 
@@ -46,10 +47,11 @@ def check_listeners(config: Config) -> None:
         RefusedError: see `learner_security`.
     """
     host = bound_host(config)
-    for key, port in (("net.grpc_port", config.net.grpc_port), ("net.zmq_port", config.net.zmq_port)):
+    for transport in listening():
+        port = _port(config, transport)
         if port > 0:
             try:
-                bindable_ip(host, port, setting=key)
+                bindable_ip(host, port, setting=f"net.{transport.port_key}")
             except UsageError as error:
                 raise name_flags(error) from error
     learner_security(config)
@@ -65,27 +67,34 @@ def open_transports(config: Config, security: Security | None) -> list[ServerTra
     host = bound_host(config)
     transports: list[ServerTransport] = []
     try:
-        if config.net.grpc_port >= 0:
-            from seedcli.net.grpc import GrpcServer
-
-            transports.append(GrpcServer(host, config.net.grpc_port, security=security))
-        if config.net.zmq_port >= 0:
-            from seedcli.net.zmq import ZmqServer
-
-            transports.append(ZmqServer(host, config.net.zmq_port, security=security))
+        for each in listening():
+            port = _port(config, each)
+            if port >= 0 and each.listen is not None:
+                transports.append(each.listen(host, port, security))
     except SeedError:
         for transport in transports:
             transport.close()
         raise
     if not transports:
-        raise UsageError("net.grpc_port and net.zmq_port are both -1 (off): set one of them")
+        keys = " and ".join(f"net.{each.port_key}" for each in listening())
+        raise UsageError(f"{keys} are both -1 (off): set one of them")
     return transports
+
+
+def _port(config: Config, transport: Transport) -> int:
+    """The configured port of a transport that listens on one; 0: any free one, -1: off."""
+    port: int = getattr(config.net, str(transport.port_key))
+    return port
 
 
 def ports(transports: Sequence[ServerTransport]) -> dict[str, int]:
     """Return the port of each listener, by transport."""
-    found = {transport.name: split_host_port(transport.address.removeprefix("zmq://")) for transport in transports}
+    found = {transport.name: _host_port(transport) for transport in transports}
     return {name: parts[1] for name, parts in found.items() if parts is not None}
+
+
+def _host_port(transport: ServerTransport) -> tuple[str, int] | None:
+    return split_host_port(transport.address.removeprefix(TRANSPORTS[transport.name].prefix))
 
 
 def how_to_join(config: Config, security: Security | None, transports: Sequence[ServerTransport]) -> list[str]:
@@ -106,9 +115,9 @@ def _actor_flags(config: Config, transport: str) -> list[str]:
     flags = ["--insecure"] if net.insecure else []
     if net.token_file:
         flags.append(f"--token-file {shlex.quote(net.token_file)}")
-    if transport == "grpc" and net.tls_cert:
+    if TRANSPORTS[transport].certificates and net.tls_cert:
         flags.append("--tls-ca CA.pem")
-    if transport == "grpc" and net.tls_ca:
+    if TRANSPORTS[transport].certificates and net.tls_ca:
         flags.append("--tls-cert ACTOR.pem --tls-key ACTOR.key")
     return flags
 

@@ -11,6 +11,7 @@ from seedcli.net.base import Peer
 from seedcli.net.codecs import CODECS, RAW, RowDecoder
 from seedcli.net.handshake import ServerHandshake
 from seedcli.net.messages import Hello
+from seedcli.net.transports import TRANSPORTS
 from seedcli.serving.admission_control import MAX_UNAUTHENTICATED, PROOF_SECONDS
 from seedcli.specs import EnvSpec, RowLayout
 
@@ -140,7 +141,7 @@ class FleetSettings:
 
     def offered_codecs(self, transport: str) -> tuple[str, ...]:
         """Return the codecs that actors on `transport` may use; only raw for rows in shared memory."""
-        return (RAW,) if self.compression == "off" or transport == "shm" else CODECS
+        return (RAW,) if self.compression == "off" or TRANSPORTS[transport].shares_memory else CODECS
 
 
 def evaluation_share(

@@ -21,6 +21,7 @@ from seedcli.config.sections import NetConfig
 from seedcli.config.sources import load_config
 from seedcli.config.topology import Inventory
 from seedcli.doctor import environment as doctor_env
+from seedcli.doctor import examination
 from seedcli.doctor import network as doctor_net
 from seedcli.doctor import report as doctor
 from seedcli.doctor.devices import check_devices, describe_devices, describe_topology
@@ -351,13 +352,13 @@ def test_the_table_of_an_environment(width: int) -> None:
         ),
         conformance.Finding("autoreset", "skipped", "no episode ended"),
     ]
-    doctor_env.print_findings(Console(file=file, width=width), "gymnasium/X-v0", findings, "seed train")
+    examination.print_findings(Console(file=file, width=width), "gymnasium/X-v0", findings, "seed train")
     text = file.getvalue()
     assert [line[0] for line in text.splitlines()[1:] if line[0] != " "] == ["✓", "!", "-", "r"]
     assert max(map(len, text.splitlines())) <= width
     assert "ready (1 warning above): seed train" in text
     findings.append(conformance.Finding("actions", "failure", "action [2] fails"))
-    doctor_env.print_findings(Console(file=file, width=width), "gymnasium/X-v0", findings, "seed train")
+    examination.print_findings(Console(file=file, width=width), "gymnasium/X-v0", findings, "seed train")
     assert "not ready: fix actions first" in file.getvalue()
 
 

@@ -1,0 +1,250 @@
+"""`seed doctor --agent`: check whether an algorithm keeps the rules of its protocol, in a separate process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import seedcli
+from seedcli.config.choices import ALGORITHMS
+from seedcli.config.schema import Config
+from seedcli.config.sources import load_config
+from seedcli.doctor.examination import CHECK_SECONDS, examine_apart, print_findings
+from seedcli.envs.checks import first_line
+from seedcli.envs.conformance import Finding, Status
+from seedcli.envs.registry import check_environment, create_env
+from seedcli.errors import EXIT_DONE, EXIT_FAILED, SeedError
+from seedcli.tensorflow_import import import_tensorflow
+
+Result = tuple[Status, str]
+_ENV = "CartPole-v1"  # where neither an environment nor a preset is given
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to check, as on the command line.
+
+    Attributes:
+        agent: the algorithm.
+        preset, env, family, network, sets: see `seed train`; None: the default.
+    """
+
+    agent: str
+    preset: str | None = None
+    env: str | None = None
+    family: str | None = None
+    network: str | None = None
+    sets: Sequence[str] = ()
+
+    @property
+    def _env(self) -> str | None:
+        """The environment, where the preset does not have it."""
+        return self.env if self.env is not None or self.preset is not None else _ENV
+
+    def base(self) -> Config:
+        """The configuration without what users' own code may add; see `load_config` for errors."""
+        flags = {"--env": self._env, "--family": self.family}
+        return load_config(self.preset, environ={}, flags=flags).config
+
+    def config(self) -> Config:
+        """The configuration; see `load_config` for errors."""
+        flags = {"--env": self._env, "--family": self.family, "--agent": self.agent, "--network": self.network}
+        return load_config(self.preset, environ={}, sets=self.sets, flags=flags).config
+
+    def training_command(self, source: str) -> str:
+        """The `seed train` command, quoted for a shell, that trains what was checked; `source`: of `AlgorithmSpec`."""
+        general = "gymnasium_r2d2" if source == "replay" else "gymnasium_vtrace"
+        words = ["seed", "train", "--preset", self.preset or general, "--agent", self.agent]
+        for flag, value in (("--network", self.network), ("--family", self.family), ("--env", self._env)):
+            words += [flag, value] if value is not None else []
+        for setting in self.sets:
+            words += ["--set", setting]
+        return shlex.join(words)
+
+
+def run_doctor_agent(request: Request, json_output: bool) -> int:
+    """Check an algorithm and print the findings to stdout.
+
+    Args:
+        request: what to check.
+        json_output: print JSON instead of a table.
+
+    Returns:
+        1 if a check failed, else 0.
+
+    Raises:
+        UsageError: there is no such preset or environment.
+    """
+    check_environment(request.base().environment)
+    if not json_output:
+        print(f"checking {request.agent} (some seconds)", file=sys.stderr)
+    findings = examine(request, say=lambda line: print(line, file=sys.stderr))
+    failed = [finding.name for finding in findings if finding.status == "failure"]
+    source = next((str(finding.value) for finding in findings if finding.name == "build"), "")
+    if json_output:
+        report = {"agent": request.agent, "ok": not failed, "findings": [asdict(finding) for finding in findings]}
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        print_findings(Console(), request.agent, findings, "" if failed else request.training_command(source))
+    return EXIT_FAILED if failed else EXIT_DONE
+
+
+def examine(
+    request: Request, *, limit: float = CHECK_SECONDS, say: Callable[[str], None] = lambda line: None
+) -> list[Finding]:
+    """Run the checks in a separate process; see `examine_apart`."""
+    hangs = "the agent's code hangs or is very slow"
+    return examine_apart(_examine, (request,), first="class", hangs=hangs, limit=limit, say=say)
+
+
+def _examine(connection: Connection, request: Request) -> None:
+    # What users' code prints must not mix with results.
+    os.dup2(2, 1)
+    import_tensorflow()
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    check_agent(request, begin=connection.send, found=connection.send)
+    connection.send(None)
+
+
+def check_agent(
+    request: Request,
+    *,
+    begin: Callable[[str], None] = lambda name: None,
+    found: Callable[[Finding], None] = lambda finding: None,
+) -> list[Finding]:
+    """Check an algorithm in this process, on the CPU.
+
+    Args:
+        request: what to check.
+        begin: called with the name of each check before it begins.
+        found: called with each finding.
+
+    Returns:
+        A finding for each check; if the agent cannot be built, those up to that.
+    """
+    findings: list[Finding] = []
+
+    def judge(name: str, check: Callable[[], Result | tuple[Status, str, str]]) -> bool:
+        begin(name)
+        try:
+            finding = Finding(name, *check())
+        except Exception as error:
+            finding = Finding(name, "failure", _sentence(error))
+        findings.append(finding)
+        found(finding)
+        return finding.status != "failure"
+
+    def configuration() -> Result:
+        made.append(request.config())
+        return "ok", f"agent.algorithm = {request.agent}, T = {made[0].training.unroll_length}"
+
+    made: list[Config] = []
+    if not judge("class", lambda: _class(request.agent)):
+        return findings
+    judge("conflicts", lambda: _conflicts(request))
+    if judge("configuration", configuration):
+        _check_built(made[0], judge)
+    return findings
+
+
+def _class(name: str) -> Result:
+    found, config = ALGORITHMS.load(name), ALGORITHMS.config(name)
+    keys = sorted(set(config.model_fields) - {key for base in config.__mro__[1:] for key in _fields(base)})
+    own = f"with keys of its own: {', '.join(keys)}" if keys else "without keys of its own"
+    return "ok", f"{found.__module__}:{found.__qualname__}, {config.__name__} {own}"
+
+
+def _fields(base: type[Any]) -> set[str]:
+    return set(getattr(base, "model_fields", {}))
+
+
+def _conflicts(request: Request) -> Result:
+    """`conflicts` yields sentences; called with the keys' defaults."""
+    config = ALGORITHMS.config(request.agent)
+    own = config.model_construct(algorithm=request.agent)
+    found = list(own.conflicts(request.base().model_copy(update={"agent": own})))
+    for sentence in found:
+        if not isinstance(sentence, str):
+            return "failure", f"conflicts yields {sentence!r}: it must yield text, one sentence for each contradiction"
+    return "ok", f"{len(found)} with the defaults of its keys, each as text" if found else "none with its defaults"
+
+
+def _check_built(config: Config, judge: Callable[[str, Callable[[], Any]], bool]) -> None:
+    """Build the agent for the environment, and check what it does."""
+    import numpy as np
+    import tensorflow as tf
+
+    from seedcli.agents.registry import create_agent
+    from seedcli.doctor import agent_acting as acting
+    from seedcli.doctor.agent_case import COLUMNS, SEED, Case, Played, play
+    from seedcli.doctor.agent_learning import Learning
+
+    tf.config.set_visible_devices([], "GPU")
+    training = config.training.model_copy(update={"batch_size": COLUMNS * config.training.minibatches})
+    cases: list[Case] = []
+
+    def build() -> tuple[Status, str, str]:
+        env = create_env(config.environment, 1)
+        spec = env.spec
+        env.close()
+        agent = create_agent(config.agent, training, spec, SEED)
+        cases.append(Case(agent, config.agent, training, spec))
+        algorithm = agent.algorithm
+        return "ok", f"for {spec.name}: {algorithm.batch_records} records from a {algorithm.source}", algorithm.source
+
+    if not judge("build", build):
+        return
+    case = cases[0]
+    checks = {
+        "variables": acting.check_variables,
+        "initial state": acting.check_initial_state,
+        "exploration": acting.check_exploration,
+        "actions": acting.check_actions,
+        "greedy action": acting.check_greedy_action,
+        "recorded fields": acting.check_recorded,
+        "state": acting.check_state,
+        "purity": acting.check_pure,
+        "rows": acting.check_rows,
+    }
+    passed = {name: judge(name, lambda check=check: check(case)) for name, check in checks.items()}  # type: ignore[misc]
+    if not all(passed[name] for name in ("initial state", "exploration", "actions", "recorded fields", "state")):
+        judge("learning", lambda: ("skipped", "needs unrolls that the agent has acted on"))
+        return
+    plays: list[Played] = []
+
+    def unroll() -> Result:
+        plays.append(play(case, np.random.default_rng(1)))
+        return acting.check_unroll(case, plays[0])
+
+    judge("unroll", unroll)
+    if not plays:
+        return
+    learning = Learning(case, plays[0])
+    judge("observe", learning.observe)
+    if judge("targets", learning.targets) and judge("loss", learning.loss):
+        judge("gradients", learning.gradients)
+        judge("halves", learning.halves)
+        judge("initial priorities", learning.initial_priorities)
+        judge("updates", learning.updates)
+
+
+def _sentence(error: Exception) -> str:
+    """An error as a sentence, with the place in the user's code where it was raised."""
+    if isinstance(error, SeedError):
+        return str(error)
+    ours = Path(seedcli.__file__).parent
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(ours)]
+    place = f" ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""
+    return first_line(error) + place

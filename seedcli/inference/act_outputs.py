@@ -1,0 +1,64 @@
+"""Checks, while `Agent.act` is traced, that it returns what the agent declares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from seedcli.agents.base import ActOutputs, Agent, State
+from seedcli.errors import UsageError
+from seedcli.specs import ArraySpec, EnvSpec
+
+
+def check_act(agent: Agent, spec: EnvSpec, outputs: Any, state: State, initial: State) -> None:
+    """Check the outputs and the state of one traced call of `Agent.act`.
+
+    Args:
+        agent: the agent.
+        spec: the environment.
+        outputs: what `act` returned.
+        state: the state that `act` returned, [N, ...].
+        initial: the state at the start of an episode, [1, ...].
+
+    Raises:
+        UsageError: names what has another shape, dtype or structure than declared.
+    """
+    kind = f"{type(agent).__name__}.act returns"
+    if not isinstance(outputs, ActOutputs):
+        raise UsageError(f"{kind} a {type(outputs).__name__}: it must return (ActOutputs, state)")
+    _check(f"{kind} action", outputs.action, spec.action.array)
+    _check(f"{kind} greedy_action", outputs.greedy_action, spec.action.array)
+    declared = agent.algorithm.recorded
+    if set(outputs.recorded) != set(declared):
+        raise UsageError(
+            f"{kind} the recorded fields {_listed(outputs.recorded)}, but its algorithm.recorded declares "
+            f"{_listed(declared)}"
+        )
+    for name, array in declared.items():
+        _check(f'{kind} the recorded field "{name}"', outputs.recorded[name], array)
+    wanted, found = _leaves(initial), _leaves(state)
+    if wanted.keys() != found.keys():
+        raise UsageError(f"{kind} a state of {_listed(found)}, but initial_state gives {_listed(wanted)}")
+    for name, leaf in wanted.items():
+        shape = tuple(leaf.shape[1:])
+        _check(f'{kind} the state "{name}"', found[name], ArraySpec(shape, leaf.dtype.name))
+
+
+def _check(what: str, value: Any, array: ArraySpec) -> None:
+    wanted = f"{array.dtype} {['N', *array.shape]}".replace("'", "")
+    if not tf.is_tensor(value):
+        raise UsageError(f"{what} as a {type(value).__name__}: it must be a tensor, {wanted}")
+    shape = value.shape
+    fits = shape.rank is not None and shape.rank == 1 + len(array.shape) and shape[1:].is_compatible_with(array.shape)
+    if not fits or value.dtype != tf.as_dtype(array.dtype):
+        raise UsageError(f"{what} as {value.dtype.name} {shape}: it must be {wanted}")
+
+
+def _leaves(value: Any) -> dict[str, tf.Tensor]:
+    return {"/".join(map(str, path)): tf.convert_to_tensor(leaf) for path, leaf in keras.tree.flatten_with_path(value)}
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(names) or "(none)"
