@@ -179,15 +179,14 @@ class ActorCriticAgent:
         r_t, discount_t, mask_tm1 = self._transitions(reward, unrolls)
         mask_tm1 *= tf.cast(unrolls.weights > 0.0, tf.float32)
         # Uses the values predicted when acting: another evaluation would cost a third of an update.
-        target = targets.vtrace(
-            log_rho_tm1=tf.zeros_like(r_t),
+        advantages_tm1, returns_tm1 = targets.gae(
             r_t=r_t,
             discount_t=discount_t,
             mask_tm1=mask_tm1,
             values=unrolls.recorded["value"],
             lambda_=self.config.lambda_,
         )
-        scale.update(target.vs_tm1, target.pg_advantages, r_t, mask_tm1, self.network.value)
+        scale.update(returns_tm1, advantages_tm1, r_t, mask_tm1, self.network.value)
 
     def _transitions(self, reward: tf.Tensor, unrolls: UnrollBatch) -> targets.Transitions:
         """The transitions of an unroll whose raw rewards are [T+1, B]."""

@@ -419,7 +419,7 @@ def test_completion_knows_the_presets() -> None:
     environ = {**os.environ, "_SEED_COMPLETE": "complete_bash", "COMP_WORDS": "seed presets show po", "COMP_CWORD": "3"}
     script = "from seedcli.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=environ)
-    assert sorted(done.stdout.split()) == ["pong_r2d2", "pong_vtrace"], done.stderr
+    assert sorted(done.stdout.split()) == ["pong_ppo", "pong_r2d2", "pong_vtrace"], done.stderr
 
 
 def test_a_saved_configuration_is_a_configuration_file(role: Role, tmp_path: Path) -> None:
