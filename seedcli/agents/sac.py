@@ -137,7 +137,7 @@ class SACAgent:
         records_t = tf.nest.map_structure(lambda x: _flat(x[1:]), unrolls.observation)
         inputs_tm1, inputs_t = (self.network.encoder.inputs(records) for records in (records_tm1, records_t))
         noise_tm1, noise_t = tf.unstack(self._noise(tf.shape(reward)[1]))
-        alpha = config.temperature if self.temperature is None else self.temperature.value()
+        alpha: Any = config.temperature if self.temperature is None else self.temperature.value()
         fixed_alpha = tf.stop_gradient(alpha)
 
         action_t, log_pi_t = self._sample(records_t, noise_t)

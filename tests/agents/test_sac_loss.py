@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -195,3 +196,20 @@ def test_the_temperature_moves_entropy_towards_its_target(log_pi_above_target: b
     agent = make(target_entropy=50.0 if log_pi_above_target else -50.0)
     _, gradients = losses_and_gradients(agent, batch(agent, transitions()))
     assert (gradients["temperature"][0] < 0) == log_pi_above_target
+
+
+def test_losses_of_two_devices_add_up_to_that_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = disturbed(make())
+    whole = batch(agent, transitions())
+    expected = losses_and_gradients(agent, whole)
+    halves = []
+    for replica in (0, 1):
+        context = SimpleNamespace(replica_id_in_sync_group=replica)
+        monkeypatch.setattr(tf.distribute, "get_replica_context", lambda context=context: context)
+        columns = slice(replica * B // 2, (replica + 1) * B // 2)
+        part = whole.map_columns(lambda x, axis, columns=columns: x[columns] if axis == 0 else x[:, columns])
+        halves.append(losses_and_gradients(agent, part))
+    for name, loss in expected[0].items():
+        assert sum(half[0][name] for half in halves) == pytest.approx(loss, rel=1e-5)
+    for both, *parts in zip(*(tf.nest.flatten(x[1]) for x in (expected, *halves)), strict=True):
+        np.testing.assert_allclose(sum(parts), both, rtol=1e-4, atol=1e-6)
