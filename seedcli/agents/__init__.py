@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from seedcli.agents.ppo import PPOAgent
     from seedcli.agents.r2d2 import R2D2Agent
+    from seedcli.agents.sac import SACAgent
     from seedcli.agents.vtrace import VTraceAgent
     from seedcli.config.sections import AgentConfig, NetworkConfig
 
@@ -34,6 +35,7 @@ _NAMES = {
     **dict.fromkeys(("ActorCriticAgent",), "seedcli.agents.actor_critic"),
     **dict.fromkeys(("PPOAgent",), "seedcli.agents.ppo"),
     **dict.fromkeys(("R2D2Agent",), "seedcli.agents.r2d2"),
+    **dict.fromkeys(("SACAgent",), "seedcli.agents.sac"),
     **dict.fromkeys(("VTraceAgent",), "seedcli.agents.vtrace"),
     **dict.fromkeys(("AgentConfig", "NetworkConfig"), "seedcli.config.sections"),
     **dict.fromkeys(
@@ -63,6 +65,7 @@ __all__ = [
     "PPOAgent",
     "ParameterGroup",
     "R2D2Agent",
+    "SACAgent",
     "Symptom",
     "UnrollBatch",
     "VTraceAgent",

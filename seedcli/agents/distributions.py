@@ -1,6 +1,6 @@
 """Distributions over actions, as pure functions of a network's outputs: parameters [..., P] float32.
 
-All implement `Distribution`; actions are in the form of `specs.ActionSpec`.
+All but `SquashedGaussian` implement `Distribution`; actions are in the form of `specs.ActionSpec`.
 """
 
 from __future__ import annotations
@@ -157,6 +157,45 @@ class DiagonalGaussian:
         return 0.5 * tf.reduce_sum(tf.math.log1p(between / within))
 
     def describe(self, params: tf.Tensor) -> dict[str, tf.Tensor]:
+        mean, log_std = tf.split(params, 2, axis=-1)
+        return {"mean": mean, "std": tf.exp(log_std)}
+
+
+class SquashedGaussian:
+    """tanh of d independent normal variables u: parameters [..., 2·d] are means and log standard deviations of u.
+
+    Actions [..., d] float32 lie inside the bounds ±1. (Haarnoja et al., "Soft Actor-Critic", 2018, appendix C.) Not a
+    `Distribution`: it is for algorithms that differentiate through the samples, and its entropy has no closed form.
+    """
+
+    def __init__(self, dimensions: int) -> None:
+        self.size = 2 * dimensions
+
+    def sample(self, params: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Actions tanh(mean + std·noise) and their log-density, both differentiable with respect to the parameters.
+
+        Equation 21 of the paper, with log(1 − tanh² u) = 2·(log 2 − u − softplus(−2u)), which is finite for any u and
+        does not cancel.
+
+        Args:
+            params: [..., 2·d].
+            noise: [..., d] float32, samples of the standard normal distribution.
+
+        Returns:
+            Actions [..., d] and log-densities [...], float32.
+        """
+        mean, log_std = tf.split(params, 2, axis=-1)
+        u = mean + tf.exp(log_std) * noise
+        log_slope = 2.0 * (math.log(2.0) - u - tf.nn.softplus(-2.0 * u))
+        log_normal = -0.5 * tf.square(noise) - log_std - 0.5 * math.log(2.0 * math.pi)
+        return tf.tanh(u), tf.reduce_sum(log_normal - log_slope, axis=-1)
+
+    def median(self, params: tf.Tensor) -> tf.Tensor:
+        """tanh(mean) [..., d], the median of each number."""
+        return tf.tanh(tf.split(params, 2, axis=-1)[0])
+
+    def describe(self, params: tf.Tensor) -> dict[str, tf.Tensor]:
+        """The parameters by name: "mean" and "std" [..., d] float32 of u, before tanh."""
         mean, log_std = tf.split(params, 2, axis=-1)
         return {"mean": mean, "std": tf.exp(log_std)}
 

@@ -26,7 +26,8 @@ class Choice:
     """What a policy gives for one observation, or for a batch with a leading axis N.
 
     What else acting gives is an attribute of its own where the algorithm has it: "value", "q_values", "logits" and
-    "probabilities" of categories, "mean" and "std" of the numbers of a Box, in units in which -1 and 1 are its bounds.
+    "probabilities" of categories, "mean" and "std" of the numbers of a Box, in units in which -1 and 1 are its bounds
+    (SAC: of the normal distribution that tanh squashes into the bounds).
 
     Attributes:
         action: for the environment's `step`.

@@ -17,6 +17,7 @@ ALGORITHMS = Registry(
         "vtrace": BuiltIn("seedcli.agents.vtrace:VTraceAgent", "seedcli.agents.vtrace_config:VTraceConfig"),
         "ppo": BuiltIn("seedcli.agents.ppo:PPOAgent", "seedcli.agents.ppo_config:PPOConfig"),
         "r2d2": BuiltIn("seedcli.agents.r2d2:R2D2Agent", "seedcli.agents.r2d2_config:R2D2Config"),
+        "sac": BuiltIn("seedcli.agents.sac:SACAgent", "seedcli.agents.sac_config:SACConfig"),
     },
 )
 

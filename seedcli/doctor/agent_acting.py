@@ -193,13 +193,15 @@ def check_rows(case: Case) -> Result:
     def mixed(mine: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
         return tf.concat([mine[:half], other[half:]], axis=0)
 
-    # The seed has no rows, and greedy is not a tensor.
-    changed = tf.nest.map_structure(mixed, *(x._replace(seed=(), greedy=()) for x in (inputs, others)))
+    by_row = ("observation", "reward", "first", "exploration")
+    changed = inputs._replace(
+        **{name: tf.nest.map_structure(mixed, getattr(inputs, name), getattr(others, name)) for name in by_row}
+    )
     results = [
         tf.nest.map_structure(lambda x: x[:half], act(*arguments))
         for arguments in (
             (inputs, state),
-            (changed._replace(seed=inputs.seed, greedy=False), tf.nest.map_structure(mixed, state, moved)),
+            (changed, tf.nest.map_structure(mixed, state, moved)),
         )
     ]
     if found := difference(results[1], results[0]):

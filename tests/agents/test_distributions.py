@@ -14,6 +14,7 @@ from seedcli.agents.distributions import (
     DiagonalGaussian,
     Distribution,
     MultiCategorical,
+    SquashedGaussian,
     make_distribution,
 )
 from seedcli.specs import ActionSpec
@@ -112,3 +113,46 @@ def test_parameters_are_described_in_a_users_terms() -> None:
     normal = DiagonalGaussian(2).describe(params[:, :4])
     np.testing.assert_array_equal(normal["mean"], params[:, :2])
     np.testing.assert_allclose(normal["std"], np.exp(params[:, 2:4].astype(np.float64)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("far", [0.0, 30.0])
+def test_a_squashed_gaussian_and_its_gradient_agree_with_float64(far: float) -> None:
+    rng = np.random.default_rng(2)
+    mean = rng.normal(size=(50, 3)) + far * rng.choice([-1.0, 1.0], (50, 3))
+    log_std, noise = rng.normal(size=(50, 3)), rng.normal(size=(50, 3))
+    params = tf.constant(np.concatenate([mean, log_std], -1), tf.float32)
+
+    def log_density(mean: Any, log_std: Any) -> Any:
+        # Of u, and log(1 - tanh² u) = -2·log cosh u.
+        u = mean + np.exp(log_std) * noise
+        log_cosh = np.abs(u) + np.log1p(np.exp(-2.0 * np.abs(u))) - math.log(2.0)
+        log_normal = -0.5 * ((u - mean) / np.exp(log_std)) ** 2 - log_std - 0.5 * math.log(2.0 * math.pi)
+        return (log_normal + 2.0 * log_cosh).sum(-1)
+
+    weights = rng.normal(size=50)
+    with tf.GradientTape() as tape:
+        tape.watch(params)
+        action, log_prob = SquashedGaussian(3).sample(params, tf.constant(noise, tf.float32))
+        total = tf.reduce_sum(log_prob * tf.constant(weights, tf.float32))
+    np.testing.assert_allclose(action, np.tanh(mean + np.exp(log_std) * noise), atol=2e-6)
+    np.testing.assert_allclose(log_prob, log_density(mean, log_std), rtol=1e-5, atol=1e-4)
+    gradient = tape.gradient(total, params).numpy()
+    # d/dmean = 2·tanh u; d/dlog_std = -1 + 2·tanh(u)·std·noise.
+    slope = 2.0 * np.tanh(mean + np.exp(log_std) * noise)
+    expected = np.concatenate([slope, slope * np.exp(log_std) * noise - 1.0], -1) * weights[:, None]
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-4)
+    assert np.isfinite(gradient).all()
+
+
+def test_a_squashed_gaussian_is_a_density_on_its_actions() -> None:
+    distribution = SquashedGaussian(1)
+    params = tf.constant([[0.4, -0.3]])
+    # Noise at equal steps gives actions whose densities, times the distances of the actions, add up to 1.
+    noise = tf.linspace(-8.0, 8.0, 20_001)[:, tf.newaxis]
+    action, log_prob = distribution.sample(tf.repeat(params, 20_001, axis=0), noise)
+    a, density = action.numpy()[:, 0].astype(np.float64), np.exp(log_prob.numpy().astype(np.float64))
+    assert np.trapezoid(density, a) == pytest.approx(1.0, abs=1e-3)
+    assert float(distribution.median(params)[0, 0]) == pytest.approx(math.tanh(0.4))
+    described = distribution.describe(params)
+    assert float(described["mean"][0, 0]) == pytest.approx(0.4)
+    assert float(described["std"][0, 0]) == pytest.approx(math.exp(-0.3))

@@ -153,6 +153,10 @@ class Encoder(keras.layers.Layer):
             state["previous_action"] = self._previous.initial_state(batch_size)
         return state
 
+    def inputs(self, observation: Any) -> Any:
+        """The torso's inputs, arrays [N, ...], for observations [N, ...]; only without frame stack."""
+        return self._stack.step(observation, {})[0]
+
     def step(self, observation: Any, reward: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
         """Features of one record.
 

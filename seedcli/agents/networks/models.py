@@ -24,7 +24,7 @@ from seedcli.specs import EnvSpec, map_arrays
 
 
 @contextlib.contextmanager
-def _default_seeds_from(seed: int) -> Iterator[None]:
+def default_seeds_from(seed: int) -> Iterator[None]:
     """Let Keras draw the seeds of initialisers that have none, such as those of a user's own torso, from `seed`."""
     before = random.getstate()
     random.seed(seed)
@@ -51,7 +51,7 @@ class RecurrentNetwork(keras.layers.Layer):
         """
         super().__init__(name="network")
         rng = np.random.default_rng(seed)
-        with _default_seeds_from(seed):
+        with default_seeds_from(seed):
             self.encoder = Encoder(config.network, spec, rng, precision, towers=self.towers(config))
             self.make_heads(config, spec, rng)
             observation = map_arrays(lambda array: tf.zeros([1, *array.shape], array.dtype), spec.observation)
