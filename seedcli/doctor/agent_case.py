@@ -178,7 +178,7 @@ def difference(first: Any, second: Any) -> str | None:
         if a.shape != b.shape or a.dtype != b.dtype:
             return f"{where}{kind_of(value)} instead of {kind_of(theirs[name])}"
         if a.dtype.kind == "f":
-            scale = float(np.max(np.abs(b), initial=0.0))
+            scale = float(np.max(np.abs(b[np.isfinite(b)]), initial=0.0))
             apart = ~np.isclose(a, b, rtol=_RELATIVE, atol=_ABSOLUTE * max(scale, 1e-3), equal_nan=True)
         else:
             apart = a != b

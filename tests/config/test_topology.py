@@ -113,8 +113,10 @@ def test_preset_without_topology_uses_available_devices(name: str, machine: str)
     if machine in ("laptop", "1gpu"):
         expected = Plan(platform=platform, devices=1, training=(0,), inference=(0,), columns=batch)  # type: ignore[arg-type]
     else:
-        # All batch sizes are powers of two, which six does not divide.
-        expected = Plan(platform, devices=8, training=(0, 1, 2, 3), inference=(4, 5, 6, 7), columns=batch // 4)  # type: ignore[arg-type]
+        # All minibatches are powers of two, which six does not divide, and each device needs a column of every one.
+        number = min(4, batch // config.training.minibatches)
+        training, inference = tuple(range(number)), tuple(range(number, 8))
+        expected = Plan(platform, devices=8, training=training, inference=inference, columns=batch // number)  # type: ignore[arg-type]
     assert make_plan(config, MACHINES[machine]) == expected
 
 

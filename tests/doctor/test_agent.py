@@ -119,8 +119,8 @@ def test_the_command_fails_with_a_broken_agent(
 ) -> None:
     _examined(monkeypatch)
     assert main(["doctor", "--agent", _sample("NoLoss")]) == 1
-    out = capsys.readouterr().out
-    assert "✗" in out and "not ready: fix build first" in out and "has no method loss" in out.replace("\n", " ")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "✗" in out and "not ready: fix build first" in out and "has no method loss" in out
 
 
 def test_a_class_that_does_not_exist_is_a_finding(
