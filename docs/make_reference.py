@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from seedcli.config.choices import CHOICES
+from seedcli.config.flags import FLAG_KEYS
 from seedcli.config.registry import Registry
 from seedcli.config.sections import AgentConfig, EnvironmentConfig, NetworkConfig, Sections
-from seedcli.config.sources import FLAG_KEYS
 
 HEAD = """\
 # Configuration reference

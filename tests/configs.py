@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from seedcli.config.known_keys import owners
 from seedcli.config.schema import make_agent_config, make_environment_config
 from seedcli.config.sections import NetworkConfig
-from seedcli.config.sources import owners
 
 _OF_NETWORK = {*NetworkConfig.model_fields, "channels"}
 

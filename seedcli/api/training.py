@@ -13,7 +13,7 @@ import numpy as np
 from seedcli.api.processes import run_seed
 from seedcli.api.run import Run
 from seedcli.config.presets import preset_layers
-from seedcli.config.sources import format_value
+from seedcli.config.toml_text import format_value
 from seedcli.errors import UsageError
 from seedcli.roles.run_folder import new_folder, remove_empty
 

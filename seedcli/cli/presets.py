@@ -64,7 +64,8 @@ def presets_show(
     debug: Debug = False,
 ) -> int:
     """Show every value, its source, its meaning and its allowed values."""
-    from seedcli.config.sources import allowed_values, describe, format_value, has_effect, load_config
+    from seedcli.config.sources import allowed_values, describe, has_effect, load_config
+    from seedcli.config.toml_text import format_value
 
     if name is None and config is None:
         raise UsageError("nothing to show: give the NAME of a preset, the folder of a run, or --config FILE")

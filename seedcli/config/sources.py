@@ -6,14 +6,11 @@ environment (`SEED_TRAINING__BATCH_SIZE=64`), `--set training.batch_size=64`, an
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
@@ -23,9 +20,20 @@ from pydantic.fields import FieldInfo
 from seedcli.config.choices import CHOICES
 from seedcli.config.faults import broken_rule
 from seedcli.config.flags import FLAG_KEYS
-from seedcli.config.presets import base_of, preset_layers, read_toml
-from seedcli.config.schema import Config, chosen, config_class, default_choice, keys_of
+from seedcli.config.layers import (
+    LOWER,
+    Entry,
+    flatten,
+    from_environment,
+    from_file,
+    from_sets,
+    from_text,
+    without_values_of_other_choices,
+)
+from seedcli.config.presets import preset_layers, read_toml
+from seedcli.config.schema import Config, config_class, default_choice, keys_of
 from seedcli.config.sections import Devices, PositiveInt
+from seedcli.config.toml_text import format_value
 from seedcli.errors import UsageError
 
 DEFAULT = "default"
@@ -63,15 +71,6 @@ class Value(NamedTuple):
     description: str
 
 
-class _Entry(NamedTuple):
-    """One value of one layer; `text` is what the user wrote where it was parsed from text."""
-
-    key: str
-    value: Any
-    source: str
-    text: str | None = None
-
-
 def load_config(
     preset: str | None,
     *,
@@ -96,27 +95,27 @@ def load_config(
         UsageError: an unknown preset, key or flag value, an unreadable file, or a value that has the wrong type, is
             out of range or conflicts with another.
     """
-    entries: list[_Entry] = []
+    entries: list[Entry] = []
     if run_folder is not None:
         path = run_folder / "config.toml"
         if not path.is_file():
             raise UsageError(f"{run_folder} holds no run to resume: it has no config.toml")
-        entries += _flatten(read_toml(path), f"run {run_folder}")
+        entries += flatten(read_toml(path), f"run {run_folder}")
     if preset is not None:
         for name, values in preset_layers(preset):
-            entries += _flatten(values, f"preset {name}")
+            entries += flatten(values, f"preset {name}")
     if config_file is not None:
-        entries += _from_file(config_file, preset)
+        entries += from_file(config_file, preset)
     if preset is not None:
         # After the file, so that a saved config.toml given with --config cannot rename the preset.
-        entries.append(_Entry("run.preset", preset, f"preset {preset}"))
-    entries += _from_environment(environ)
-    entries += _from_sets(sets)
+        entries.append(Entry("run.preset", preset, f"preset {preset}"))
+    entries += from_environment(environ)
+    entries += from_sets(sets)
     for flag, value in (flags or {}).items():
         if isinstance(value, str):
-            entries.append(_from_text(FLAG_KEYS[flag], value, flag))
+            entries.append(from_text(FLAG_KEYS[flag], value, flag))
         elif value is not None:
-            entries.append(_Entry(FLAG_KEYS[flag], value, flag))
+            entries.append(Entry(FLAG_KEYS[flag], value, flag))
     return _resolve(entries)
 
 
@@ -126,7 +125,7 @@ def from_toml_file(path: Path) -> Config:
     Raises:
         UsageError: the file is missing or not valid TOML, or has an unknown key or an invalid value.
     """
-    return _resolve(_flatten(read_toml(path), f"file {path}")).config
+    return _resolve(flatten(read_toml(path), f"file {path}")).config
 
 
 def to_toml(resolved: Resolved) -> str:
@@ -186,103 +185,10 @@ def set_for_listeners(resolved: Resolved) -> list[Value]:
 
 
 def _just_set(value: Value) -> bool:
-    return value.source != DEFAULT and not value.source.startswith(_LOWER)
+    return value.source != DEFAULT and not value.source.startswith(LOWER)
 
 
-@cache
-def owners() -> Mapping[str, tuple[str, ...]]:
-    """Key that only some choices have → these choices, such as 'agent.algorithm = "r2d2"'.
-
-    Those of built-in and installed choices that can be imported here.
-    """
-    found: dict[str, list[str]] = {}
-    default = {table: default_choice(table) for table in CHOICES}
-    for table, registry in CHOICES.items():
-        for name in registry.names():
-            choice = {**default, table: name}
-            try:
-                model = config_class(choice["agent"], choice["agent.network"], choice["environment"])
-            except UsageError:  # an installed package that does not work here
-                continue
-            for key in keys_of(model):
-                if key.rsplit(".", 1)[0] == table:
-                    found.setdefault(key, []).append(f'{registry.key} = "{name}"')
-    return {key: tuple(choices) for key, choices in found.items()}
-
-
-@cache
-def all_keys() -> frozenset[str]:
-    """Every key that some built-in or installed choice has."""
-    return frozenset((*keys_of(chosen({})), *owners()))
-
-
-# Layers -------------------------------------------------------------------------------------------------------
-
-
-def _from_file(path: Path, preset: str | None) -> Iterator[_Entry]:
-    """The values of a file's base, if it has one, then its own."""
-    data = read_toml(path)
-    base = base_of(data)
-    if base and preset not in (None, base):
-        raise UsageError(f'{path} has base = "{base}", which conflicts with --preset {preset}: remove one of the two')
-    if base and preset is None:
-        for name, values in preset_layers(base, above=f"file {path}"):
-            yield from _flatten(values, f"preset {name}")
-    yield from _flatten(data, f"file {path}")
-
-
-def _flatten(data: Mapping[str, Any], source: str) -> Iterator[_Entry]:
-    for section, values in data.items():
-        if section == "preset" and isinstance(values, dict):
-            continue  # the description and base, not values
-        if isinstance(values, dict) and (values or section in Config.model_fields):
-            yield from _flatten_table(section, values, source)
-        else:
-            yield _Entry(section, values, source)
-
-
-def _flatten_table(table: str, values: Mapping[str, Any], source: str) -> Iterator[_Entry]:
-    for name, value in values.items():
-        key = f"{table}.{name}"
-        if key in CHOICES and isinstance(value, dict):
-            yield from _flatten_table(key, value, source)
-        else:
-            yield _Entry(key, value, source)
-
-
-def _from_environment(environ: Mapping[str, str]) -> Iterator[_Entry]:
-    for variable in sorted(environ):
-        if variable.startswith("SEED_") and "__" in variable:
-            key = variable.removeprefix("SEED_").lower().replace("__", ".")
-            yield _from_text(key, environ[variable], f"environment {variable}")
-
-
-def _from_sets(sets: Iterable[str]) -> Iterator[_Entry]:
-    for text in sets:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise UsageError(f"--set {text!r} must be section.key=value, such as training.batch_size=64")
-        yield _from_text(key.strip(), value.strip(), "--set")
-
-
-def _from_text(key: str, text: str, source: str) -> _Entry:
-    """A value from text: parsed as TOML if possible, else the text itself."""
-    if key == "run.preset":
-        raise UsageError(f"run.preset (from {source}) only records the preset: choose one with --preset {text}")
-    value: Any = text
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        parsed = {}
-    if parsed.keys() == {"value"}:  # more keys: the text held further lines
-        value = parsed["value"]
-    return _Entry(key, value, source, text)
-
-
-# Validation ---------------------------------------------------------------------------------------------------
-
-
-def _resolve(layers: Iterable[_Entry]) -> Resolved:
+def _resolve(layers: Iterable[Entry]) -> Resolved:
     entries = list(layers)
     for entry in entries:
         if entry.key in CHOICES:
@@ -292,7 +198,7 @@ def _resolve(layers: Iterable[_Entry]) -> Resolved:
             )
     model = _model(entries)
     keys = keys_of(model)
-    entries, notes = _without_values_of_other_choices(entries, keys)
+    entries, notes = without_values_of_other_choices(entries, keys)
     sources = dict.fromkeys(keys, DEFAULT)
     data: dict[str, Any] = {}
     for key, value, source, text in entries:
@@ -319,7 +225,7 @@ def _holds_text(field: FieldInfo) -> bool:
     return field.annotation is str
 
 
-def _model(entries: Sequence[_Entry]) -> type[Config]:
+def _model(entries: Sequence[Entry]) -> type[Config]:
     """The configuration class of the last choice of each table."""
     choice = {table: default_choice(table) for table in CHOICES}
     source = dict.fromkeys(CHOICES, DEFAULT)
@@ -333,87 +239,6 @@ def _model(entries: Sequence[_Entry]) -> type[Config]:
         named = [table for table, registry in CHOICES.items() if str(error).startswith(f"{registry.key} =")]
         origin = f" (from {source[named[0]]})" if named and source[named[0]] != DEFAULT else ""
         raise UsageError(f"{error}{origin}") from error
-
-
-# Layers below the user's own values for this run.
-_LOWER = ("preset ", "run ", "file ")
-
-
-def _without_values_of_other_choices(
-    entries: Sequence[_Entry], keys: Mapping[str, FieldInfo]
-) -> tuple[list[_Entry], list[str]]:
-    """Drop values of presets, runs and files that a later layer has made void by choosing another thing.
-
-    Such values are keys that only the former algorithm, torso or family has, and values that a field declares to be
-    those "of" another key (`environment.kwargs` of `environment.id`), when a later layer changes that.
-
-    Returns:
-        The other entries, and a note for each layer that lost values.
-
-    Raises:
-        UsageError: a key that does not exist, or that the chosen algorithm, torso or family does not have.
-    """
-    kept: list[_Entry] = []
-    void: dict[tuple[str, str], list[_Entry]] = {}
-    for place, entry in enumerate(entries):
-        field = keys.get(entry.key)
-        table = entry.key.rsplit(".", 1)[0]
-        later = None
-        if field is None and table in CHOICES and entry.source.startswith(_LOWER) and entry.key in owners():
-            later = _later_change(entries, place, (CHOICES[table].key,))
-        elif field is not None and entry.source.startswith("preset "):
-            extra = field.json_schema_extra
-            of = extra.get("of") if isinstance(extra, dict) else None
-            later = _later_change(entries, place, (str(of), CHOICES[table].key)) if of else None
-        if later is not None and any(other.key == entry.key for other in entries[place + 1 :]):
-            continue  # the user has set another value
-        if later is not None:
-            void.setdefault((entry.source, later), []).append(entry)
-        elif field is None:
-            raise UsageError(f"unknown key {entry.key} (from {entry.source}): {_nearest(entry.key, keys)}")
-        else:
-            kept.append(entry)
-    notes = []
-    for (source, later), dropped in void.items():
-        values = ", ".join(f"{entry.key} = {format_value(entry.value)}" for entry in dropped)
-        verb = "are ignored: they are" if len(dropped) > 1 else "is ignored: it is"
-        notes.append(f"{values} (from {source}) {verb} for {later}")
-    return kept, notes
-
-
-def _later_change(entries: Sequence[_Entry], place: int, keys: Sequence[str]) -> str | None:
-    """The change of one of these keys by a layer after that of an entry, in words; None if none is changed.
-
-    For example 'environment.id = "a", and --env selects "b"'.
-    """
-    source = entries[place].source
-    for key in keys:
-        before: Any = keys_of(chosen({}))[key].get_default()
-        after = None
-        for i, entry in enumerate(entries):
-            if entry.key == key:
-                if i < place or entry.source == source:
-                    before, after = entry.value, None
-                else:
-                    after = entry
-        if after is not None and after.value != before:
-            return f"{key} = {format_value(before)}, and {after.source} selects {format_value(after.value)}"
-    return None
-
-
-def _nearest(key: str, keys: Mapping[str, FieldInfo]) -> str:
-    if key in owners():
-        return f"it belongs to {' and '.join(owners()[key])}"
-    leaf = key.rsplit(".", 1)[-1]
-    for known in (list(keys), sorted(all_keys())):
-        near = [each for each in known if each.rsplit(".", 1)[1] == leaf]
-        near = near or difflib.get_close_matches(key, known, n=1)
-        leaves = {each.rsplit(".", 1)[1]: each for each in known}
-        near = near or [leaves[name] for name in difflib.get_close_matches(leaf, leaves, n=1)]
-        if near:
-            of = "".join(f" (of {' and '.join(owners()[each])})" for each in near[:1] if each not in keys)
-            return f"did you mean {' or '.join(near)}{of}"
-    return "seed presets show NAME lists every key"
 
 
 def _sentence(error: ValidationError, sources: Mapping[str, str], keys: Mapping[str, FieldInfo]) -> str:
@@ -436,18 +261,3 @@ def _sentence(error: ValidationError, sources: Mapping[str, str], keys: Mapping[
     element = "".join(f"[{part}]" for part in location[depth:])
     value = format_value(fault["input"])
     return f"{key}{element} = {value} (from {sources.get(key, DEFAULT)}) {broken_rule(fault)}"
-
-
-def format_value(value: Any) -> str:
-    """A value as TOML writes it, tables inline."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(format_value(item) for item in value)}]"
-    if isinstance(value, Mapping):
-        items = ", ".join(f"{format_value(str(name))} = {format_value(item)}" for name, item in value.items())
-        return f"{{ {items} }}" if items else "{}"
-    # JSON's escapes are TOML's, but TOML wants DEL escaped too.
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from seedcli.config.sources import format_value
+from seedcli.config.toml_text import format_value
 
 if TYPE_CHECKING:
     from seedcli.agents.base import Symptom

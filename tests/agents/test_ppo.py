@@ -13,8 +13,8 @@ from seedcli.agents.base import Agent, TargetsAgent, UnrollBatch
 from seedcli.agents.networks.models import PolicyValue, evaluate
 from seedcli.agents.ppo import PPOAgent
 from seedcli.agents.registry import create_agent
+from seedcli.config.known_keys import all_keys
 from seedcli.config.sections import TrainingConfig
-from seedcli.config.sources import all_keys
 from seedcli.specs import EnvSpec
 from seedcli.training.batch_update import column_order
 from seedcli.training.batches import TrainingBatch

@@ -15,7 +15,8 @@ import pytest
 
 import seedcli
 from seedcli.cli.main import main
-from seedcli.config.sources import all_keys, from_toml_file, load_config
+from seedcli.config.known_keys import all_keys
+from seedcli.config.sources import from_toml_file, load_config
 from seedcli.errors import RefusedError, UnreachableError
 
 

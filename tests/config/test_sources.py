@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seedcli.config import sources as layering
+from seedcli.config.flags import FLAG_KEYS
+from seedcli.config.known_keys import all_keys, owners
 from seedcli.config.presets import preset_names, presets
 from seedcli.config.schema import keys_of, make_config
 from seedcli.config.sources import (
@@ -62,13 +63,13 @@ def task_keys(resolved: Resolved) -> list[str]:
 
 
 def test_each_choice_has_its_own_keys() -> None:
-    owners = layering.owners()
-    assert owners["environment.rewards"] == ('environment.family = "football"',)
-    assert owners["environment.height"] == ('environment.family = "atari"', 'environment.family = "dmlab"')
-    assert owners["agent.n_step"] == ('agent.algorithm = "r2d2"',)
-    assert owners["agent.network.channels"] == ('agent.network.torso = "impala_deep"',)
+    of = owners()
+    assert of["environment.rewards"] == ('environment.family = "football"',)
+    assert of["environment.height"] == ('environment.family = "atari"', 'environment.family = "dmlab"')
+    assert of["agent.n_step"] == ('agent.algorithm = "r2d2"',)
+    assert of["agent.network.channels"] == ('agent.network.torso = "impala_deep"',)
     assert "environment.rewards" not in load("pong_vtrace").sources
-    assert "agent.network.channels" in load("football_vtrace").sources and "run.seed" not in owners
+    assert "agent.network.channels" in load("football_vtrace").sources and "run.seed" not in of
 
 
 def test_choosing_another_algorithm_leaves_out_the_presets_values_of_the_first() -> None:
@@ -243,7 +244,7 @@ def test_sources_name_every_key() -> None:
 
 
 def test_flags_set_known_keys() -> None:
-    assert set(layering.FLAG_KEYS.values()) <= layering.all_keys()
+    assert set(FLAG_KEYS.values()) <= all_keys()
 
 
 def test_text_is_parsed_as_toml_if_possible() -> None:

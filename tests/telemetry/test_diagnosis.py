@@ -9,8 +9,8 @@ import pytest
 
 from seedcli.agents.actor_critic import symptoms
 from seedcli.agents.base import Symptom
+from seedcli.config.known_keys import all_keys
 from seedcli.config.schema import make_config
-from seedcli.config.sources import all_keys
 from seedcli.telemetry.diagnosis import Diagnosis
 from tests.configs import agent_config
 

@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from seedcli.config.sources import format_value
+from seedcli.config.toml_text import format_value
 from seedcli.envs.checks import first_line, nearest, place_of
 from seedcli.envs.gymnasium.config import GymnasiumConfig
 from seedcli.envs.gymnasium.plain import PlainSpaces

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from seedcli.cluster.team import Team
 from seedcli.config.schema import Config
-from seedcli.config.sources import format_value, without_effect
+from seedcli.config.sources import without_effect
+from seedcli.config.toml_text import format_value
 from seedcli.config.topology import make_plan
 from seedcli.errors import EXIT_DONE, EXIT_FAILED
 from seedcli.roles.learner.core import share_cores
