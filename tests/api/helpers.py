@@ -17,7 +17,7 @@ from seedcli.training.checkpoint import Checkpointer
 
 # A run that takes seconds: a tiny network, short unrolls, no TensorBoard.
 TINY: dict[str, Any] = {
-    "agent.hidden": [8],
+    "agent.network.hidden": [8],
     "training.unroll_length": 8,
     "training.batch_size": 8,
     "actors.envs": 8,
@@ -26,9 +26,9 @@ TINY: dict[str, Any] = {
 }
 # All that a network can remember.
 MEMORY: dict[str, Any] = {
-    "agent.lstm": 8,
-    "agent.frame_stack": 2,
-    "agent.previous_action_reward": True,
+    "agent.network.lstm": 8,
+    "agent.network.frame_stack": 2,
+    "agent.network.previous_action_reward": True,
     "agent.dueling_hidden": 8,
     "training.burn_in": 2,
     "replay.min_size": 8,
@@ -40,7 +40,7 @@ MEMORY: dict[str, Any] = {
 def untrained(folder: Path, preset: str, env: str, **sets: Any) -> Path:
     """The folder of a run that has not been trained, with one checkpoint."""
     values = [f"environment.{key}={value}" for key, value in sets.items()]
-    resolved = load_config(preset, sets=["agent.hidden=[8]", *values], flags={"--env": env}, environ={})
+    resolved = load_config(preset, sets=["agent.network.hidden=[8]", *values], flags={"--env": env}, environ={})
     environment = create_env(resolved.config.environment, 1)
     environment.close()
     agent = create_agent(resolved.config.agent, resolved.config.training, environment.spec, 3)

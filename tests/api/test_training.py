@@ -35,12 +35,17 @@ def flags_of(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **options: Any) -
 
 
 def test_arguments_become_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    values = {"training.batch_size": np.int64(64), "agent.hidden": (8, 8), "net.host": 'a "b"', "topology.xla": "off"}
+    values = {
+        "training.batch_size": np.int64(64),
+        "agent.network.hidden": (8, 8),
+        "net.host": 'a "b"',
+        "topology.xla": "off",
+    }
     options: dict[str, Any] = {"steps": 1e5, "seed": 0, "env": "breakout", "overwrite": True, "set": values}
     assert flags_of(monkeypatch, "pong_vtrace", logdir=tmp_path / "x", **options) == [
         "train", "--no-live", "--preset=pong_vtrace", "--steps=100000.0", "--seed=0", "--env=breakout",
-        f"--logdir={tmp_path / 'x'}", "--overwrite", "--set=training.batch_size=64", "--set=agent.hidden=[8, 8]",
-        '--set=net.host="a \\"b\\""', '--set=topology.xla="off"',
+        f"--logdir={tmp_path / 'x'}", "--overwrite", "--set=training.batch_size=64",
+        "--set=agent.network.hidden=[8, 8]", '--set=net.host="a \\"b\\""', '--set=topology.xla="off"',
     ]  # fmt: skip
     assert flags_of(monkeypatch, logdir=tmp_path, resume=True) == [
         "train", "--no-live", f"--logdir={tmp_path}", "--resume"

@@ -283,7 +283,7 @@ def test_doctor_and_bench_pass_all_options_on(role: Role, capsys: pytest.Capture
         ("actor --connect h:1 --envs 0", "'--envs': 0 should be greater than or equal to 1"),
         ("eval", "PATH"),
         ("eval D --episodes some", "'--episodes': some should be a valid integer"),
-        ("presets show nonsense", "Unknown preset 'nonsense'. There are atari_r2d2, "),
+        ("presets show nonsense", "Unknown preset 'nonsense'. There are atari_ppo, "),
         ("presets show", "give the NAME of a preset, the folder of a run, or --config FILE"),
     ],
 )

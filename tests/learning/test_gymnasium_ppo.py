@@ -13,7 +13,7 @@ from tests.system.harness import Fleet, fleet_in, sets
 SEED = 104  # not a seed that the preset was tuned on, nor one in the table of docs/presets.md
 SOLVED = 475.0  # mean return, the environment's own threshold (Gymnasium, CartPole-v1)
 
-pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.learning, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

@@ -242,7 +242,7 @@ def _record(address: str, security: Security) -> bytes:
         thread.start()
         scheme = "zmq://" if address.startswith("zmq://") else ""
         with contextlib.closing(connect(f"{scheme}127.0.0.1:{server.getsockname()[1]}", security)) as transport:
-            transport.connect(20.0)
+            transport.connect(60.0)
             handshake = ClientHandshake(transport, actor_id="recorded", envs=1, streams=1, timeout=20.0)
             handshake.configure()
             session = handshake.announce(SPEC).session

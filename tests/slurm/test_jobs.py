@@ -131,6 +131,7 @@ def test_a_job_on_two_nodes_resumes_after_requeue_preemption_and_kill(
     assert_continued(job, requeued_at, preempted_at, killed_at)
 
 
+@pytest.mark.slow
 def test_a_job_resumes_from_a_checkpoint_after_its_time_limit(cluster: Cluster, script: Print, tmp_path: Path) -> None:
     job = cluster.submit(script("--actors", "2", steps=12_000), tmp_path / "run")
     before = job.wait_for_checkpoint()
@@ -183,6 +184,7 @@ def test_a_killed_actor_is_restarted_and_scancel_ends_the_job_with_a_checkpoint(
     assert job.show()["Restarts"] == "0"
 
 
+@pytest.mark.slow
 def test_two_learner_hosts_resume_after_requeue_and_kill(cluster: Cluster, script: Print, tmp_path: Path) -> None:
     job = cluster.submit(script("--learner-hosts", "2", "--actors", "2", steps=8_000), tmp_path / "run")
     other = job.run / "hosts" / "1"

@@ -115,7 +115,7 @@ def test_a_failure_is_named_and_counted_and_the_actor_continues(fleet: Fleet, ho
 
 @pytest.mark.parametrize("how", ["raises", "hangs"])
 def test_an_actor_whose_environments_keep_failing_ends_and_others_continue(fleet: Fleet, how: str) -> None:
-    learner, one, other, run = start(fleet, how, "environment.restarts=2", "environment.step_timeout=1")
+    learner, one, other, run = start(fleet, how, "environment.restarts=2", "environment.step_timeout=3")
     fail_times(fleet, one, 1000)
     one.ends_with(1)
     assert SENTENCES[how] in one.sentence and "environment.restarts = 2" in one.sentence

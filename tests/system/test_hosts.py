@@ -80,6 +80,7 @@ def assert_ends_soon(process: Process, dead: str) -> None:
     assert dead in process.sentence and "start all hosts again with --continue" in process.sentence
 
 
+@pytest.mark.slow
 def test_a_host_without_data_times_out(fleet: Fleet) -> None:
     chief, member = learners(fleet, 2, *RUN, "--set", "topology.host_timeout=25")
     fleet.actor(str(fleet.folder / "run"), "--envs", "4")  # one actor: one host has none
@@ -104,6 +105,7 @@ NOT_CONNECTED = "have not connected within 20 s"
 FAULTY = (*RUN, "--set", "topology.host_timeout=20")
 
 
+@pytest.mark.slow
 def test_a_host_that_stalls_while_tensorflow_connects_times_out(fleet: Fleet) -> None:
     fleet.environ[FAULT] = "stopped"
     chief, member = learners(fleet, 2, *FAULTY, modules=("seedcli", "tests.system.hosts"))

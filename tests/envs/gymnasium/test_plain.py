@@ -11,12 +11,12 @@ import pytest
 from gymnasium import spaces
 from hypothesis import assume, given, settings
 
-from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.gymnasium.plain import PlainSpaces, spaces_of
 from seedcli.envs.gymnasium.spaces import Actions, Observations
 from seedcli.envs.registry import create_env, plain_spaces
 from seedcli.errors import UsageError
 from seedcli.specs import DTYPES, ActionSpec, ArraySpec, EnvSpec, map_arrays
+from tests.configs import env_config
 from tests.envs.gymnasium.test_spaces import ANY, row
 
 CARTPOLE = spaces.Box(-1.0, 1.0, (4,), np.float32)
@@ -156,7 +156,7 @@ def test_families_without_plain_environments_take_the_actions_of_their_specifica
 
 
 def test_spaces_are_those_of_the_configured_environment() -> None:
-    config = EnvironmentConfig(family="gymnasium", id="Pendulum-v1")
+    config = env_config(family="gymnasium", id="Pendulum-v1")
     env = create_env(config, 1)
     ours = plain_spaces(config, env.spec)
     assert ours.spec == env.spec
