@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.system.harness import TINY, Fleet, Process, checkpoints, counting, last, metrics, sets, wait_for
 from tests.system.hosts import FAULT, HOST_TIMEOUT, Crowd, free_addresses, learners
