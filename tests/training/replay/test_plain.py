@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -104,23 +106,29 @@ def test_snapshots_are_consistent_while_another_thread_inserts(monkeypatch):
         CODEC, ReplayConfig(capacity=300, min_size=1, window=1e12, storage="plain", sampling="uniform"), 8, 1
     )
     monkeypatch.setattr(CODEC, "chunk", 16)  # so that a snapshot is read in many steps
-    ended = threading.Event()
+    stop = threading.Event()
 
     def insert():
-        for start in range(0, 30_000, 20):
+        for start in itertools.count(0, 20):
+            if stop.is_set():
+                return
             replay.insert(replay.pack(_arrays(range(start, start + 20))))
-        ended.set()
+            time.sleep(0)  # gives up Python's lock, so that the reader gets the replay's lock now and then
 
     thread = threading.Thread(target=insert, daemon=True)
     thread.start()
     taken = overwritten = 0
-    while not ended.is_set():
-        snapshot = replay.snapshot()
-        assert _serials(snapshot.rows.blocks(snapshot.oldest)) == list(range(snapshot.oldest, snapshot.next))
-        taken += 1
-        overwritten += replay.inserted > snapshot.oldest + 300
-    thread.join(30)
-    assert taken > 3 and overwritten > 0
+    deadline = time.monotonic() + 60
+    try:
+        while (taken < 10 or overwritten < 3) and time.monotonic() < deadline:
+            snapshot = replay.snapshot()
+            assert _serials(snapshot.rows.blocks(snapshot.oldest)) == list(range(snapshot.oldest, snapshot.next))
+            taken += 1
+            overwritten += replay.inserted > snapshot.oldest + 300
+    finally:
+        stop.set()
+        thread.join(30)
+    assert taken >= 10 and overwritten >= 3
 
 
 @pytest.mark.parametrize("storage", ["plain", "compressed"])
