@@ -110,10 +110,14 @@ def test_an_interrupt_stops_training_with_a_checkpoint_and_it_can_be_resumed(
         wait_until(lambda: has_learned(tmp_path), "the first updates")
         os.kill(os.getpid(), signal.SIGINT)  # to this process alone, as a notebook's interrupt
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if a script runs the tests with "&"
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        seedcli.train("cartpole_vtrace", steps=10**9, logdir=tmp_path, set=ENDLESS)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            seedcli.train("cartpole_vtrace", steps=10**9, logdir=tmp_path, set=ENDLESS)
+    finally:
+        signal.signal(signal.SIGINT, before)
     thread.join()
     assert "stopping: writing a checkpoint" in capsys.readouterr().err
     assert not [child for child in psutil.Process().children(recursive=True) if "seedcli" in child.cmdline()]

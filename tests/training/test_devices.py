@@ -17,7 +17,7 @@ from seedcli.config.topology import Plan
 from seedcli.errors import SeedError, UsageError
 from seedcli.training.devices import Devices, batch_bytes
 from tests.system.hosts import free_addresses
-from tests.training.on_devices import AGENTS, TRAINING, UPDATES, B, batches, make
+from tests.training.on_devices import AGENTS, DEVICES, TRAINING, UPDATES, B, batches, make
 
 pytestmark = pytest.mark.timeout(600)  # a process that traces updates for 8 devices, on a busy machine
 
@@ -72,8 +72,7 @@ def _assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
         np.testing.assert_allclose(mine, theirs, **TOLERANCE)
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4, 8])
-@pytest.mark.parametrize("algorithm", list(AGENTS))
+@pytest.mark.parametrize("algorithm, devices", [(name, number) for name in AGENTS for number in DEVICES[name]])
 def test_several_devices_train_like_one(found: dict[Any, Any], algorithm: str, devices: int) -> None:
     one, several = found[algorithm, 0], found[algorithm, devices]
     _assert_same(several, one)
