@@ -1,4 +1,4 @@
-"""The commands that read runs: `seed runs`, `seed plot`, `seed compare`. Nothing heavy is imported at the top."""
+"""The commands that read runs: `seed runs`, `plot`, `compare` and `report`. Nothing heavy is imported at the top."""
 
 from __future__ import annotations
 
@@ -54,6 +54,12 @@ def register(app: typer.Typer) -> None:
             "seed compare runs --group-by training.learning_rate --json",
         )
     )(compare)
+    app.command(
+        epilog=examples(
+            "seed report runs/pong_vtrace --out report.html",
+            "seed report runs/a runs/b --threshold 18 --out pong.html",
+        )
+    )(report)
 
 
 def runs(
@@ -103,3 +109,16 @@ def compare(
     from seedcli.results.tables import print_comparison
 
     return print_comparison(select(paths, group_by), thresholds=threshold or (), smooth=smooth, json_output=json_output)
+
+
+def report(
+    paths: Runs,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The .html file to write.")] = Path("report.html"),
+    group_by: GroupBy = "preset",
+    threshold: Thresholds = None,
+    debug: Debug = False,
+) -> int:
+    """Write one self-contained HTML page about runs of one task: curves, configuration, time, machine, command."""
+    from seedcli.results.report import write_report
+
+    return write_report(paths, out=out, group_by=group_by, thresholds=threshold or ())

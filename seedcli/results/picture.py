@@ -91,7 +91,7 @@ def make_picture(
     Raises:
         UsageError: runs of different tasks, runs that keep no time, or no episode has ended yet.
     """
-    _check_one_task(selection)
+    check_one_task(selection)
     warnings: list[str] = []
     lines = [
         line
@@ -119,7 +119,8 @@ def make_picture(
     )
 
 
-def _check_one_task(selection: Selection) -> None:
+def check_one_task(selection: Selection) -> None:
+    """Raise UsageError if runs of different tasks were selected: their returns do not compare."""
     first, *others = selection.tasks
     if others:
         examples = {group.task: group.runs[0].path for group in reversed(selection.groups)}

@@ -12,12 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from seedcli.envs.scores import Estimate
 from seedcli.errors import EXIT_DONE, UsageError
 from seedcli.results.comparison import GroupFigures, Reached, compare
 from seedcli.results.groups import Selection
 from seedcli.results.runs import RunData, collect_runs, read_run
-from seedcli.results.words import say_reached
+from seedcli.results.words import say_interval, say_reached
 from seedcli.roles.evaluator.suite_runs import warn
 from seedcli.telemetry.numbers import NOTHING, count, number, short
 
@@ -106,9 +105,9 @@ def print_comparison(
             str(len(figures.runs)),
             short(min(steps)) + (f" to {short(max(steps))}" if short(min(steps)) != short(max(steps)) else ""),
             number(figures.final_return.value),
-            _range(figures.final_return),
+            say_interval(figures.final_return),
             number(figures.iqm.value),
-            _range(figures.iqm),
+            say_interval(figures.iqm),
             *([number(figures.evaluation_return)] if evaluated else []),
             count(round(figures.steps_per_second)) if math.isfinite(figures.steps_per_second) else NOTHING,
             *_reached_cells(figures),
@@ -135,10 +134,6 @@ def _minutes(reached: Reached) -> str:
     if math.isnan(reached.minutes):
         return "no time kept"
     return number(reached.minutes) if math.isfinite(reached.minutes) else "not reached"
-
-
-def _range(found: Estimate) -> str:
-    return f"{number(found.low)} to {number(found.high)}" if math.isfinite(found.low) else "one run"
 
 
 def _table(left: Sequence[str], right: Sequence[str], *last: str) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from seedcli.envs.scores import Estimate
 from seedcli.results.comparison import Reached
 from seedcli.results.curves import Axis
 from seedcli.telemetry.numbers import number, short
@@ -29,3 +30,8 @@ def sentence_of_reached(label: str, reached: Reached, axis: Axis) -> str:
     some = f" in {reached.seeds} of {reached.of} runs" if reached.seeds < reached.of else ""
     median = f" (median of {reached.of} runs)" if reached.of > 1 else ""
     return f"{label} reaches {reached.threshold:g}{some} after {at}{median}"
+
+
+def say_interval(found: Estimate) -> str:
+    """The bounds of an interval: "18.99 to 19.99"; "one run" where there is none."""
+    return f"{number(found.low)} to {number(found.high)}" if math.isfinite(found.low) else "one run"
