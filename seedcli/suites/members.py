@@ -108,7 +108,9 @@ class Member:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError) as error:
-            raise UsageError(f"{self.record_path} cannot be read ({error}): remove it to evaluate the run again") from error
+            raise UsageError(
+                f"{self.record_path} cannot be read ({error}): remove it to evaluate the run again"
+            ) from error
         if record.command != self.command():
             raise UsageError(
                 f"{self.folder} was begun as seed {' '.join(record.command)}, and the suite now says seed "

@@ -70,9 +70,9 @@ def run_suite(
     """
     with _locked(results):
         members = list(members_of(tasks, results))
-        records = {member: member.read() for member in members}
-        failed = [member for member, record in records.items() if record and record.error and not retry_failed]
-        done = [member for member, record in records.items() if record and record.finished]
+        records = [(member, member.read()) for member in members]
+        failed = [member for member, record in records if record and record.error and not retry_failed]
+        done = [member for member, record in records if record and record.finished]
         left = [member for member in members if member not in failed and member not in done]
         before = f"{len(done)} finished and {len(failed)} failed before"
         _say(f"{suite.name}: {counted(len(members), 'run')}, {before}; {jobs} at a time, results in {results}")

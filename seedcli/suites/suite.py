@@ -175,10 +175,10 @@ def _check(task: Task, found: scores.Suite | None) -> None:
     if task.reference is not None:
         raise UsageError(f'reference = {task.reference:g} and scores = "{found.name}" both give one: leave one out')
     games = [each.name for each in found.tasks]
-    if environment.family != found.family or environment.id not in games:
+    if environment.family != found.family or task.env not in games:
         raise UsageError(
-            f'{environment.family}/{environment.id} is no {found.unit} of scores = "{found.name}": '
-            f"{_hint(environment.id, games)}"
+            f'env = "{task.env}" of {environment.family} is no {found.unit} of scores = "{found.name}": '
+            f"{_hint(task.env, games)}"
         )
 
 
@@ -191,7 +191,9 @@ def _path(name: str) -> Path:
         return Path(name)
     names = suite_names()
     if name not in names:
-        raise UsageError(f"unknown suite {name!r}: {_hint(name, names)}; a suite of your own is a path, such as my.toml")
+        raise UsageError(
+            f"unknown suite {name!r}: {_hint(name, names)}; a suite of your own is a path, such as my.toml"
+        )
     return _folder() / f"{name}.toml"
 
 
