@@ -13,6 +13,7 @@ from seedcli.suites.members import ACTIONS, Actions
 from seedcli.suites.outcomes import SuiteOutcome, TaskOutcome
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
 _WIDTH = 9.0  # inches
@@ -21,10 +22,8 @@ _SHARED_ROW = 0.26  # inches, of rows that share one axis
 _MARGINS = 1.3  # inches of title, legend and axis
 _DPI = 150
 _INK, _GRID, _REFERENCE, _THRESHOLD = "#333333", "#e3e3e3", "#c0392b", "#7a8a3a"
-_DOTS: dict[Actions, dict[str, str]] = {
-    "greedy": {"marker": "o", "facecolor": "#2a78b5", "edgecolor": "white"},
-    "sampled": {"marker": "D", "facecolor": "white", "edgecolor": "#2a78b5"},
-}
+_MARK, _FACE = {"greedy": "o", "sampled": "D"}, {"greedy": "#2a78b5", "sampled": "white"}
+_EDGE = {"greedy": "white", "sampled": "#2a78b5"}
 _HEIGHT = {"greedy": 0.17, "sampled": -0.17}  # above the middle of a row
 
 
@@ -76,7 +75,7 @@ def _draw_own(axes: Axes, task: TaskOutcome) -> None:
         _dots(axes, returns, 0, actions)
         known += returns
     if task.reference is not None:
-        axes.axvline(task.reference, color=_REFERENCE, linewidth=1.5, zorder=1)
+        axes.axvline(task.reference, color=_REFERENCE, linewidth=1.5, zorder=2)
     if task.task.threshold is not None:
         axes.axvline(task.task.threshold, color=_THRESHOLD, linewidth=1.2, linestyle=":", zorder=1)
     if known:
@@ -91,7 +90,7 @@ def _draw_own(axes: Axes, task: TaskOutcome) -> None:
         )
     _style(axes)
     axes.set_ylim(-0.5, 0.5)
-    axes.set_yticks([0], [task.name])
+    axes.set_yticks([0], [_label(task)])
     axes.tick_params(axis="x", labelsize=7, pad=1)
 
 
@@ -101,11 +100,11 @@ def _draw_shared(axes: Axes, tasks: Sequence[TaskOutcome]) -> None:
         for actions in ACTIONS:
             _dots(axes, [100 * share for share in task.normalised(actions)], row, actions)
         axes.axhline(row, color=_GRID, linewidth=0.8, zorder=0)
-    axes.axvline(100, color=_REFERENCE, linewidth=1.5, zorder=1)
+    axes.axvline(100, color=_REFERENCE, linewidth=1.5, zorder=2)
     axes.axvline(0, color=_INK, linewidth=0.8, zorder=1)
     _style(axes)
     axes.set_ylim(-0.6, len(tasks) - 0.4)
-    axes.set_yticks(range(len(tasks)), [task.name for task in reversed(tasks)])
+    axes.set_yticks(range(len(tasks)), [_label(task) for task in reversed(tasks)])
     axes.set_xlabel("human-normalised score, %")
     shares = [abs(share) for task in tasks for actions in ACTIONS for share in task.normalised(actions)]
     if shares and max(shares) > 5:  # a few games far beyond humans must not squeeze all others together
@@ -113,9 +112,15 @@ def _draw_shared(axes: Axes, tasks: Sequence[TaskOutcome]) -> None:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
 
+def _label(task: TaskOutcome) -> str:
+    failed = sum(run.state == "failed" for run in task.runs)
+    return f"{task.name} ({failed} failed)" if failed else task.name
+
+
 def _dots(axes: Axes, values: Sequence[float], row: int, actions: Actions) -> None:
     heights = np.full(len(values), row + _HEIGHT[actions])
-    axes.scatter(values, heights, s=26, linewidth=0.9, zorder=3, clip_on=False, **_DOTS[actions])
+    marks = axes.scatter(values, heights, marker=_MARK[actions], s=26, linewidth=0.9, zorder=3, clip_on=False)
+    marks.set(facecolor=_FACE[actions], edgecolor=_EDGE[actions])
 
 
 def _style(axes: Axes) -> None:
@@ -125,15 +130,16 @@ def _style(axes: Axes) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _legend(shared: bool, tasks: Sequence[TaskOutcome]) -> tuple[list[object], list[str]]:
+def _legend(shared: bool, tasks: Sequence[TaskOutcome]) -> tuple[list[Artist], list[str]]:
     """Handles and labels of what the chart holds."""
     from matplotlib.lines import Line2D
 
-    handles: list[object] = []
-    for style in _DOTS.values():
-        colours = {"markerfacecolor": style["facecolor"], "markeredgecolor": style["edgecolor"]}
-        handles.append(Line2D([], [], marker=style["marker"], linestyle="", markersize=6, **colours))
-    labels = [f"{actions} evaluation" for actions in _DOTS]
+    handles: list[Artist] = []
+    for actions in ACTIONS:
+        line = Line2D([], [], marker=_MARK[actions], linestyle="", markersize=6)
+        line.set(markerfacecolor=_FACE[actions], markeredgecolor=_EDGE[actions])
+        handles.append(line)
+    labels = [f"{actions} evaluation" for actions in ACTIONS]
     if shared or any(task.reference is not None for task in tasks):
         handles.append(Line2D([], [], color=_REFERENCE, linewidth=1.5))
         labels.append("human" if shared else "reference")

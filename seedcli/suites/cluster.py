@@ -48,7 +48,7 @@ def submit_script(suite: Suite, tasks: Mapping[str, Task], results: Path) -> str
     jobs = [_job(suite, member) for member in members_of(tasks, results.absolute()) if not _trained(member)]
     for job in {job.preset: job for job in jobs}.values():
         _check(suite, job)
-    evaluate = ["seed", "benchmark", "run", _shown(suite), "--results", str(results.absolute()), "--evaluate-only"]
+    evaluate = ["seed", "benchmark", "run", suite.argument, "--results", str(results.absolute()), "--evaluate-only"]
     head = _HEAD.format(
         name=suite.name, runs=f"{len(jobs)} of them", results=results.absolute(), evaluate=shlex.join(evaluate)
     )
@@ -58,11 +58,6 @@ def submit_script(suite: Suite, tasks: Mapping[str, Task], results: Path) -> str
 def _lines(jobs: list[Job]) -> Iterator[str]:
     for job in jobs:
         yield f"{command(job)} | sbatch"
-
-
-def _shown(suite: Suite) -> str:
-    """The suite as a command names it: by its path, which also holds on other machines' shells."""
-    return str(suite.path.absolute())
 
 
 def _trained(member: Member) -> bool:

@@ -81,9 +81,14 @@ class Commands:
             running = list(self._running)
             for process in running:
                 process.send_signal(signal.SIGINT)
-        killer = threading.Timer(_STOP_SECONDS, lambda: [process.kill() for process in running])
+        killer = threading.Timer(_STOP_SECONDS, _kill, [running])
         killer.daemon = True
         killer.start()
+
+
+def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.kill()
 
 
 def _tail(log: Path, begin: int) -> list[str]:

@@ -78,6 +78,7 @@ class Suite:
     Attributes:
         name: the file's name without its ending.
         path: the file.
+        argument: what names it on a command line, in any working folder.
         description: one line.
         episodes: of each evaluation.
         scores: human and random scores of the tasks; None if tasks have references of their own.
@@ -87,6 +88,7 @@ class Suite:
 
     name: str
     path: Path
+    argument: str
     description: str
     episodes: int
     scores: scores.Suite | None
@@ -133,7 +135,8 @@ def load_suite(name: str) -> Suite:
             _check(task, found)
         except UsageError as error:
             raise UsageError(f"{path}, task {key}: {error}") from error
-    return Suite(path.stem, path, head.description, head.episodes, found, file.tasks, file.slurm)
+    argument = name if name == path.stem else str(path.absolute())
+    return Suite(path.stem, path, argument, head.description, head.episodes, found, file.tasks, file.slurm)
 
 
 def task_flags(task: Task, seed: int) -> dict[str, str]:
@@ -202,7 +205,7 @@ def _hint(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
 
 
-_KEYS = {(): _File, ("suite",): _Head, ("defaults",): Task, ("tasks",): Task}
+_KEYS: dict[tuple[str, ...], type[Section]] = {(): _File, ("suite",): _Head, ("defaults",): Task, ("tasks",): Task}
 
 
 def _unknown(path: Path, place: Sequence[str]) -> str:
@@ -212,7 +215,9 @@ def _unknown(path: Path, place: Sequence[str]) -> str:
 
 def _sentence(path: Path, error: ValidationError) -> str:
     """The first error as one sentence: file, key, value, rule."""
-    fault = error.errors()[0]
+    faults = error.errors()
+    # An unknown key explains why another is missing.
+    fault = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
     place = [str(part) for part in fault["loc"] if part != "[key]"]
     key = ".".join(place)
     if fault["type"] == "extra_forbidden":

@@ -45,7 +45,9 @@ class Grid:
         """A table for a terminal."""
         table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
         for index, heading in enumerate(self.headings):
-            table.add_column(heading, justify="left" if index < self.left else "right", no_wrap=index == 0)
+            table.add_column(
+                heading, justify="left" if index < self.left else "right", no_wrap=index == 0, overflow="fold"
+            )
         for row in self.rows:
             table.add_row(*map(Text, row))
         return table
@@ -66,7 +68,7 @@ def task_grid(outcome: SuiteOutcome) -> Grid:
 
 def run_grid(outcome: SuiteOutcome) -> Grid:
     """A row for each run."""
-    headings = ("task", "state", "seed", "training, last 100", *ACTIONS, "threshold reached", "steps/s", "minutes")
+    headings = ("task", "state", "seed", "training, last 100", *ACTIONS, "threshold reached", "steps/s", "time")
     return Grid(headings, [_run_row(task, run) for task in outcome.tasks for run in task.runs], left=2)
 
 
