@@ -2,9 +2,9 @@
 
     python benchmarks/peers/compare.py --rounds 3 --seconds 120
 
-Run it with the Python that has seedcli. Each peer is installed into a virtual environment of its own below --results. A
-round trains every entry of every task once, one after another, on an otherwise idle machine. Killed or stopped, the same
-command continues: a run that has a result is not repeated. The table is printed, and written to --page if it is given.
+Run it with the Python that has seedcli. Each peer is installed into a virtual environment of its own below --results.
+A round trains every entry of every task once, one after another, on an otherwise idle machine. Killed or stopped, the
+same command continues: a run that has a result is not repeated. The table is printed, and written to --page if given.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 

@@ -16,7 +16,7 @@ class _Array(gymnasium.ObservationWrapper):
 
 
 def make_pong() -> gymnasium.Env:
-    """Pong: 4 frames a step, the maximum of the last two, 84x84 grey, a stack of 4 [4, 84, 84] uint8, up to 30 no-ops."""
+    """Pong: 4 frames a step, the maximum of the last two, up to 30 no-ops; the last 4, grey, [4, 84, 84] uint8."""
     import ale_py
 
     if hasattr(gymnasium, "register_envs"):

@@ -23,6 +23,7 @@ class Reporter(AlgoObserver):
         self._progress = progress
 
     def on_training_step(self, runner: Runner, training_iteration_since_resume: int) -> None:
+        """Write a line after an update."""
         returns = runner.policy_avg_stats.get("reward", [[]])[0]
         self._progress.write(runner.env_steps.get(0, 0), list(returns))
 

@@ -39,14 +39,12 @@ def _lines(results: Results, seconds: float) -> Iterator[str]:
     yield "in turn. Steps/s are those after a warm-up of 20 s, or a quarter of a shorter run; the time to a threshold,"
     yield "minutes and seconds, begins with the process.\n"
     for framework, name in FRAMEWORKS.items():
-        found = next(
-            (rounds[0]["versions"] for (_, entry), rounds in results.items() if entry.framework == framework), None
-        )
-        if found is not None:
-            yield f"- {name}: {', '.join(f'{package} {version}' for package, version in found.items())}"
-    machine, loads = every[0]["machine"], [each["machine"]["load_before"] for each in every]
-    yield f"- machine: {machine['platform']}, {machine['cores']} cores, Python {machine['python']}; load before a run at"
-    yield f"  most {max(loads):.1f}"
+        found = [rounds[0]["versions"] for (_, entry), rounds in results.items() if entry.framework == framework]
+        if found:
+            yield f"- {name}: {', '.join(f'{package} {version}' for package, version in found[0].items())}"
+    machine, load = every[0]["machine"], max(each["machine"]["load_before"] for each in every)
+    yield f"- machine: {machine['platform']}, {machine['cores']} cores, Python {machine['python']}"
+    yield f"- load of the machine before a run: at most {load:.1f}"
 
 
 def _speed(rounds: Sequence[Mapping[str, Any]]) -> float:
