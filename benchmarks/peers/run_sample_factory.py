@@ -28,6 +28,11 @@ class Reporter(AlgoObserver):
         self._progress.write(runner.env_steps.get(0, 0), list(returns))
 
 
+def make_one(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
+    """An environment, as Sample Factory asks for it in its workers."""
+    return make_env(name)
+
+
 def arguments(settings: dict[str, Any], folder: Path) -> list[str]:
     """Sample Factory's own options."""
     workers = len(os.sched_getaffinity(0))
@@ -72,7 +77,7 @@ def arguments(settings: dict[str, Any], folder: Path) -> list[str]:
 def main() -> None:
     """Train."""
     settings, path = json.loads(sys.argv[1]), Path(sys.argv[2]).absolute()
-    register_env(settings["env"], lambda name, cfg, env_config, render_mode=None: make_env(name))
+    register_env(settings["env"], make_one)
     given = arguments(settings, path.parent / "sample_factory")
     parser, _ = parse_sf_args(given)
     _, runner = make_runner(parse_full_cfg(parser, given))
