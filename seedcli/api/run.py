@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,8 @@ from seedcli.api.loading import load_policy
 from seedcli.api.processes import run_seed
 from seedcli.config.presets import read_toml
 from seedcli.errors import SeedError, UsageError
+from seedcli.results.metrics_file import read_all_columns
 from seedcli.roles.run_folder import CHECKPOINTS, CONFIG, METRICS
-from seedcli.telemetry.metrics import read_metrics
 from seedcli.training.checkpoint_files import list_checkpoints
 
 if TYPE_CHECKING:
@@ -101,14 +101,7 @@ class Run:
         Raises:
             UsageError: the file is damaged.
         """
-        path = self.path / METRICS
-        lines = [dict(_numbers(line, ())) for line in read_metrics(path)] if path.exists() else []
-        columns: dict[str, npt.NDArray[np.float64]] = {}
-        for index, line in enumerate(lines):
-            for name, value in line.items():
-                columns.setdefault(name, np.full(len(lines), np.nan))[index] = value
-        # A value of several is null where there is none of them.
-        return {name: column for name, column in columns.items() if not _stands_for_parts(name, columns)}
+        return read_all_columns(self.path / METRICS)
 
     @property
     def frame(self) -> Any:
@@ -168,20 +161,3 @@ def _evaluation(out: str) -> Evaluation:
         )
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise SeedError(f"seed eval printed no result, but {out[-200:]!r}") from error
-
-
-def _numbers(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, float]]:
-    """The numbers of a line by name; NaN for null. Text is left out."""
-    parts: Any = ()
-    if isinstance(value, dict):
-        parts = value.items()
-    elif isinstance(value, list):
-        parts = enumerate(value)
-    elif value is None or isinstance(value, (int, float)):
-        yield "/".join(path), np.nan if value is None else float(value)
-    for name, part in parts:
-        yield from _numbers(part, (*path, str(name)))
-
-
-def _stands_for_parts(name: str, columns: Mapping[str, Any]) -> bool:
-    return any(other.startswith(f"{name}/") for other in columns)

@@ -31,8 +31,8 @@ from seedcli.bench.generated import environment_spec, random_observation, random
 from seedcli.config.schema import Config
 from seedcli.config.sources import Resolved, to_toml
 from seedcli.errors import SeedError
+from seedcli.results.metrics_file import read_lines
 from seedcli.specs import EnvSpec, map_arrays
-from seedcli.telemetry.metrics import read_metrics
 from seedcli.training.devices import columns_of
 from seedcli.training.groups import group_losses, make_groups
 
@@ -120,7 +120,7 @@ def _wait_for(path: Path, run: subprocess.Popen[bytes], log: Path, limit: float,
     """
     deadline = time.monotonic() + limit
     while True:
-        if path.exists() and (found := enough(read_metrics(path))):
+        if path.exists() and (found := enough(read_lines(path))):
             return found
         status = run.poll()
         if status is not None or time.monotonic() > deadline:

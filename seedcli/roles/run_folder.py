@@ -1,15 +1,11 @@
-"""The folder of a run: its layout and its lock."""
+"""The folder of a run: its layout, and how it is prepared."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import shutil
-import socket
-import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +15,7 @@ from typing import Any, Self
 from seedcli.config.sources import Resolved, to_toml
 from seedcli.errors import UsageError
 from seedcli.files import sync
+from seedcli.roles.run_lock import LOCK, take_lock
 
 CONFIG = "config.toml"
 CHECKPOINTS = "checkpoints"
@@ -26,18 +23,14 @@ METRICS = "metrics.jsonl"
 LOG = "learner.log"
 TENSORBOARD = "tensorboard"
 ACTOR_LOGS = "logs"
-LOCK = "learner.lock"
 ADDRESS = "address.json"
+SESSIONS = "sessions.jsonl"
 HOSTS = "hosts"  # one folder for each learner host but the chief
 
 # Everything a run writes, except the lock: after removing a lock file, two processes could lock two different files.
 REPLAY = "replay"
-_WRITTEN = (CONFIG, CHECKPOINTS, METRICS, LOG, TENSORBOARD, ACTOR_LOGS, REPLAY, ADDRESS, HOSTS)
+_WRITTEN = (CONFIG, CHECKPOINTS, METRICS, LOG, TENSORBOARD, ACTOR_LOGS, REPLAY, ADDRESS, HOSTS, SESSIONS)
 _REPLACED = ".replaced"  # the run that --overwrite replaces, until the new run takes its first step
-
-_LOCK_SECONDS = 0.5
-_POLL_SECONDS = 0.2  # between attempts to take the lock
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of a file system that has none
 
 
 class RunFolder:
@@ -124,7 +117,7 @@ class RunFolder:
             else:
                 made = _missing(path / LOCK)
                 path.mkdir(parents=True, exist_ok=True)
-            lock = _take_lock(path, wait)
+            lock = take_lock(path, wait)
             try:
                 resume = _prepare(path, resume, overwrite)
             except BaseException:
@@ -290,65 +283,6 @@ def _prepare(path: Path, resume: bool | None, overwrite: bool) -> bool:
         _set_aside(path) if overwrite else _remove_run(path)
     (path / CHECKPOINTS).mkdir(exist_ok=True)
     return bool(resume)
-
-
-def _take_lock(path: Path, wait: Callable[[str], None] | None) -> int:
-    """Lock the folder; returns the descriptor that holds the lock until it is closed.
-
-    The kernel releases the lock when the process dies; actor processes do not inherit it (close-on-exec).
-    """
-    # A process that only checks for a running learner holds a shared lock for an instant: retry before refusing.
-    deadline = time.monotonic() + _LOCK_SECONDS
-    announced = False
-    while (descriptor := _try_lock(path)) is None:
-        if time.monotonic() >= deadline and not announced:
-            held = f"{path} belongs to a running learner ({_holder(path)})"
-            if wait is None:
-                raise UsageError(f"{held}: stop it or give another --logdir")
-            wait(held)
-            announced = True
-        time.sleep(_POLL_SECONDS if announced else 0.02)
-    try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _try_lock(path: Path) -> int | None:
-    """The descriptor that holds the lock, or None while another process holds it."""
-    try:
-        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except FileNotFoundError:  # the folder is gone: the start that created it failed
-        path.mkdir(parents=True, exist_ok=True)
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # If the folder has been replaced meanwhile, this locks a deleted file.
-        if os.path.samestat(os.fstat(descriptor), os.stat(path / LOCK)):
-            return descriptor
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except OSError as error:
-        os.close(descriptor)
-        if error.errno in _NO_LOCKS:
-            raise UsageError(
-                f"{path} lies on a file system that cannot lock files ({error.strerror}): give a --logdir on another "
-                "one, because two learners would overwrite each other's files"
-            ) from error
-        raise
-    os.close(descriptor)
-    return None
-
-
-def _holder(path: Path) -> str:
-    try:
-        holder = json.loads((path / LOCK).read_bytes())
-        return f"process {holder['pid']} on {holder['host']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "process unknown"  # the holder has not written to the file yet
 
 
 def remove_empty(path: Path) -> None:

@@ -16,7 +16,6 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from seedcli.errors import UsageError
 from seedcli.telemetry.device_meters import FIGURES, DeviceFigures
 from seedcli.telemetry.events import EventFile
 from seedcli.telemetry.fleet import STATES
@@ -334,26 +333,3 @@ def _scalars(line: Mapping[str, Any], snapshot: Snapshot) -> dict[str, float]:
         where = f"device/{device.role}_{device.device.replace(':', '')}"
         scalars.update((f"{where}_{name}", getattr(device, name)) for name in FIGURES)
     return {tag: value for tag, value in scalars.items() if value is not None}
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`, oldest first; a torn last line is left out.
-
-    Raises:
-        UsageError: the file cannot be read, or a line before the last is not a JSON object.
-    """
-    try:
-        raw = path.read_bytes().splitlines()
-    except OSError as error:
-        raise UsageError(f"cannot read metrics from {path}: {error.strerror}; name the folder of a run") from error
-    lines: list[dict[str, Any]] = []
-    for number, text in enumerate(raw, start=1):
-        try:
-            line = json.loads(text)
-        except ValueError:
-            line = None
-        if isinstance(line, dict):
-            lines.append(line)
-        elif number < len(raw):
-            raise UsageError(f"{path} line {number} is not a JSON object, so the file is damaged; remove that line")
-    return lines

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seedcli.errors import UsageError
+from seedcli.results.metrics_file import read_lines
 from seedcli.telemetry.metrics import (
     MetricsWriter,
     Profile,
     Reservoir,
     Snapshot,
-    read_metrics,
 )
 
 REQUIRED = {
@@ -146,7 +146,7 @@ def test_lines_are_json_with_every_field(tmp_path: Path) -> None:
 def test_a_line_is_on_disk_before_the_file_is_closed(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path / "metrics.jsonl", None, resume=False)
     writer.write(snapshot(10))
-    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+    assert len(read_lines(tmp_path / "metrics.jsonl")) == 1
     writer.close()
     writer.close()
 
@@ -224,7 +224,7 @@ def test_replay_and_evaluation_are_written(tmp_path: Path) -> None:
     )
     writer.write(snapshot(20))
     writer.close()
-    line, plain = read_metrics(path)
+    line, plain = read_lines(path)
     assert (line["replay_size"], line["priority_max"], line["epsilon_min"]) == (100.0, 2.5, None)
     assert (line["evaluation_episodes"], line["evaluation_return"], line["evaluation_return_20"]) == (3, 21.0, 20.5)
     assert line["dropped_unrolls"] == 4 and "replay" not in line
@@ -247,9 +247,9 @@ def test_torn_last_line_is_left_out_and_cut_on_resume(tmp_path: Path) -> None:
     last = whole.rstrip(b"\n").rfind(b"\n") + 1
     for end in range(last + 1, len(whole) - 1):
         path.write_bytes(whole[:end])
-        assert [line["env_steps"] for line in read_metrics(path)] == [10, 20]
+        assert [line["env_steps"] for line in read_lines(path)] == [10, 20]
     write(path, [40], resume=True)
-    assert [line["env_steps"] for line in read_metrics(path)] == [10, 20, 40]
+    assert [line["env_steps"] for line in read_lines(path)] == [10, 20, 40]
     assert path.read_bytes().endswith(b"}\n")
 
 
@@ -257,9 +257,10 @@ def test_damage_before_the_last_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"env_steps": 1}\nnonsense\n{"env_steps": 2}\n')
     with pytest.raises(UsageError, match="line 2"):
-        read_metrics(path)
+        read_lines(path)
+    assert read_lines(tmp_path / "none.jsonl") == []
     with pytest.raises(UsageError, match="cannot read"):
-        read_metrics(tmp_path / "none.jsonl")
+        read_lines(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +273,7 @@ def test_truncate_after_cuts_what_a_resumed_run_repeats(tmp_path: Path, beyond: 
     writer.truncate_after({"env_steps": beyond})
     writer.write(snapshot(beyond + 5))
     writer.close()
-    assert [line["env_steps"] for line in read_metrics(path)] == [*left, beyond + 5]
+    assert [line["env_steps"] for line in read_lines(path)] == [*left, beyond + 5]
 
 
 def test_truncate_after_cuts_from_the_first_line_with_any_counter_beyond(tmp_path: Path) -> None:
@@ -284,7 +285,7 @@ def test_truncate_after_cuts_from_the_first_line_with_any_counter_beyond(tmp_pat
     writer = MetricsWriter(path, folder, resume=True)
     writer.truncate_after({"env_steps": 20, "learner_updates": 4, "of newer versions": 0})
     writer.close()
-    assert [(line["env_steps"], line["learner_updates"]) for line in read_metrics(path)] == [(10, 1), (20, 2)]
+    assert [(line["env_steps"], line["learner_updates"]) for line in read_lines(path)] == [(10, 1), (20, 2)]
     (start,) = [event for event in _events(folder) if event.HasField("session_log")]
     assert start.step == 20, "TensorBoard discards the points that were cut"
 
@@ -305,7 +306,7 @@ def test_a_new_run_starts_a_new_file(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, [10, 20])
     write(path, [1])
-    assert [line["env_steps"] for line in read_metrics(path)] == [1]
+    assert [line["env_steps"] for line in read_lines(path)] == [1]
 
 
 def _events(folder: Path) -> list[Any]:

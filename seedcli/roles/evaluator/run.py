@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -27,7 +25,7 @@ from seedcli.errors import EXIT_DONE, CheckpointError
 from seedcli.inference.device_memory import building
 from seedcli.roles.evaluator.video import VideoWriter
 from seedcli.roles.greedy_hint import greedy_hint
-from seedcli.roles.run_folder import LOCK
+from seedcli.roles.run_lock import is_running
 from seedcli.roles.trained_agent import TrainedAgent
 from seedcli.specs import RowLayout, aligned_empty
 from seedcli.training.checkpoint_files import (
@@ -279,27 +277,12 @@ def run_eval(
     return EXIT_DONE
 
 
-def _running(run: Path) -> bool:
-    """Whether a learner holds the run folder."""
-    try:
-        descriptor = os.open(run / LOCK, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
 def _watch(run: Path, *, episodes: int, sample: bool, seed: int, json_output: bool, envs: int) -> None:
     player: Player | None = None
     seen, announced, hinted = -1, False, False
     while True:
         # Checked before listing, so that a checkpoint written as the learner ends is not missed.
-        running = _running(run)
+        running = is_running(run)
         found = [p for p in list_checkpoints(run / "checkpoints") if int(p.name) > seen]
         for path in found:
             try:
