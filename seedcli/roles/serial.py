@@ -87,7 +87,7 @@ def run_serial(resolved: Resolved, folder: RunFolder, view: View) -> int:
             folder.begin()
         for session in sessions:
             session.close(goodbye=False)
-        reporter.close()
+        reporter.close(interrupted=signals.status is not None)
         signals.restore()
     return EXIT_DONE if signals.status is None else signals.status
 

@@ -123,6 +123,6 @@ def supervise(
             folder.begin()
         if exporter is not None:
             exporter.close()
-        reporter.close()
+        reporter.close(interrupted=signals.status is not None)
         signals.restore()
     return signals.status or learner.training.stopped_by or EXIT_DONE
