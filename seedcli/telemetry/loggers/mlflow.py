@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -26,6 +27,7 @@ class MlflowLogger:
 
     def __init__(self, run: LoggedRun) -> None:
         os.environ.setdefault("MLFLOW_CONFIGURE_LOGGING", "false")  # its messages would tear the live view
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # or each retry of a request would be reported
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
@@ -53,7 +55,7 @@ class MlflowLogger:
 
     def scalars(self, step: int, wall_time: float, values: Mapping[str, float]) -> None:
         # After a resume the entry already has the steps that are taken once more.
-        if step >= self._last:
+        if step > self._last:
             self._store(step, wall_time, {**values, STEPS: step})
 
     def result(self, step: int, wall_time: float, values: Mapping[str, float]) -> None:
