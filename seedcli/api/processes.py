@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -22,22 +21,12 @@ from seedcli.errors import (
     UnreachableError,
     UsageError,
 )
+from seedcli.roles.child_process import STOPPED, error_sentence, seed_command
 
 _STOP_SECONDS = 60.0  # for a checkpoint to be written after an interrupt, before the child is killed
 _DRAIN_SECONDS = 10.0  # for the last lines, if a process that the child has left behind holds them back
 _LINES = 200  # last lines of stderr that are kept for the error
 _ERRORS = {EXIT_USAGE: UsageError, EXIT_UNREACHABLE: UnreachableError, EXIT_REFUSED: RefusedError}
-# Exit statuses of a clean stop on a signal.
-_STOPPED = {128 + number: number.name for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
-
-# The child stops as on SIGTERM when this process dies, also when a notebook's kernel is killed (Linux).
-_START = """
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.executable, [sys.executable, "-m", "seedcli", *sys.argv[2:]])
-"""
 
 
 def run_seed(arguments: Sequence[str], *, quiet: bool, show_results: bool = True) -> str:
@@ -59,7 +48,7 @@ def run_seed(arguments: Sequence[str], *, quiet: bool, show_results: bool = True
         SeedError: it failed; a subclass by its exit status, with its own sentence.
     """
     process = subprocess.Popen(
-        [sys.executable, "-c", _START, str(os.getpid()), *arguments],
+        seed_command(arguments),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -115,10 +104,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
 def _error(command: str, status: int, stderr: Sequence[str]) -> SeedError:
     if status < 0:
         return SeedError(f"seed {command} was ended by {signal.Signals(-status).name}")
-    if status in _STOPPED:
-        return SeedError(f"seed {command} was stopped by {_STOPPED[status]}")
-    lines = [line.strip() for line in stderr if line.strip()]
-    sentence = next((line for line in reversed(lines) if line.startswith("seed: ")), "")
-    sentence = sentence.removeprefix("seed: ") or (lines[-1] if lines else "it left no message")
+    if status in STOPPED:
+        return SeedError(f"seed {command} was stopped by {STOPPED[status]}")
     make: Callable[[str], SeedError] = _ERRORS.get(status, SeedError)
-    return make(sentence)
+    return make(error_sentence(stderr))

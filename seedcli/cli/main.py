@@ -17,6 +17,7 @@ from seedcli import __version__
 from seedcli.cli import actor, doctor, learner, train
 from seedcli.cli import eval as evaluate
 from seedcli.cli.bench import bench_app
+from seedcli.cli.benchmark import benchmark_app
 from seedcli.cli.options import Debug, examples
 from seedcli.cli.presets import presets_app
 from seedcli.cli.slurm import register_slurm
@@ -29,6 +30,7 @@ app = typer.Typer(name="seed", rich_markup_mode=None, pretty_exceptions_enable=F
 app.add_typer(presets_app, name="presets", help="Show the presets and their values.")
 app.add_typer(token_app, name="token", help="Show or create the token that learners and actors share.")
 app.add_typer(bench_app, name="bench", help="Measure this machine against bare loops.")
+app.add_typer(benchmark_app, name="benchmark", help="Train suites of tasks and compare them with published results.")
 
 
 def _print_version(wanted: bool) -> None:

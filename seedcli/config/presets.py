@@ -86,11 +86,20 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not valid TOML: {error}") from error
 
 
-def _folder() -> Path:
-    """`seedcli/presets` in an installed package, `presets` beside the package in a checkout."""
+def shipped_folder(checkout: str, installed: str) -> Path:
+    """A folder of files that come with seed.
+
+    Args:
+        checkout: its path in a checkout, beside the package.
+        installed: its path inside an installed package.
+    """
     package = Path(__file__).resolve().parents[1]
-    installed = package / "presets"
-    return installed if installed.is_dir() else package.parent / "presets"
+    inside = package / installed
+    return inside if inside.is_dir() else package.parent / checkout
+
+
+def _folder() -> Path:
+    return shipped_folder("presets", "presets")
 
 
 def _path(name: str, above: str) -> Path:

@@ -1,0 +1,144 @@
+"""The commands of `seed benchmark`. Nothing heavy is imported at the top; see `seedcli.cli.main`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from seedcli.cli.options import Debug, Json, examples
+from seedcli.errors import EXIT_DONE, EXIT_FAILED, UsageError
+
+benchmark_app = typer.Typer(rich_markup_mode=None)
+
+
+def _complete_suite(incomplete: str) -> list[str]:
+    from seedcli.suites.suite import suite_names
+
+    return [name for name in suite_names() if name.startswith(incomplete)]
+
+
+SuiteName = Annotated[
+    str, typer.Argument(metavar="SUITE", help="A suite's name, or its TOML file.", autocompletion=_complete_suite)
+]
+Results = Annotated[
+    Path | None,
+    typer.Option("--results", metavar="DIR", help="Folder of the runs.  [default: runs/benchmarks/<suite>]"),
+]
+
+
+@benchmark_app.command("list", epilog=examples("seed benchmark list"))
+def benchmark_list(json_output: Json = False, debug: Debug = False) -> int:
+    """List the suites that come with seed."""
+    from seedcli.suites.suite import load_suite, suite_names
+
+    suites = [load_suite(name) for name in suite_names()]
+    rows = [
+        {
+            "name": suite.name,
+            "description": suite.description,
+            "tasks": len(suite.tasks),
+            "runs": sum(len(task.seeds) for task in suite.tasks.values()),
+        }
+        for suite in suites
+    ]
+    if json_output:
+        typer.echo(json.dumps(rows, indent=2))
+        return EXIT_DONE
+    for row in rows:
+        typer.echo(f"{row['name']:10} {row['tasks']:3} tasks, {row['runs']:3} runs: {row['description']}")
+    return EXIT_DONE
+
+
+@benchmark_app.command(
+    "run",
+    epilog=examples(
+        "seed benchmark run small",
+        "seed benchmark run my_suite.toml --jobs 4 --results /data/mine",
+        "seed benchmark run small --only cartpole_vtrace",
+        "seed benchmark run atari57 --results /shared/atari57 --slurm | bash",
+    ),
+)
+def benchmark_run(
+    name: SuiteName,
+    results: Results = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", metavar="N", min=1, help="Runs at a time.  [default: one for two cores]")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="TASK", help="Only this task; may be repeated.")
+    ] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Also runs that have failed before.")] = False,
+    evaluate_only: Annotated[
+        bool, typer.Option("--evaluate-only", help="Train nothing; evaluate the runs that have taken their steps.")
+    ] = False,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Train nothing; print a script that submits each run as a SLURM job.")
+    ] = False,
+    debug: Debug = False,
+) -> int:
+    """Train and evaluate every task and seed of a suite; killed or stopped, the same command resumes it."""
+    from seedcli.suites.suite import choose_tasks, load_suite
+
+    suite = load_suite(name)
+    tasks, folder = choose_tasks(suite, only or ()), results or suite.default_results
+    if slurm:
+        given = [flag for flag, value in (("--jobs", jobs), ("--retry-failed", retry_failed),
+                                          ("--evaluate-only", evaluate_only)) if value]  # fmt: skip
+        if given:
+            raise UsageError(f"{given[0]} is for runs on this machine, and --slurm prints jobs: give one of the two")
+        from seedcli.suites.cluster import submit_script
+
+        typer.echo(submit_script(suite, tasks, folder), nl=False)
+        return EXIT_DONE
+    from seedcli.suites.outcomes import gather
+    from seedcli.suites.report import show, write_files
+    from seedcli.suites.running import default_jobs, run_suite
+
+    complete = run_suite(
+        suite,
+        tasks,
+        folder,
+        jobs=jobs or default_jobs(),
+        retry_failed=retry_failed,
+        evaluate_only=evaluate_only,
+    )
+    outcome = gather(suite, folder)
+    written = write_files(outcome, folder)
+    show(outcome)
+    typer.echo(f"written: {', '.join(map(str, written))}", err=True)
+    return EXIT_DONE if complete else EXIT_FAILED
+
+
+@benchmark_app.command(
+    "table",
+    epilog=examples("seed benchmark table small", "seed benchmark table small --out docs/results --json"),
+)
+def benchmark_table(
+    name: SuiteName,
+    results: Results = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the files.  [default: that of the runs]")
+    ] = None,
+    json_output: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Write what a suite has reached so far as SUITE.md, SUITE.json and SUITE.png, and print it."""
+    from seedcli.suites.outcomes import gather
+    from seedcli.suites.report import show, write_files
+    from seedcli.suites.suite import load_suite
+
+    suite = load_suite(name)
+    folder = results or suite.default_results
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder: seed benchmark run {name} trains the suite; --results names it")
+    outcome = gather(suite, folder)
+    written = write_files(outcome, out or folder)
+    if json_output:
+        typer.echo(json.dumps(outcome.to_dict(), indent=1))
+    else:
+        show(outcome)
+    typer.echo(f"written: {', '.join(map(str, written))}", err=True)
+    return EXIT_DONE

@@ -1,0 +1,105 @@
+"""`seed benchmark run --slurm`: the runs of a suite as jobs of a cluster, each from `seed slurm`."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from seedcli.config.faults import broken_rule
+from seedcli.config.toml_text import format_value
+from seedcli.errors import UsageError
+from seedcli.results.runs import read_run
+from seedcli.roles.run_folder import CONFIG
+from seedcli.slurm.job import Job, command
+from seedcli.slurm.request import check
+from seedcli.suites.members import Member, members_of
+from seedcli.suites.suite import Suite, Task, task_flags, task_sets
+
+_OF_RUNS = ("preset", "env", "steps", "seed", "set", "logdir")  # options that a run's task decides
+
+_HEAD = """\
+#!/bin/bash
+# Submits a job for each run of the suite {name} that has not taken its steps: {runs}.
+# SLURM's variables apply to all of them, e.g. SBATCH_ACCOUNT=lab SBATCH_PARTITION=long.
+# When they are done, on any machine that sees {results}:
+#   {evaluate}
+set -euo pipefail
+"""
+
+
+def submit_script(suite: Suite, tasks: Mapping[str, Task], results: Path) -> str:
+    """A script that submits a job for each run which has not taken its steps.
+
+    Args:
+        suite: the suite; its [slurm] table has the options of every job.
+        tasks: those of its tasks whose runs are wanted.
+        results: folder of its results, on a disk that all nodes share.
+
+    Raises:
+        UsageError: an option is unknown or invalid, or the folder holds runs of other settings.
+    """
+    jobs = [_job(suite, member) for member in members_of(tasks, results.absolute()) if not _trained(member)]
+    for job in {job.preset: job for job in jobs}.values():
+        _check(suite, job)
+    evaluate = ["seed", "benchmark", "run", suite.argument, "--results", str(results.absolute()), "--evaluate-only"]
+    head = _HEAD.format(
+        name=suite.name, runs=f"{len(jobs)} of them", results=results.absolute(), evaluate=shlex.join(evaluate)
+    )
+    return head + "\n".join(_lines(jobs)) + "\n"
+
+
+def _lines(jobs: list[Job]) -> Iterator[str]:
+    for job in jobs:
+        yield f"{command(job)} | sbatch"
+
+
+def _trained(member: Member) -> bool:
+    record = member.read()
+    if record and record.trained:
+        return True
+    return (member.folder / CONFIG).is_file() and read_run(member.folder).state == "finished"
+
+
+def _job(suite: Suite, member: Member) -> Job:
+    flags: dict[str, Any] = {**task_flags(member.task, member.seed), "set": task_sets(member.task)}
+    return _made(suite, {**_options(suite), **flags, "logdir": str(member.folder)})
+
+
+def _options(suite: Suite) -> dict[str, Any]:
+    """The suite's own options, by the fields of `Job`."""
+    known = [option.name for option in fields(Job) if option.name not in _OF_RUNS]
+    options = {name.replace("-", "_"): value for name, value in suite.slurm.items()}
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]}?" if near else "seed slurm --help lists the options"
+            raise UsageError(f"{suite.path}: unknown key slurm.{name}: {hint}")
+    return options
+
+
+def _made(suite: Suite, options: Mapping[str, Any]) -> Job:
+    try:
+        job = TypeAdapter(Job).validate_json(json.dumps(options, default=str), strict=True)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key = f"slurm.{fault['loc'][0]}"
+        raise UsageError(f"{suite.path}: {key} = {format_value(fault['input'])} {broken_rule(fault)}") from error
+    for name, hint in get_type_hints(Job, include_extras=True).items():
+        value, least = getattr(job, name), hint.__metadata__[0].min
+        if isinstance(value, int) and least is not None and value < least:
+            raise UsageError(f"{suite.path}: slurm.{name} = {value} must be at least {least:g}")
+    return job
+
+
+def _check(suite: Suite, job: Job) -> None:
+    try:
+        check(job)
+    except UsageError as error:
+        raise UsageError(f"{suite.path}, table slurm: {error}") from error

@@ -1,0 +1,144 @@
+"""The runs of a suite, one for each task and seed: their files, their commands, and what became of them.
+
+Beside the folder of a run stand its record, `seed-1.json`, and the output of its commands, `seed-1.log`. The record is
+replaced as a whole at each step, so that a run continues from its last complete one whenever the suite was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from seedcli.errors import UsageError
+from seedcli.files import sync
+from seedcli.suites.suite import Suite, Task, task_flags, task_sets
+
+Actions = Literal["greedy", "sampled"]
+ACTIONS: Mapping[Actions, str] = {"greedy": "--greedy", "sampled": "--sample"}  # and the flag of `seed eval`
+
+
+@dataclass(frozen=True)
+class Record:
+    """What became of a run.
+
+    Attributes:
+        command: arguments of its training, without the folder: another command is another run.
+        trained: whether it has taken its steps.
+        evaluations: greedy and sampled: {"environment", "returns", "return_mean", "return_std", "normalised"}; the last
+            is the mean human-normalised score, for suites with `scores`.
+        error: the sentence with which it failed; "" if it has not.
+    """
+
+    command: Sequence[str]
+    trained: bool = False
+    evaluations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return set(self.evaluations) == set(ACTIONS)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a suite.
+
+    Attributes:
+        name: of its task.
+        task: its task.
+        seed: of the run.
+        results: folder of the suite's results.
+    """
+
+    name: str
+    task: Task
+    seed: int
+    results: Path
+
+    def __str__(self) -> str:
+        return f"{self.name}, seed {self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.results / self.name / f"seed-{self.seed}"
+
+    @property
+    def log(self) -> Path:
+        """Output of its commands."""
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    @property
+    def record_path(self) -> Path:
+        """Its record."""
+        return self.folder.with_name(f"{self.folder.name}.json")
+
+    def command(self) -> list[str]:
+        """Arguments of `seed` that train it, but for its folder."""
+        words = ["train"]
+        for name, value in task_flags(self.task, self.seed).items():
+            words += [f"--{name}", value]
+        for value in task_sets(self.task):
+            words += ["--set", value]
+        return words
+
+    def train_command(self) -> list[str]:
+        """Arguments of `seed` that begin or resume its training."""
+        return [*self.command(), "--logdir", str(self.folder), "--continue", "--no-live"]
+
+    def eval_command(self, actions: Actions, suite: Suite) -> list[str]:
+        """Arguments of `seed` that evaluate it, with JSON on stdout."""
+        scores = ["--suite", suite.scores.name] if suite.scores else []
+        return ["eval", *scores, str(self.folder), "--episodes", str(suite.episodes), ACTIONS[actions], "--json"]
+
+    def read(self) -> Record | None:
+        """Its record; None before it was begun.
+
+        Raises:
+            UsageError: the record is damaged, or is of another training than the suite describes now.
+        """
+        try:
+            data = json.loads(self.record_path.read_bytes())
+            record = Record(**data)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as error:
+            raise UsageError(
+                f"{self.record_path} cannot be read ({error}): remove it to evaluate the run again"
+            ) from error
+        if record.command != self.command():
+            raise UsageError(
+                f"{self.folder} was begun as seed {' '.join(record.command)}, and the suite now says seed "
+                f"{' '.join(self.command())}: give another --results, or remove {self.folder}*"
+            )
+        return record
+
+    def write(self, record: Record) -> None:
+        """Replace its record, also across a power failure."""
+        self.record_path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.record_path.with_suffix(".tmp")
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(vars(record), file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.record_path)
+        sync(self.record_path.parent)
+
+    def begin(self) -> Record:
+        """Its record, begun if there is none; a failure is forgotten, because the run is tried again."""
+        record = replace(self.read() or Record(self.command()), error="")
+        self.write(record)
+        return record
+
+
+def members_of(tasks: Mapping[str, Task], results: Path) -> Iterator[Member]:
+    """The runs of tasks: the first seed of every task, then the second, so that early results cover all tasks."""
+    for number in range(max(len(task.seeds) for task in tasks.values())):
+        for name, task in tasks.items():
+            if number < len(task.seeds):
+                yield Member(name, task, task.seeds[number], results)

@@ -1,0 +1,45 @@
+"""`seed benchmark table`: what a suite has reached, as files and on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from seedcli.errors import UsageError
+from seedcli.suites.chart import write_chart
+from seedcli.suites.outcomes import SuiteOutcome
+from seedcli.suites.tables import aggregate_lines, markdown, run_grid, state_line, task_grid
+
+
+def write_files(outcome: SuiteOutcome, folder: Path) -> list[Path]:
+    """Write `<suite>.md`, `<suite>.json` and `<suite>.png` into a folder, which is created; returns them.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    name = outcome.suite.name
+    page, data, chart = (folder / f"{name}.{ending}" for ending in ("md", "json", "png"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        data.write_text(json.dumps(outcome.to_dict(), indent=1) + "\n", encoding="utf-8")
+        page.write_text(markdown(outcome, chart.name), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written ({error.strerror}): give another --out") from error
+    write_chart(chart, outcome)
+    return [page, data, chart]
+
+
+def show(outcome: SuiteOutcome) -> None:
+    """Print the tables: as Markdown unless stdout is a terminal."""
+    suite, grids = outcome.suite, (task_grid(outcome), run_grid(outcome))
+    if not sys.stdout.isatty():
+        print("\n\n".join("\n".join(grid.markdown()) for grid in grids))
+        return
+    console = Console()
+    console.print(grids[0].table(f"{suite.name}: {suite.description}"))
+    console.print(grids[1].table(state_line(outcome)))
+    for line in aggregate_lines(outcome):
+        console.print(line, highlight=False, markup=False)

@@ -1,0 +1,199 @@
+"""`seed benchmark run`: train and evaluate every run of a suite, as many at once as cores allow.
+
+A run is finished once its record holds both evaluations. All else is repeated from its last complete step: training
+resumes from its checkpoint, an evaluation starts again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from seedcli.errors import SeedError, UsageError
+from seedcli.results.runs import read_run
+from seedcli.roles.run_folder import CONFIG
+from seedcli.roles.run_lock import is_running
+from seedcli.suites.commands import Commands, Interrupted
+from seedcli.suites.members import ACTIONS, Member, Record, members_of
+from seedcli.suites.suite import Suite, Task
+from seedcli.telemetry.numbers import counted, duration, number
+
+_CORES = 2  # that a run keeps busy: a learner and an actor
+_FREE_SECONDS = 60.0  # for a learner to end that a killed suite has left behind
+_LOCK = ".lock"
+
+Outcome = Literal["finished", "failed", "stopped", "running elsewhere", "not trained"]
+
+
+def default_jobs() -> int:
+    """Runs at a time: one for every two cores that this process may use."""
+    return max(1, len(os.sched_getaffinity(0)) // _CORES)
+
+
+def run_suite(
+    suite: Suite,
+    tasks: Mapping[str, Task],
+    results: Path,
+    *,
+    jobs: int,
+    retry_failed: bool = False,
+    evaluate_only: bool = False,
+) -> bool:
+    """Train and evaluate the runs of a suite that are not finished.
+
+    Args:
+        suite: the suite.
+        tasks: those of its tasks whose runs are wanted.
+        results: folder of its results.
+        jobs: runs at a time.
+        retry_failed: also those that have failed before.
+        evaluate_only: train none, evaluate those that have taken their steps.
+
+    Returns:
+        Whether every wanted run is finished.
+
+    Raises:
+        UsageError: another process works on the folder, or it holds runs of other settings; nothing was started.
+        Stopped: a signal; every command has stopped, with a checkpoint.
+    """
+    with _locked(results):
+        members = list(members_of(tasks, results))
+        records = [(member, member.read()) for member in members]
+        failed = [member for member, record in records if record and record.error and not retry_failed]
+        done = [member for member, record in records if record and record.finished]
+        left = [member for member in members if member not in failed and member not in done]
+        before = f"{len(done)} finished and {len(failed)} failed before"
+        _say(f"{suite.name}: {counted(len(members), 'run')}, {before}; {jobs} at a time, results in {results}")
+        outcomes = _carry_out_all(suite, left, jobs, evaluate_only)
+    if failed:
+        _say(f"failed before: {'; '.join(map(str, failed))}: --retry-failed tries them again")
+    return not failed and outcomes["finished"] == len(left)
+
+
+def _carry_out_all(suite: Suite, members: Sequence[Member], jobs: int, evaluate_only: bool) -> Counter[Outcome]:
+    commands = Commands()
+    with ThreadPoolExecutor(jobs) as executor:
+        futures = [executor.submit(_carry_out, member, suite, commands, evaluate_only) for member in members]
+        try:
+            return Counter(future.result() for future in as_completed(futures))
+        except BaseException:
+            executor.shutdown(wait=False, cancel_futures=True)
+            commands.stop()
+            _say("stopping; the same command resumes the suite")
+            raise
+
+
+def _carry_out(member: Member, suite: Suite, commands: Commands, evaluate_only: bool) -> Outcome:
+    """Train and evaluate one run, as far as that is left to do."""
+    if not _free(member.folder):
+        _say(f"{member}: left out, because a learner works on {member.folder}")
+        return "running elsewhere"
+    if evaluate_only and not _has_taken_its_steps(member):
+        _say(f"{member}: left out, because it has not taken its {member.task.steps:,} steps")
+        return "not trained"
+    record = member.begin()
+    try:
+        if not record.trained:
+            _say(f"{member}: training for {counted(member.task.steps, 'step')}")
+            commands.run(member.train_command(), member.log)
+            record = replace(record, trained=True)
+            member.write(record)
+            _say(f"{member}: {_training(member)}")
+        for actions in ACTIONS:
+            if actions not in record.evaluations:
+                out = commands.run(member.eval_command(actions, suite), member.log)
+                evaluation = _evaluation(out, in_suite=suite.scores is not None)
+                record = replace(record, evaluations={**record.evaluations, actions: evaluation})
+                member.write(record)
+        _say(f"{member}: {_evaluated(record)}")
+        return "finished"
+    except Interrupted:
+        return "stopped"
+    except SeedError as error:
+        member.write(replace(record, error=str(error)))
+        _say(f"{member}: failed, see {member.log}: {error}")
+        return "failed"
+
+
+def _free(folder: Path) -> bool:
+    """Wait until no learner works on a run's folder; False if one does for longer than it takes to stop."""
+    deadline = time.monotonic() + _FREE_SECONDS
+    while is_running(folder):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)  # a lock of another process: nothing to wait for
+    return True
+
+
+def _has_taken_its_steps(member: Member) -> bool:
+    return (member.folder / CONFIG).is_file() and read_run(member.folder).state == "finished"
+
+
+def _evaluation(out: str, *, in_suite: bool) -> dict[str, Any]:
+    """The result of `seed eval --json`, as a record keeps it.
+
+    Raises:
+        SeedError: the output is of another form.
+    """
+    try:
+        found = json.loads(out.splitlines()[-1])
+        played = found["games"][0] if in_suite else found
+        returns = played["returns"]
+        return {
+            "environment": played.get("environment"),
+            "returns": returns,
+            "return_mean": float(np.mean(returns)),
+            "return_std": float(np.std(returns)),
+            "normalised": played.get("human_normalised"),
+        }
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise SeedError(f"seed eval printed no result, but {out[-200:]!r}") from error
+
+
+def _training(member: Member) -> str:
+    run = read_run(member.folder)
+    minutes = duration(float(run.seconds[-1])) if len(run.seconds) else "-"
+    return f"trained in {minutes}, last 100 episodes {number(run.final_return)}"
+
+
+def _evaluated(record: Record) -> str:
+    return ", ".join(f"{name} {number(played['return_mean'])}" for name, played in record.evaluations.items())
+
+
+@contextlib.contextmanager
+def _locked(results: Path) -> Iterator[None]:
+    """Hold the results for this process.
+
+    Raises:
+        UsageError: another process holds them, or the folder cannot be used.
+    """
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        file = (results / _LOCK).open("w")
+    except OSError as error:
+        raise UsageError(f"{results} cannot be used for results ({error.strerror}): give another --results") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UsageError(
+                f"{results} belongs to another seed benchmark run ({error.strerror}): wait for it, or give another "
+                "--results"
+            ) from error
+        yield
+
+
+def _say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)

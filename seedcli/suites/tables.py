@@ -1,0 +1,191 @@
+"""The tables of a suite's outcome: Markdown for a file, and the same rows for a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from seedcli.envs.scores import Estimate
+from seedcli.results.statistics import median_reached
+from seedcli.suites.members import ACTIONS
+from seedcli.suites.outcomes import RunOutcome, SuiteOutcome, TaskOutcome
+from seedcli.telemetry.numbers import NOTHING, count, counted, duration, number
+
+_NAMES = {"median": "median", "mean": "mean", "iqm": "interquartile mean", "capped_mean": "mean, each capped at 100 %"}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of text.
+
+    Attributes:
+        headings: of the columns.
+        rows: [rows][columns].
+        left: columns of text, which are aligned to the left; all others hold numbers.
+    """
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: int
+
+    def markdown(self) -> Iterator[str]:
+        """Lines of a Markdown table."""
+        rules = ["---" if index < self.left else "---:" for index in range(len(self.headings))]
+        for row in (self.headings, rules, *self.rows):
+            cells = (" ".join(cell.split()).replace("|", "\\|") for cell in row)
+            yield f"| {' | '.join(cells)} |"
+
+    def table(self, title: str) -> Table:
+        """A table for a terminal."""
+        table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+        for index, heading in enumerate(self.headings):
+            table.add_column(
+                heading, justify="left" if index < self.left else "right", no_wrap=index == 0, overflow="fold"
+            )
+        for row in self.rows:
+            table.add_row(*map(Text, row))
+        return table
+
+
+def state_line(outcome: SuiteOutcome) -> str:
+    """How many runs are in which state."""
+    states = Counter(run.state for run in outcome.runs)
+    return f"{counted(len(outcome.runs), 'run')}: " + ", ".join(f"{n} {state}" for state, n in states.items())
+
+
+def task_grid(outcome: SuiteOutcome) -> Grid:
+    """A row for each task."""
+    unit = "human" if outcome.suite.scores else "reference"
+    headings = ("task", "preset", "environment", "steps", "runs", *ACTIONS, unit, "threshold", "reached after")
+    return Grid(headings, [_task_row(task) for task in outcome.tasks], left=3)
+
+
+def run_grid(outcome: SuiteOutcome) -> Grid:
+    """A row for each run."""
+    headings = ("task", "state", "seed", "training, last 100", *ACTIONS, "threshold reached", "steps/s", "time")
+    return Grid(headings, [_run_row(task, run) for task in outcome.tasks for run in task.runs], left=2)
+
+
+def markdown(outcome: SuiteOutcome, chart: str) -> str:
+    """The whole page.
+
+    Args:
+        outcome: the suite's.
+        chart: file name of the chart, beside the page.
+    """
+    return "\n".join(_page(outcome, chart)) + "\n"
+
+
+def aggregate_lines(outcome: SuiteOutcome) -> list[str]:
+    """Statistics of the human-normalised scores, one sentence for each kind of actions; empty without scores."""
+    lines = []
+    for actions in ACTIONS:
+        found = outcome.aggregate(actions)
+        shares = [f"{_NAMES[name]} {value:.1%} [{low:.1%} to {high:.1%}]" for name, (value, low, high) in found.items()]
+        if shares:
+            lines.append(f"Human-normalised, {actions}: {', '.join(shares)}.")
+    return lines
+
+
+def _page(outcome: SuiteOutcome, chart: str) -> Iterator[str]:
+    suite = outcome.suite
+    yield f"# {suite.name}: {suite.description}\n"
+    yield f"{state_line(outcome)}. Each evaluation has {suite.episodes} episodes. Greedy and sampled: interquartile"
+    yield "mean over seeds [95 % bootstrap interval]. A threshold is reached when the mean return of the last 100"
+    yield "training episodes is; its steps are the median over seeds.\n"
+    yield from task_grid(outcome).markdown()
+    yield ""
+    for line in aggregate_lines(outcome):
+        yield f"{line}\n"
+    for source, tasks in _sources(outcome.tasks).items():
+        yield f"- {', '.join(tasks)}: {source}"
+    yield f"\n![returns against references]({chart})\n\n## Runs\n"
+    yield from run_grid(outcome).markdown()
+    failed = [run for run in outcome.runs if run.error]
+    if failed:
+        yield "\n### Failed\n"
+    for run in failed:
+        yield f"- {run.member}: {run.error} (`{run.member.log}`)"
+    yield "\n## How each was made\n"
+    rows = [(run.member.name, *_made(run), f"`{run.command}`") for run in outcome.runs]
+    yield from Grid(("task", "seed", "duration", "versions", "machine", "command"), rows, left=6).markdown()
+
+
+def _task_row(task: TaskOutcome) -> list[str]:
+    done = sum(run.state == "finished" for run in task.runs)
+    figures = [_interval(task.estimate(actions)) for actions in ACTIONS]
+    for index, actions in enumerate(ACTIONS):
+        if shares := task.normalised(actions):
+            figures[index] += f", {np.mean(shares):.0%}"
+    steps = f"{task.task.steps:,}"
+    runs = f"{done} of {len(task.runs)}"
+    threshold = number(task.task.threshold)
+    return [task.name, task.task.preset, _environment(task), steps, runs, *figures, number(task.reference), threshold,
+            _median(task)]  # fmt: skip
+
+
+def _environment(task: TaskOutcome) -> str:
+    """The environment that was trained on: the task's, or else that of the preset as a run of it has it."""
+    ids = [str(run.data.value("environment.id")) for run in task.runs if run.data]
+    return task.task.env or (ids[0] if ids else NOTHING)
+
+
+def _run_row(task: TaskOutcome, run: RunOutcome) -> list[str]:
+    played = []
+    for actions in ACTIONS:
+        found = run.evaluation(actions)
+        played.append(f"{number(found['return_mean'])} ± {number(found['return_std'])}" if found else NOTHING)
+    data = run.data
+    speed = [count(round(data.steps_per_second)) if data and np.isfinite(data.steps_per_second) else NOTHING]
+    final = number(data.final_return) if data else NOTHING
+    seconds = duration(run.seconds)
+    return [task.name, run.state, str(run.member.seed), final, *played, _reached(run), *speed, seconds]
+
+
+def _reached(run: RunOutcome) -> str:
+    steps, minutes = run.reached
+    if run.data is None or np.isnan(steps):
+        return NOTHING
+    if np.isinf(steps):
+        return f"not reached in {run.data.env_steps:,} steps"
+    return f"{steps:,.0f} steps" + ("" if np.isnan(minutes) else f", {duration(60 * minutes)}")
+
+
+def _median(task: TaskOutcome) -> str:
+    steps = [run.reached[0] for run in task.runs if run.state == "finished" and not np.isnan(run.reached[0])]
+    if not steps:
+        return NOTHING
+    median = median_reached(np.array(steps))
+    return f"not reached in {task.task.steps:,}" if np.isinf(median) else f"{median:,.0f}"
+
+
+def _interval(found: Estimate | None) -> str:
+    if found is None:
+        return NOTHING
+    bounds = f" [{number(found.low)} to {number(found.high)}]" if np.isfinite(found.low) else ""
+    return number(found.value) + bounds
+
+
+def _sources(tasks: Sequence[TaskOutcome]) -> dict[str, list[str]]:
+    """Source of a reference → the tasks that have it, with their references."""
+    found: dict[str, list[str]] = {}
+    for task in tasks:
+        if task.task.source:
+            found.setdefault(task.task.source, []).append(f"{task.name} {number(task.reference)}")
+    return found
+
+
+def _made(run: RunOutcome) -> tuple[str, str, str, str]:
+    versions = " ".join(f"{name} {version}" for name, version in run.versions.items())
+    machine = run.machine
+    parts = [str(machine[name]) for name in ("cpu", "system") if machine.get(name)]
+    parts += [f"{machine['cores']} cores"] if machine.get("cores") else []
+    parts += [f"{machine['memory_gb']} GB"] if machine.get("memory_gb") else []
+    parts += [", ".join(machine["accelerators"])] if machine.get("accelerators") else []
+    return str(run.member.seed), duration(run.seconds), versions or NOTHING, ", ".join(parts) or NOTHING

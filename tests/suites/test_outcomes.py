@@ -1,0 +1,126 @@
+"""What a suite has reached: states, figures, tables, chart and JSON, from files of runs that were not trained."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from seedcli.cli.main import main
+from seedcli.errors import UsageError
+from seedcli.suites.members import Record
+from seedcli.suites.outcomes import gather
+from seedcli.suites.report import write_files
+from seedcli.suites.tables import markdown, run_grid, task_grid
+from tests.results.helpers import make_run
+from tests.suites.helpers import SUITE, finish, members, played, write_suite
+
+
+def test_every_seed_is_shown_with_its_state(tmp_path: Path) -> None:
+    suite = write_suite(tmp_path)
+    runs = members(suite, tmp_path / "results")
+    finish(runs["easy", 1], {"greedy": played([90, 110]), "sampled": played([70, 90])}, [40.0, 60.0])
+    failed = runs["easy", 2]
+    failed.write(Record(failed.command(), error="no room"))
+    make_run(runs["hard", 7].folder, [], steps=2000, checkpoint=500)
+    outcome = gather(suite, tmp_path / "results")
+    assert [(run.member.name, run.member.seed, run.state) for run in outcome.runs] == [
+        ("easy", 1, "finished"),
+        ("easy", 2, "failed"),
+        ("easy", 3, "not started"),
+        ("hard", 7, "interrupted"),
+    ]
+    page = markdown(outcome, "chart.png")
+    assert "4 runs: 1 finished, 1 failed, 1 not started, 1 interrupted" in page
+    assert f"- easy, seed 2: no room (`{failed.log}`)" in page
+    assert len(run_grid(outcome).rows) == 4
+    assert "seed train --preset cartpole_vtrace --steps 1000 --seed 3 --set training.batch_size=8" in page
+
+
+def test_a_run_that_has_taken_its_steps_is_to_be_evaluated(tmp_path: Path) -> None:
+    suite = write_suite(tmp_path)
+    run = members(suite, tmp_path)["easy", 1]
+    record = finish(run, {}, [40.0, 60.0])
+    assert gather(suite, tmp_path).runs[0].state == "to be evaluated"
+    run.write(replace(record, evaluations={"greedy": played([1.0])}))
+    assert gather(suite, tmp_path).runs[0].state == "to be evaluated"
+
+
+def test_figures_of_a_task(tmp_path: Path) -> None:
+    suite = write_suite(tmp_path)
+    runs = members(suite, tmp_path)
+    # 100 episodes have ended after 1,000 steps: only then may the threshold of 50 count as reached.
+    for seed, means in ((1, [60.0, 60.0]), (2, [20.0, 55.0]), (3, [20.0, 30.0])):
+        mean = float(100 * seed)
+        finish(runs["easy", seed], {"greedy": played([mean]), "sampled": played([mean / 2])}, means)
+    outcome = gather(suite, tmp_path)
+    assert [run.reached[0] for run in outcome.tasks[0].runs] == [1000, 1000, np.inf]
+    estimate = outcome.tasks[0].estimate("greedy")
+    assert estimate is not None and estimate.value == 200 and 100 <= estimate.low < estimate.high <= 300
+    row = task_grid(outcome).rows[0]
+    assert row[:5] == ["easy", "cartpole_vtrace", "CartPole-v1", "1,000", "3 of 3"]
+    assert row[5].startswith("200.0 [1") and row[6].startswith("100.0 [")
+    assert row[7:] == ["500.0", "50.00", "1,000"]
+    third = run_grid(outcome).rows[2]
+    assert third == ["easy", "finished", "3", "30.00", "300.0 ± 0.0000", "150.0 ± 0.0000",
+                     "not reached in 1,000 steps", "100", "0:10"]  # fmt: skip
+    found = json.loads(json.dumps(outcome.to_dict(), allow_nan=False))
+    assert [run["threshold_steps"] for run in found["tasks"][0]["runs"]] == [1000, 1000, None]
+    assert found["tasks"][0]["reference"] == 500 and found["tasks"][0]["source"] == "made up, PPO"
+    assert found["tasks"][0]["greedy"]["value"] == 200 and found["tasks"][1]["greedy"] is None
+
+
+ATARI = """
+[suite]
+description = "two games"
+scores = "atari57"
+[defaults]
+preset = "atari_vtrace"
+steps = 1_000
+seeds = [1, 2]
+[tasks.alien]
+env = "alien"
+[tasks.pong]
+env = "pong"
+"""
+
+
+def test_human_normalised_suites_have_statistics_over_tasks(tmp_path: Path) -> None:
+    suite = write_suite(tmp_path, ATARI)
+    shares = {("alien", 1): 0.5, ("alien", 2): 0.7, ("pong", 1): 1.0, ("pong", 2): 1.4}
+    for key, member in members(suite, tmp_path).items():
+        evaluation = played([1.0], shares[key])
+        finish(member, {"greedy": evaluation, "sampled": evaluation}, [1.0, 1.0])
+    outcome = gather(suite, tmp_path)
+    assert outcome.tasks[0].reference == 7127.7
+    found = outcome.aggregate("greedy")
+    assert found["median"].value == pytest.approx(0.9) and found["mean"].value == pytest.approx(0.9)
+    assert "Human-normalised, greedy: median 90.0% [" in markdown(outcome, "chart.png")
+    written = write_files(outcome, tmp_path / "out")
+    assert imread(written[2]).shape[1] == 1350
+
+
+def test_results_of_other_settings_are_refused(tmp_path: Path) -> None:
+    suite = write_suite(tmp_path)
+    finish(members(suite, tmp_path)["easy", 1], {}, [40.0])
+    changed = write_suite(tmp_path, SUITE.replace("1_000", "5_000"))
+    with pytest.raises(UsageError, match="was begun as seed train .*--steps 1000 .*give another --results"):
+        gather(changed, tmp_path)
+
+
+def test_table_writes_page_json_and_chart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    suite = write_suite(tmp_path)
+    evaluation = played([90.0, 110.0])
+    finish(members(suite, tmp_path)["easy", 1], {"greedy": evaluation, "sampled": evaluation}, [60.0, 60.0])
+    arguments = ["benchmark", "table", str(suite.path), "--results", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert main(arguments) == 0
+    assert "| easy | finished | 1 | 60.00 |" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"mine.md", "mine.json", "mine.png"}
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "out" / "mine.json").read_text())
+    assert main(["benchmark", "table", str(suite.path), "--results", str(tmp_path / "none")]) == 2
+    assert "is not a folder: seed benchmark run" in capsys.readouterr().err
