@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,42 +12,52 @@ import numpy as np
 from seedcli.errors import UsageError
 from seedcli.results.metrics_file import read_lines
 from seedcli.results.runs import RunData, read_run
-from seedcli.roles.run_folder import METRICS
+from seedcli.roles.run_folder import ACTOR_LOGS, METRICS
 
 FRAMES = 1_000_000_000
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The machines of a run, and how fast they were.
+class Fleet:
+    """A learner and its actors, and how fast they are together.
 
     Attributes:
-        frames_per_second: simulator frames a second, over the whole training.
+        frames_per_second: simulator frames a second, more than 0.
         gpus: GPUs or TPU cores of all learner hosts.
         learner_cores: CPU cores of all learner hosts, those of the actors left out.
         actor_cores: CPU cores of all actors.
-        stepping: share of the time in which actors stepped and did not wait for the learner, 0 to 1.
-        busy: share of the time in which the learner's busiest device was busy, 0 to 1.
-        shared: learner and actors shared one machine's cores.
     """
 
     frames_per_second: float
-    gpus: int
+    gpus: float
     learner_cores: float
     actor_cores: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The fleet of a run.
+
+    Attributes:
+        fleet: as it was, with the rate over the whole training.
+        stepping: share of the time in which actors stepped and did not wait for the learner, more than 0, at most 1.
+        busy: share of the time in which the learner's busiest device or thread was busy, more than 0, at most 1.
+        shared: learner and actors shared one machine's cores.
+    """
+
+    fleet: Fleet
     stepping: float
     busy: float
     shared: bool
 
     @property
-    def usable_actor_cores(self) -> float:
-        """Actor cores that keep the learner's busiest device busy all the time; below them, the device waits."""
-        return self.actor_cores * self.stepping / self.busy
-
-    @property
-    def largest_rate(self) -> float:
-        """Frames a second that the learner reaches with that many actor cores."""
-        return self.frames_per_second / self.busy
+    def filled(self) -> Fleet:
+        """The same learner with as many actor cores as it can use: with more, actors would wait for it."""
+        return replace(
+            self.fleet,
+            frames_per_second=self.fleet.frames_per_second / self.busy,
+            actor_cores=self.fleet.actor_cores * self.stepping / self.busy,
+        )
 
 
 @dataclass(frozen=True)
@@ -77,25 +87,11 @@ class Prices:
     gpu: float
     cpu: float
 
-    def bill(
-        self,
-        frames_per_second: float,
-        *,
-        gpus: float = 0,
-        learner_cores: float = 0,
-        actor_cores: float = 0,
-        frames: float = FRAMES,
-    ) -> Bill:
-        """What frames cost at a rate.
-
-        Args:
-            frames_per_second: more than 0.
-            gpus, learner_cores: of the learner.
-            actor_cores: of all actors.
-            frames: how many.
-        """
-        hours = frames / frames_per_second / 3600
-        return Bill(hours, hours * (gpus * self.gpu + learner_cores * self.cpu), hours * actor_cores * self.cpu)
+    def bill(self, fleet: Fleet) -> Bill:
+        """What a billion frames cost with a fleet."""
+        hours = FRAMES / fleet.frames_per_second / 3600
+        learner = fleet.gpus * self.gpu + fleet.learner_cores * self.cpu
+        return Bill(hours, hours * learner, hours * fleet.actor_cores * self.cpu)
 
 
 def measure(
@@ -126,16 +122,15 @@ def measure(
     hosts = max(1, len(run.value("topology.hosts") or ()))
     if actor_cores is None:
         actor_cores = float(np.mean([line["actors"] for line in steady]))
-    shared = "train" in (run.sessions[-1].command[1:2] if run.sessions else ())
+    shared = (path / ACTOR_LOGS).is_dir()
     if learner_cores is None:
-        learner_cores = hosts * _cores(run) - (actor_cores if shared else 0.0)
+        learner_cores = max(1.0, hosts * _cores(run) - (actor_cores if shared else 0.0))
+    if gpus is None:
+        gpus = hosts * len(_accelerators(steady[-1]))
     return Measured(
-        frames_per_second=float(frames / seconds),
-        gpus=hosts * len(_accelerators(steady[-1])) if gpus is None else gpus,
-        learner_cores=max(1.0, learner_cores),
-        actor_cores=actor_cores,
+        Fleet(float(frames / seconds), gpus, learner_cores, actor_cores),
         stepping=_stepping(steady),
-        busy=_busy(steady),
+        busy=max(_devices_busy(steady), _threads_busy(run)),
         shared=shared,
     )
 
@@ -158,7 +153,7 @@ def _stepping(lines: Sequence[Mapping[str, Any]]) -> float:
     return stepping / (stepping + waiting) if stepping else 1.0
 
 
-def _busy(lines: Sequence[Mapping[str, Any]]) -> float:
+def _devices_busy(lines: Sequence[Mapping[str, Any]]) -> float:
     """The mean over lines of the busiest device's share; a device may infer and train."""
     shares = []
     for line in lines:
@@ -167,3 +162,12 @@ def _busy(lines: Sequence[Mapping[str, Any]]) -> float:
             share[device["device"]] = share.get(device["device"], 0.0) + device["utilisation"]
         shares.append(min(1.0, max(share.values(), default=0.0)))
     return max(float(np.mean(shares)), 1e-3)
+
+
+def _threads_busy(run: RunData) -> float:
+    """The share of its time in which the busiest thread of the learner did not wait; 0 if no session has ended."""
+    profiles = [session.profile for session in run.sessions if session.profile]
+    threads = {name: parts for name, parts in (profiles[-1] if profiles else {}).items() if "actor" not in name}
+    return max(
+        (1.0 - parts.get("waiting", 0.0) / sum(parts.values()) for parts in threads.values() if parts), default=0.0
+    )

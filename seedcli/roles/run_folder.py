@@ -25,11 +25,14 @@ LOG = "learner.log"
 ACTOR_LOGS = "logs"
 ADDRESS = "address.json"
 SESSIONS = "sessions.jsonl"
+EVALUATIONS = "evaluations.jsonl"
 HOSTS = "hosts"  # one folder for each learner host but the chief
 
 # Everything a run writes, except the lock: after removing a lock file, two processes could lock two different files.
 REPLAY = "replay"
-_WRITTEN = (CONFIG, CHECKPOINTS, METRICS, LOG, ACTOR_LOGS, REPLAY, ADDRESS, HOSTS, SESSIONS, *LOGGERS)
+_WRITTEN = (
+    CONFIG, CHECKPOINTS, METRICS, LOG, ACTOR_LOGS, REPLAY, ADDRESS, HOSTS, SESSIONS, EVALUATIONS, *LOGGERS
+)  # fmt: skip
 _REPLACED = ".replaced"  # the run that --overwrite replaces, until the new run takes its first step
 
 

@@ -17,9 +17,11 @@ from seedcli.roles.learner.threads import Learner
 from seedcli.roles.learner.training_loop import save_if_due
 from seedcli.roles.resuming import check_steps, resume_point
 from seedcli.roles.run_folder import RunFolder
+from seedcli.roles.sessions import SessionRecorder
 from seedcli.roles.stopping import Signals
 from seedcli.telemetry.live import View
 from seedcli.telemetry.metrics import Profile
+from seedcli.training.devices import find_inventory
 
 _log = logging.getLogger(__name__)
 
@@ -75,21 +77,23 @@ def run_serial(resolved: Resolved, folder: RunFolder, view: View) -> int:
     )
     environment_profile = Profile()
     sessions: list[ActorSession] = []
-    try:
-        reporter.start()
-        sessions = _open_actors(learner, server, environment_profile)
-        _loop(learner, sessions, signals, reporter)
-        learner.save()
-        learner.stop(training_done=signals.status is None)
-        reporter.finish({"actors": environment_profile.seconds()})
-    finally:
-        if learner.has_stepped:
-            folder.begin()
-        for session in sessions:
-            session.close(goodbye=False)
-        reporter.close(interrupted=signals.status is not None)
-        signals.restore()
-    return EXIT_DONE if signals.status is None else signals.status
+    with SessionRecorder(folder.path, find_inventory().models) as record:
+        try:
+            reporter.start()
+            sessions = _open_actors(learner, server, environment_profile)
+            _loop(learner, sessions, signals, reporter)
+            learner.save()
+            learner.stop(training_done=signals.status is None)
+            record.profile = reporter.finish({"actors": environment_profile.seconds()})
+        finally:
+            if learner.has_stepped:
+                folder.begin()
+            for session in sessions:
+                session.close(goodbye=False)
+            reporter.close(interrupted=signals.status is not None)
+            signals.restore()
+        record.status = signals.status or EXIT_DONE
+    return record.status
 
 
 def _loop(learner: Learner, sessions: list[ActorSession], signals: Signals, reporter: Reporter) -> None:

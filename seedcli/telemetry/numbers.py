@@ -46,3 +46,15 @@ def number(value: float | None) -> str:
 def tenth(value: float | None) -> str:
     """A figure with one decimal, e.g. a return, a lag or milliseconds."""
     return NOTHING if value is None or not np.isfinite(value) else f"{value:,.1f}"
+
+
+def short(value: float | None) -> str:
+    """A large count in three digits: `1.74 M`, `485 k`, `950`."""
+    if value is None or not np.isfinite(value):
+        return NOTHING
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if abs(value) >= 0.9995 * size:
+            scaled = value / size
+            decimals = 0 if abs(scaled) >= 99.95 else 1 if abs(scaled) >= 9.995 else 2
+            return f"{scaled:,.{decimals}f}{unit}"
+    return f"{value:,.0f}"

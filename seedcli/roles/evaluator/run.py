@@ -24,6 +24,7 @@ from seedcli.envs.registry import create_env, family_of
 from seedcli.errors import EXIT_DONE, CheckpointError
 from seedcli.inference.device_memory import building
 from seedcli.roles.evaluator.logged import log_evaluation
+from seedcli.roles.evaluator.stored import keep_evaluation
 from seedcli.roles.evaluator.video import VideoWriter
 from seedcli.roles.greedy_hint import greedy_hint
 from seedcli.roles.run_lock import is_running
@@ -219,6 +220,7 @@ def _print(evaluation: Evaluation, config: Config) -> None:
 
 
 def _report(evaluation: Evaluation, config: Config, *, json_output: bool, hint: bool = True) -> None:
+    keep_evaluation(Path(evaluation.checkpoint), evaluation.to_dict())
     if json_output:
         print(json.dumps(evaluation.to_dict()), flush=True)
     else:

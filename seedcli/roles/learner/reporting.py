@@ -262,8 +262,15 @@ class Reporter:
             }
         return fields
 
-    def finish(self, profiles: dict[str, dict[str, float]]) -> None:
-        """Write the last line of metrics, then the time profile and the summary."""
+    def finish(self, profiles: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+        """Write the last line of metrics, then the time profile and the summary.
+
+        Args:
+            profiles: those of the actors.
+
+        Returns:
+            The whole profile: thread or role → part → seconds.
+        """
         if self._wall_clock:
             self.report()
         self._view.stop()
@@ -300,6 +307,7 @@ class Reporter:
         print_summary(console, summary)
         for line in summary_lines(summary):
             log_to_file(logging.INFO, line.plain)
+        return shown
 
     def _how_to_resume(self) -> str:
         team = self._learner.team

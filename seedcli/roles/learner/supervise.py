@@ -18,6 +18,7 @@ from seedcli.roles.learner.setup import Setup
 from seedcli.roles.learner.threads import Learner
 from seedcli.roles.resuming import check_steps, resume_point
 from seedcli.roles.run_folder import RunFolder
+from seedcli.roles.sessions import SessionRecorder
 from seedcli.roles.stopping import Signals
 from seedcli.training.devices import Devices, find_inventory, prepare
 
@@ -88,41 +89,45 @@ def supervise(
     # Only now: a configuration that does not fit the checkpoint must not overwrite one that does.
     folder.write_config(resolved)
     reporter = Reporter(learner, folder, view, resumed_at=learner.began_at, resumed_with=setup.resumed_with)
-    try:
-        reporter.start()
-        if exporter is not None:
-            exporter.start(reporter)
-            _log.info("metrics and health: %s/metrics", exporter.url)
-        learner.start()
-        training_done = False
+    with SessionRecorder(folder.path, find_inventory().models) as record:
         try:
-            setup.announce(learner, view)
-            reporter.enter("serving")
-            if checkpoint is not None:
-                view.log(f"continuing from {checkpoint.path} at {checkpoint.env_steps:,} environment steps")
-            run_until_done(learner, reporter, signals, setup.tick if team is None else team.look, folder)
-            training_done = signals.status is None and learner.training.stopped_by is None
-        finally:
-            reporter.enter("stopping")
-            if not training_done:
-                learner.training.leaving = signals.status or EXIT_FAILED
-            if signals.status is not None:
-                writes = "stopping: writing a checkpoint" if team is None or team.chief else "stopping with all hosts"
-                view.log(f"{writes} (press Ctrl-C again to stop immediately)")
-            # Each step runs even if an earlier one fails, so that no progress is lost and no actor is left behind.
+            reporter.start()
+            if exporter is not None:
+                exporter.start(reporter)
+                _log.info("metrics and health: %s/metrics", exporter.url)
+            learner.start()
+            training_done = False
             try:
-                learner.stop(training_done=training_done)
+                setup.announce(learner, view)
+                reporter.enter("serving")
+                if checkpoint is not None:
+                    view.log(f"continuing from {checkpoint.path} at {checkpoint.env_steps:,} environment steps")
+                run_until_done(learner, reporter, signals, setup.tick if team is None else team.look, folder)
+                training_done = signals.status is None and learner.training.stopped_by is None
             finally:
+                reporter.enter("stopping")
+                if not training_done:
+                    learner.training.leaving = signals.status or EXIT_FAILED
+                if signals.status is not None:
+                    writes = (
+                        "stopping: writing a checkpoint" if team is None or team.chief else "stopping with all hosts"
+                    )
+                    view.log(f"{writes} (press Ctrl-C again to stop immediately)")
+                # Each step runs even if an earlier one fails, so that no progress is lost and no actor is left behind.
                 try:
-                    learner.save()
+                    learner.stop(training_done=training_done)
                 finally:
-                    profiles = setup.closing()
-        reporter.finish(profiles)
-    finally:
-        if learner.has_stepped:
-            folder.begin()
-        if exporter is not None:
-            exporter.close()
-        reporter.close(interrupted=signals.status is not None)
-        signals.restore()
-    return signals.status or learner.training.stopped_by or EXIT_DONE
+                    try:
+                        learner.save()
+                    finally:
+                        profiles = setup.closing()
+            record.profile = reporter.finish(profiles)
+        finally:
+            if learner.has_stepped:
+                folder.begin()
+            if exporter is not None:
+                exporter.close()
+            reporter.close(interrupted=signals.status is not None)
+            signals.restore()
+        record.status = signals.status or learner.training.stopped_by or EXIT_DONE
+    return record.status

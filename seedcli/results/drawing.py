@@ -1,0 +1,85 @@
+"""A plot of returns as a picture file, drawn with Matplotlib."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from seedcli.errors import SeedError
+from seedcli.results.picture import Picture
+from seedcli.telemetry.numbers import short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ENDINGS = (".png", ".svg", ".pdf")
+# Okabe and Ito's colours, which most colour-blind people tell apart; their yellow is too light for a line.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444")
+_SIZE = (7.5, 4.3)  # inches, without the legend
+_ROW = 0.18  # inches of height a line of the legend takes
+_LONG = 45  # characters of a label, of which two do not fit beside each other
+_DPI = 150
+
+
+def draw_picture(picture: Picture, path: Path) -> None:
+    """Write a plot.
+
+    Args:
+        picture: the plot.
+        path: a .png, .svg or .pdf file; an existing one is replaced.
+
+    Raises:
+        SeedError: the file cannot be written.
+    """
+    # Figure directly, without pyplot: no window, no global state.
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
+    figure = Figure(figsize=_SIZE, dpi=_DPI, layout="constrained")
+    axes = figure.subplots()
+    _draw_lines(axes, picture)
+    _draw_thresholds(axes, picture)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short(x)))
+    axes.set_xlabel(picture.x_label)
+    axes.set_ylabel(picture.y_label)
+    axes.set_xlim(left=0)
+    axes.grid(color="#e3e3e3", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.set_title("\n".join([picture.title, *picture.notes]), fontsize=9, loc="left")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    # Below the axes: there it hides nothing, however many groups there are.
+    labels = axes.get_legend_handles_labels()[1]
+    columns = 1 if max(map(len, labels)) > _LONG else 2
+    figure.set_figheight(_SIZE[1] + _ROW * -(-len(labels) // columns))
+    figure.legend(loc="outside lower left", ncols=columns, frameon=False, fontsize=8)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise SeedError(
+            f"--out {path} could not be written ({error.strerror}): make room or name another file"
+        ) from error
+
+
+def _draw_lines(axes: Axes, picture: Picture) -> None:
+    for line in picture.lines:
+        color = COLORS[line.group % len(COLORS)]
+        style = "--" if line.evaluation else "-"
+        axes.plot(line.x, line.y, color=color, linestyle=style, linewidth=1.6, label=line.label)
+        if np.isfinite(line.low).any():
+            axes.fill_between(
+                line.x, line.low, line.high, color=color, alpha=0.1 if line.evaluation else 0.2, linewidth=0
+            )
+
+
+def _draw_thresholds(axes: Axes, picture: Picture) -> None:
+    for threshold in picture.thresholds:
+        axes.axhline(threshold.value, color="#888888", linestyle=":", linewidth=1)
+        for number, (x, sentence) in enumerate(zip(threshold.reached, threshold.sentences, strict=True)):
+            # Without a point the sentence still stands in the legend.
+            at = ([x], [threshold.value]) if np.isfinite(x) else ([], [])
+            marker = "o" if np.isfinite(x) else "x"
+            color = COLORS[number % len(COLORS)]
+            axes.plot(*at, marker, color=color, markersize=5, zorder=5, label=sentence)

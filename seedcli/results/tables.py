@@ -1,0 +1,152 @@
+"""The tables of `seed runs` and `seed compare`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from seedcli.errors import EXIT_DONE, UsageError
+from seedcli.results.comparison import GroupFigures, Reached, compare
+from seedcli.results.groups import Selection
+from seedcli.results.runs import RunData, collect_runs, read_run
+from seedcli.results.words import say_interval, say_reached
+from seedcli.roles.evaluator.suite_runs import warn
+from seedcli.telemetry.numbers import NOTHING, count, number, short
+
+_WIDTH = 1000  # of a table that goes to no terminal
+_STYLES = {"running": "cyan", "finished": "green", "resumable": "yellow", "failed": "red"}
+
+
+def list_runs(folder: Path, json_output: bool) -> int:
+    """`seed runs`: print the runs in a folder, oldest name first; returns the exit status.
+
+    Damaged runs are named on stderr.
+
+    Raises:
+        UsageError: the folder does not exist or holds no run.
+    """
+    runs = []
+    for path in collect_runs([folder]):
+        try:
+            runs.append(read_run(path))
+        except UsageError as error:
+            warn(f"a run is left out: {error}")
+    if json_output:
+        print(json.dumps([_run_dict(run) for run in runs]))
+        return EXIT_DONE
+    table = _table(("run", "preset", "environment"), ("seed", "steps", "of", "return", "steps/s"), "state")
+    for run in runs:
+        table.add_row(
+            str(run.path),
+            run.preset,
+            run.task,
+            str(run.seed),
+            short(run.env_steps),
+            short(run.total_steps),
+            number(run.final_return),
+            count(round(run.steps_per_second)) if math.isfinite(run.steps_per_second) else NOTHING,
+            Text(run.state, style=_STYLES[run.state]),
+        )
+    console = _console()
+    console.print(table)
+    for run in runs:
+        if run.error:
+            console.print(Text(f"{run.path} failed: {run.error}"), soft_wrap=True)
+    return EXIT_DONE
+
+
+def _run_dict(run: RunData) -> dict[str, Any]:
+    return {
+        "path": str(run.path),
+        "preset": run.preset,
+        "environment": run.task,
+        "seed": run.seed,
+        "env_steps": run.env_steps,
+        "total_steps": run.total_steps,
+        "final_return": run.final_return if math.isfinite(run.final_return) else None,
+        "steps_per_second": run.steps_per_second if math.isfinite(run.steps_per_second) else None,
+        "state": run.state,
+        "error": run.error,
+    }
+
+
+def print_comparison(
+    selection: Selection, *, thresholds: Sequence[float], smooth: int | None, json_output: bool
+) -> int:
+    """`seed compare`: print the figures of groups of runs; returns the exit status.
+
+    Args:
+        selection: the groups.
+        thresholds, smooth: see `comparison.compare`.
+        json_output: print JSON instead of a table.
+    """
+    for sentence in selection.warnings:
+        warn(sentence)
+    found = compare(selection.groups, thresholds, smooth)
+    if json_output:
+        print(json.dumps([figures.to_dict() for figures in found]))
+        return EXIT_DONE
+    evaluated = any(math.isfinite(figures.evaluation_return) for figures in found)
+    columns = ["runs", "steps", "return", "95 %", "IQM", "95 %", *(["evaluation"] if evaluated else []), "steps/s"]
+    reached = [name for each in thresholds for name in (f"steps to {each:g}", f"minutes to {each:g}")]
+    table = _table(("task", "group"), (*columns, *reached))
+    for figures in found:
+        steps = [run.run.env_steps for run in figures.runs]
+        table.add_row(
+            figures.group.task,
+            figures.group.label,
+            str(len(figures.runs)),
+            short(min(steps)) + (f" to {short(max(steps))}" if short(min(steps)) != short(max(steps)) else ""),
+            number(figures.final_return.value),
+            say_interval(figures.final_return),
+            number(figures.iqm.value),
+            say_interval(figures.iqm),
+            *([number(figures.evaluation_return)] if evaluated else []),
+            count(round(figures.steps_per_second)) if math.isfinite(figures.steps_per_second) else NOTHING,
+            *_reached_cells(figures),
+        )
+    console = _console()
+    console.print(table)
+    window = f"the last {smooth or 100} training episodes"
+    console.print(
+        Text(
+            f"return: mean over runs of the mean of {window}; IQM: interquartile mean; 95 %: bootstrap over runs; "
+            "steps/s: median" + ("; to a threshold: median" if thresholds else ""),
+            style="dim",
+        ),
+        soft_wrap=True,
+    )
+    return EXIT_DONE
+
+
+def _reached_cells(figures: GroupFigures) -> list[str]:
+    return [cell for each in figures.reached for cell in (say_reached(each), _minutes(each))]
+
+
+def _minutes(reached: Reached) -> str:
+    if math.isnan(reached.minutes):
+        return "no time kept"
+    return number(reached.minutes) if math.isfinite(reached.minutes) else "not reached"
+
+
+def _table(left: Sequence[str], right: Sequence[str], *last: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in left:
+        table.add_column(name, overflow="fold")
+    for name in right:
+        table.add_column(name, justify="right")
+    for name in last:
+        table.add_column(name, no_wrap=True)
+    return table
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_WIDTH)

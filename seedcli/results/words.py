@@ -1,0 +1,37 @@
+"""Figures in words, as tables and plots have them."""
+
+from __future__ import annotations
+
+import math
+
+from seedcli.envs.scores import Estimate
+from seedcli.results.comparison import Reached
+from seedcli.results.curves import Axis
+from seedcli.telemetry.numbers import number, short
+
+
+def say_reached(reached: Reached, axis: Axis = "env_steps") -> str:
+    """When a threshold is reached: "1.74 M", "2.31 (2 of 3 runs)", "not reached in 2.00 M steps"."""
+    if not math.isfinite(reached.env_steps):
+        some = f" by {reached.of - reached.seeds} of {reached.of} runs" if reached.seeds else ""
+        return f"not reached{some} in {short(reached.within)} steps"
+    if axis == "minutes" and math.isnan(reached.minutes):
+        return "no time kept"
+    at = short(reached.env_steps) if axis == "env_steps" else number(reached.minutes)
+    return at + (f" ({reached.seeds} of {reached.of} runs)" if reached.seeds < reached.of else "")
+
+
+def sentence_of_reached(label: str, reached: Reached, axis: Axis) -> str:
+    """The same as a sentence: "pong_vtrace reaches 18 after 629 k steps (median of 3 runs)"."""
+    if not math.isfinite(reached.env_steps):
+        some = f" in {reached.of - reached.seeds} of {reached.of} runs" if reached.seeds else ""
+        return f"{label} does not reach {reached.threshold:g} in {short(reached.within)} steps{some}"
+    at = f"{short(reached.env_steps)} steps" if axis == "env_steps" else f"{number(reached.minutes)} minutes"
+    some = f" in {reached.seeds} of {reached.of} runs" if reached.seeds < reached.of else ""
+    median = f" (median of {reached.of} runs)" if reached.of > 1 else ""
+    return f"{label} reaches {reached.threshold:g}{some} after {at}{median}"
+
+
+def say_interval(found: Estimate) -> str:
+    """The bounds of an interval: "18.99 to 19.99"; "one run" where there is none."""
+    return f"{number(found.low)} to {number(found.high)}" if math.isfinite(found.low) else "one run"
