@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from seedcli.results.cost import Measured, Prices
-from seedcli.telemetry.numbers import counted, number
+from seedcli.telemetry.numbers import number, tenth
 
 
 def show_cost(found: Measured, prices: Prices, json_output: bool) -> None:
@@ -22,8 +22,9 @@ def show_cost(found: Measured, prices: Prices, json_output: bool) -> None:
         return
     table = Table(title="A billion frames")
     rows = {
-        "learner": [f"{counted(int(fleet.gpus), 'GPU')}, {fleet.learner_cores:g} cores" for fleet in fleets.values()],
-        "actors": [f"{number(fleet.actor_cores)} cores" for fleet in fleets.values()],
+        "GPUs of the learner": [f"{fleet.gpus:g}" for fleet in fleets.values()],
+        "cores of the learner": [tenth(fleet.learner_cores) for fleet in fleets.values()],
+        "cores of the actors": [tenth(fleet.actor_cores) for fleet in fleets.values()],
         "frames/s": [number(fleet.frames_per_second) for fleet in fleets.values()],
         "hours": [number(bill.hours) for bill in bills.values()],
         "cost of the learner": [f"{bill.learner:,.2f}" for bill in bills.values()],
@@ -37,8 +38,8 @@ def show_cost(found: Measured, prices: Prices, json_output: bool) -> None:
     console = Console()
     console.print(table)
     console.print(
-        f"The learner was busy for {found.busy:.0%} of the time and the actors stepped for {found.stepping:.0%}: it can "
-        f"use {number(found.filled.actor_cores)} actor cores of this kind.",
+        f"The learner was busy for {found.busy:.0%} of the time and the actors stepped for {found.stepping:.0%}: "
+        f"it can use {tenth(found.filled.actor_cores)} actor cores.",
         soft_wrap=True,
     )
     if found.shared:
