@@ -14,7 +14,7 @@ from seedcli.config.toml_text import format_value
 from seedcli.results.comparison import GroupFigures, RunFigures
 from seedcli.results.groups import differences
 from seedcli.results.runs import RunData
-from seedcli.results.words import say_interval, say_reached
+from seedcli.results.words import say_interval, say_minutes, say_reached
 from seedcli.roles.evaluator.stored import read_evaluations
 from seedcli.roles.run_folder import CONFIG
 from seedcli.telemetry.numbers import NOTHING, count, duration, number, short
@@ -41,7 +41,7 @@ def runs_part(
             for steps, minutes in zip(each.steps_to, each.minutes_to, strict=True)
             for cell in (
                 short(steps) if math.isfinite(steps) else f"not reached in {short(run.env_steps)} steps",
-                number(minutes),
+                say_minutes(minutes),
             )
         ]
         rows.append(
@@ -72,7 +72,7 @@ def comparison_part(figures: Sequence[GroupFigures]) -> str:
                 say_interval(each.final_return),
                 number(each.iqm.value),
                 say_interval(each.iqm),
-                *(text for found in each.reached for text in (say_reached(found), say_reached(found, "minutes"))),
+                *(text for found in each.reached for text in (say_reached(found), say_minutes(found.minutes))),
             ]
         )
     note = (

@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from seedcli.errors import EXIT_DONE, UsageError
-from seedcli.results.comparison import GroupFigures, Reached, compare
+from seedcli.results.comparison import GroupFigures, compare
 from seedcli.results.groups import Selection
 from seedcli.results.runs import RunData, collect_runs, read_run
-from seedcli.results.words import say_interval, say_reached
+from seedcli.results.words import say_interval, say_minutes, say_reached
 from seedcli.roles.evaluator.suite_runs import warn
 from seedcli.telemetry.numbers import NOTHING, count, number, short
 
@@ -127,13 +127,7 @@ def print_comparison(
 
 
 def _reached_cells(figures: GroupFigures) -> list[str]:
-    return [cell for each in figures.reached for cell in (say_reached(each), _minutes(each))]
-
-
-def _minutes(reached: Reached) -> str:
-    if math.isnan(reached.minutes):
-        return "no time kept"
-    return number(reached.minutes) if math.isfinite(reached.minutes) else "not reached"
+    return [cell for each in figures.reached for cell in (say_reached(each), say_minutes(each.minutes))]
 
 
 def _table(left: Sequence[str], right: Sequence[str], *last: str) -> Table:

@@ -10,15 +10,13 @@ from seedcli.results.curves import Axis
 from seedcli.telemetry.numbers import number, short
 
 
-def say_reached(reached: Reached, axis: Axis = "env_steps") -> str:
-    """When a threshold is reached: "1.74 M", "2.31 (2 of 3 runs)", "not reached in 2.00 M steps"."""
+def say_reached(reached: Reached) -> str:
+    """The steps to a threshold: "1.74 M", "485 k (2 of 3 runs)", "not reached in 2.00 M steps"."""
     if not math.isfinite(reached.env_steps):
         some = f" by {reached.of - reached.seeds} of {reached.of} runs" if reached.seeds else ""
         return f"not reached{some} in {short(reached.within)} steps"
-    if axis == "minutes" and math.isnan(reached.minutes):
-        return "no time kept"
-    at = short(reached.env_steps) if axis == "env_steps" else number(reached.minutes)
-    return at + (f" ({reached.seeds} of {reached.of} runs)" if reached.seeds < reached.of else "")
+    some = f" ({reached.seeds} of {reached.of} runs)" if reached.seeds < reached.of else ""
+    return short(reached.env_steps) + some
 
 
 def sentence_of_reached(label: str, reached: Reached, axis: Axis) -> str:
@@ -35,3 +33,10 @@ def sentence_of_reached(label: str, reached: Reached, axis: Axis) -> str:
 def say_interval(found: Estimate) -> str:
     """The bounds of an interval: "18.99 to 19.99"; "one run" where there is none."""
     return f"{number(found.low)} to {number(found.high)}" if math.isfinite(found.low) else "one run"
+
+
+def say_minutes(minutes: float) -> str:
+    """Minutes to a threshold: "16.60", "not reached", "no time kept" (deterministic runs)."""
+    if math.isnan(minutes):
+        return "no time kept"
+    return number(minutes) if math.isfinite(minutes) else "not reached"

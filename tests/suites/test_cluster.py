@@ -19,7 +19,7 @@ SLURM = '[slurm]\nactors = 4\ntime = "1-0"\n'
 
 def test_each_run_is_a_job_that_bash_submits(tmp_path: Path) -> None:
     """With a `seed` and an `sbatch` that write down what they are given."""
-    suite = write_suite(tmp_path, SUITE + SLURM)
+    suite = write_suite(tmp_path, SUITE.replace("[1, 2, 3]", "[1, 2]") + SLURM)
     finish(members(suite, tmp_path / "results")["easy", 2], {}, [1.0, 1.0])
     script = submit_script(suite, suite.tasks, tmp_path / "results")
     programs = tmp_path / "bin"
@@ -32,8 +32,8 @@ def test_each_run_is_a_job_that_bash_submits(tmp_path: Path) -> None:
     subprocess.run(["bash"], input=script, text=True, check=True, env={**os.environ, "PATH": path}, timeout=60)
     submitted = (tmp_path / "submitted").read_text()
     learners = [line.strip() for line in submitted.splitlines() if "seed learner" in line]
-    assert [line.split("--seed ")[1].split()[0] for line in learners] == ["1", "7", "3"]  # seed 2 has been trained
-    assert submitted.count("#SBATCH --time=1-0") == 3 and submitted.count("--ntasks=4 ") == 3
+    assert [line.split("--seed ")[1].split()[0] for line in learners] == ["1", "7"]  # seed 2 has been trained
+    assert submitted.count("#SBATCH --time=1-0") == 2 and submitted.count("--ntasks=4 ") == 2
     assert f"run={tmp_path}/results/hard/seed-7" in submitted and "--set training.batch_size=8" in learners[0]
 
 

@@ -63,7 +63,7 @@ TASK = HEAD + '[tasks.one]\npreset = "cartpole_vtrace"\nsteps = 10\nseeds = [1]\
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (TASK.replace("cartpole_vtrace", "cartpole_vtrase"), "task one: Unknown preset 'cartpole_vtrase'. Did you mean"),
+        (TASK.replace("cartpole_vtrace", "cartpole_vtrase"), "one: Unknown preset 'cartpole_vtrase'. Did you mean"),
         (TASK + "thresold = 3", "unknown key tasks.one.thresold: did you mean threshold?"),
         (TASK.replace("description", "descripton"), "unknown key suite.descripton: did you mean description?"),
         (TASK + "[defaults]\nstep = 1", "unknown key defaults.step: did you mean steps?"),
