@@ -19,6 +19,7 @@ def register(app: typer.Typer) -> None:
             "seed eval runs/pong --episodes 10 --video pong.mp4",
             "seed eval runs/pong/checkpoints/1000000 --sample --json",
             "seed eval runs/pong --watch",
+            "seed eval runs/pong --video pong.mp4 --log",
             "seed eval --suite atari57 runs --chart atari57.png",
         ),
     )(evaluate)
@@ -44,6 +45,9 @@ def evaluate(
         Path | None, typer.Option("--video", metavar="FILE", help="Also record one episode, as FILE.mp4.")
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow a run and play each new checkpoint.")] = False,
+    log: Annotated[
+        bool, typer.Option("--log", help="Also send result and video to the run's telemetry.loggers.")
+    ] = False,
     chart: Annotated[
         Path | None, typer.Option("--chart", metavar="FILE", help="With --suite, draw the scores into FILE.png.")
     ] = None,
@@ -52,8 +56,8 @@ def evaluate(
 ) -> int:
     """Play a trained agent, or one for each game of a benchmark."""
     if suite is not None:
-        if video is not None or watch:
-            flag = "--watch" if watch else "--video"
+        if video is not None or watch or log:
+            flag = "--watch" if watch else "--log" if log else "--video"
             raise UsageError(f"{flag} is for one run and --suite {suite} plays many: give one of the two")
         from seedcli.envs.scores import load_suite
         from seedcli.roles.evaluator.suite_runs import check_chart, choose_runs
@@ -79,10 +83,18 @@ def evaluate(
         raise UsageError(f"--chart {chart} draws the scores of a benchmark: give --suite too, such as --suite atari57")
     from seedcli.roles.evaluator.request import check_request
 
-    check_request(path, video=video, watch=watch)
+    check_request(path, video=video, watch=watch, log=log)
     with loading_tensorflow():
         from seedcli.roles.evaluator.run import run_eval
 
     return run_eval(
-        path, episodes=episodes, sample=sample, seed=seed, json_output=json_output, video=video, watch=watch, envs=envs
+        path,
+        episodes=episodes,
+        sample=sample,
+        seed=seed,
+        json_output=json_output,
+        video=video,
+        watch=watch,
+        log=log,
+        envs=envs,
     )

@@ -82,6 +82,7 @@ def configure(
     from seedcli.config.sources import load_config
     from seedcli.envs.registry import check_environment
     from seedcli.roles.run_folder import CONFIG, run_of_host
+    from seedcli.telemetry.loggers.registry import check_loggers
 
     if kept == "continue" and logdir is None:
         raise UsageError("--continue and --standby need --logdir DIR, the folder of the run")
@@ -97,6 +98,7 @@ def configure(
         return None
     resolved = load_config(preset, config_file=config, run_folder=there, sets=sets or (), flags=flags)
     check_environment(resolved.config.environment, resolved.sources.get("environment.kwargs", ""))
+    check_loggers(resolved.config.telemetry)
     return resolved
 
 
@@ -112,6 +114,7 @@ def open_folder(
     from seedcli.config.sources import load_config
     from seedcli.roles.resuming import keep_mode
     from seedcli.roles.run_folder import RunFolder
+    from seedcli.telemetry.loggers.registry import check_loggers
 
     folder = RunFolder.create(
         logdir,
@@ -125,6 +128,7 @@ def open_folder(
             if not folder.resume:
                 raise UsageError(f"{logdir} holds no run yet: give --preset NAME too, to start one")
             resolved = load_config(None, run_folder=logdir, sets=sets or (), flags=flags)
+            check_loggers(resolved.config.telemetry)
         return keep_mode(resolved, folder), folder
     except BaseException:
         folder.undo()

@@ -42,6 +42,9 @@ def conflicts(config: Sections) -> Iterator[str]:
         )
     if any(small >= large for small, large in zip(inference.pad_to, inference.pad_to[1:], strict=False)):
         yield f"inference.pad_to = {list(inference.pad_to)} must be in increasing order"
+    loggers = config.telemetry.loggers
+    if len(set(loggers)) < len(loggers):
+        yield f"telemetry.loggers = {list(loggers)} must name each logger once"
     if net.heartbeat_seconds >= net.timeout_seconds:
         yield (
             f"net.heartbeat_seconds = {net.heartbeat_seconds} must be below "

@@ -269,7 +269,9 @@ class TelemetryConfig(Section):
     """Metrics output."""
 
     interval_seconds: Positive = Field(2.0, description="seconds between lines of metrics.jsonl")
-    tensorboard: bool = Field(True, description="write TensorBoard event files")
+    loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
+        ("tensorboard",), description="where configuration and metrics also go; wandb and mlflow are extras to install"
+    )
 
 
 class Sections(Section):

@@ -16,12 +16,12 @@ from seedcli.config.sources import Resolved, to_toml
 from seedcli.errors import UsageError
 from seedcli.files import sync
 from seedcli.roles.run_lock import LOCK, take_lock
+from seedcli.telemetry.loggers.registry import LOGGERS
 
 CONFIG = "config.toml"
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 LOG = "learner.log"
-TENSORBOARD = "tensorboard"
 ACTOR_LOGS = "logs"
 ADDRESS = "address.json"
 SESSIONS = "sessions.jsonl"
@@ -31,7 +31,7 @@ HOSTS = "hosts"  # one folder for each learner host but the chief
 # Everything a run writes, except the lock: after removing a lock file, two processes could lock two different files.
 REPLAY = "replay"
 _WRITTEN = (
-    CONFIG, CHECKPOINTS, METRICS, LOG, TENSORBOARD, ACTOR_LOGS, REPLAY, ADDRESS, HOSTS, SESSIONS, EVALUATIONS
+    CONFIG, CHECKPOINTS, METRICS, LOG, ACTOR_LOGS, REPLAY, ADDRESS, HOSTS, SESSIONS, EVALUATIONS, *LOGGERS
 )  # fmt: skip
 _REPLACED = ".replaced"  # the run that --overwrite replaces, until the new run takes its first step
 
@@ -46,7 +46,6 @@ class RunFolder:
         checkpoints: folder of the checkpoints, each in a folder named by its environment steps.
         metrics_path: metrics.jsonl.
         log_path: learner.log.
-        tensorboard: folder of the TensorBoard event files.
         actor_logs: folder of the logs of the actors that `seed train` starts.
     """
 
@@ -67,7 +66,6 @@ class RunFolder:
         self.checkpoints = path / CHECKPOINTS
         self.metrics_path = path / METRICS
         self.log_path = path / LOG
-        self.tensorboard = path / TENSORBOARD
         self.actor_logs = path / ACTOR_LOGS
         self._made_up = made_up
         self._made = made

@@ -90,7 +90,7 @@ def run_serial(resolved: Resolved, folder: RunFolder, view: View) -> int:
                 folder.begin()
             for session in sessions:
                 session.close(goodbye=False)
-            reporter.close()
+            reporter.close(interrupted=signals.status is not None)
             signals.restore()
         record.status = signals.status or EXIT_DONE
     return record.status

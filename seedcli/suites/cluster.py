@@ -45,7 +45,7 @@ def submit_script(suite: Suite, tasks: Mapping[str, Task], results: Path) -> str
     Raises:
         UsageError: an option is unknown or invalid, or the folder holds runs of other settings.
     """
-    jobs = [_job(suite, member) for member in members_of(tasks, results.absolute()) if not _trained(member)]
+    jobs = [_job(suite, member) for member in members_of(tasks, results.absolute()) if not is_trained(member)]
     for job in {job.preset: job for job in jobs}.values():
         _check(suite, job)
     evaluate = ["seed", "benchmark", "run", suite.argument, "--results", str(results.absolute()), "--evaluate-only"]
@@ -60,7 +60,8 @@ def _lines(jobs: list[Job]) -> Iterator[str]:
         yield f"{command(job)} | sbatch"
 
 
-def _trained(member: Member) -> bool:
+def is_trained(member: Member) -> bool:
+    """Whether a run has taken its steps, here or as a job."""
     record = member.read()
     if record and record.trained:
         return True

@@ -113,7 +113,7 @@ class Member:
             ) from error
         if record.command != self.command():
             raise UsageError(
-                f"{self.folder} was begun as seed {' '.join(record.command)}, and the suite now says seed "
+                f"{self.folder} was begun as seed {' '.join(record.command)}, and its file now says seed "
                 f"{' '.join(self.command())}: give another --results, or remove {self.folder}*"
             )
         return record

@@ -91,7 +91,7 @@ def _carry_out_all(suite: Suite, members: Sequence[Member], jobs: int, evaluate_
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             commands.stop()
-            _say("stopping; the same command resumes the suite")
+            _say("stopping; the same command resumes")
             raise
 
 
@@ -189,8 +189,7 @@ def _locked(results: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise UsageError(
-                f"{results} belongs to another seed benchmark run ({error.strerror}): wait for it, or give another "
-                "--results"
+                f"{results} belongs to another seed command ({error.strerror}): wait for it, or give another --results"
             ) from error
         yield
 

@@ -132,7 +132,7 @@ def load_suite(name: str) -> Suite:
     found = scores.load_suite(head.scores) if head.scores else None
     for key, task in file.tasks.items():
         try:
-            _check(task, found)
+            check_task(task, found)
         except UsageError as error:
             raise UsageError(f"{path}, task {key}: {error}") from error
     argument = name if name == path.stem else str(path.absolute())
@@ -158,12 +158,16 @@ def choose_tasks(suite: Suite, only: Sequence[str]) -> dict[str, Task]:
     """
     for name in only:
         if name not in suite.tasks:
-            raise UsageError(f"{suite.name} has no task {name!r}: {_hint(name, suite.tasks)}")
+            raise UsageError(f"{suite.name} has no task {name!r}: {nearest_of(name, suite.tasks)}")
     return {name: task for name, task in suite.tasks.items() if not only or name in only}
 
 
-def _check(task: Task, found: scores.Suite | None) -> None:
-    """Refuse a task that cannot be trained or compared."""
+def check_task(task: Task, found: scores.Suite | None) -> None:
+    """Refuse a task that cannot be trained or compared.
+
+    Raises:
+        UsageError: one sentence that names the value.
+    """
     flags = {f"--{name}": value for name, value in task_flags(task, task.seeds[0]).items() if name != "preset"}
     # Environment variables are no layer here: a run depends only on the suite.
     resolved = load_config(task.preset, environ={}, sets=task_sets(task), flags=flags)
@@ -181,7 +185,7 @@ def _check(task: Task, found: scores.Suite | None) -> None:
     if environment.family != found.family or task.env not in games:
         raise UsageError(
             f'env = "{task.env}" of {environment.family} is no {found.unit} of scores = "{found.name}": '
-            f"{_hint(task.env, games)}"
+            f"{nearest_of(task.env, games)}"
         )
 
 
@@ -195,12 +199,13 @@ def _path(name: str) -> Path:
     names = suite_names()
     if name not in names:
         raise UsageError(
-            f"unknown suite {name!r}: {_hint(name, names)}; a suite of your own is a path, such as my.toml"
+            f"unknown suite {name!r}: {nearest_of(name, names)}; a suite of your own is a path, such as my.toml"
         )
     return _folder() / f"{name}.toml"
 
 
-def _hint(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
+def nearest_of(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
+    """A hint for a name that is not among the known ones."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
 
@@ -210,7 +215,7 @@ _KEYS: dict[tuple[str, ...], type[Section]] = {(): _File, ("suite",): _Head, ("d
 
 def _unknown(path: Path, place: Sequence[str]) -> str:
     table = ("tasks",) if place[0] == "tasks" else tuple(place[:-1])
-    return f"{path}: unknown key {'.'.join(place)}: {_hint(place[-1], list(_KEYS[table].model_fields))}"
+    return f"{path}: unknown key {'.'.join(place)}: {nearest_of(place[-1], list(_KEYS[table].model_fields))}"
 
 
 def _sentence(path: Path, error: ValidationError) -> str:

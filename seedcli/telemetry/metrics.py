@@ -16,8 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from seedcli.telemetry.device_meters import FIGURES, DeviceFigures
-from seedcli.telemetry.events import EventFile
+from seedcli.telemetry.device_meters import DeviceFigures
 from seedcli.telemetry.fleet import STATES
 
 # Counters since the run began; a checkpoint stores them under the same names, and a resumed run continues them.
@@ -233,18 +232,17 @@ def _plain(value: Any) -> Any:
 
 
 class MetricsWriter:
-    """Appends lines to `metrics.jsonl` and, if requested, scalars to a TensorBoard event file.
+    """Appends lines to `metrics.jsonl`.
 
     Belongs to one thread. Each line is one unbuffered write, so that a killed learner loses no finished line. Raises
     OSError on disk errors.
     """
 
-    def __init__(self, metrics_path: Path, tensorboard_dir: Path | None, resume: bool) -> None:
-        """Open the files.
+    def __init__(self, metrics_path: Path, resume: bool) -> None:
+        """Open the file.
 
         Args:
             metrics_path: the JSON-lines file.
-            tensorboard_dir: folder of the event file; None: no TensorBoard.
             resume: append to the existing lines (a torn last line is removed) instead of replacing them.
         """
         metrics_path.parent.mkdir(parents=True, exist_ok=True)
@@ -252,16 +250,18 @@ class MetricsWriter:
         # Append in both cases: after a torn line is removed, the next write must not leave a hole.
         self._file: BinaryIO = open(metrics_path, "ab", buffering=0)  # noqa: SIM115
         self._file.truncate(metrics_path.read_bytes().rfind(b"\n") + 1 if resume else 0)
-        self._events = EventFile(tensorboard_dir) if tensorboard_dir is not None else None
 
-    def truncate_after(self, counters: Mapping[str, int]) -> None:
+    def truncate_after(self, counters: Mapping[str, int]) -> int:
         """Remove all lines beyond the point where a resumed run continues, so that counters never decrease.
 
         All counters are compared, because training continues while lines and checkpoints are written: a line with no
-        more environment steps than the checkpoint may have more updates. TensorBoard drops its later points too.
+        more environment steps than the checkpoint may have more updates.
 
         Args:
             counters: the checkpoint's counters by field name, including "env_steps".
+
+        Returns:
+            The environment steps from which on earlier points are void.
         """
         end, beyond = 0, counters["env_steps"] + 1
         for data in self._path.read_bytes().splitlines(keepends=True):
@@ -275,13 +275,11 @@ class MetricsWriter:
                 break  # a corrupted line: the lines after it cannot be trusted
             end += len(data)
         self._file.truncate(end)
-        if self._events is not None:
-            self._events.restart(beyond)
+        return beyond
 
     def write(self, snapshot: Snapshot) -> None:
-        """Append a line, and its scalars."""
-        line = snapshot.to_dict()
-        data = json.dumps(line, allow_nan=False).encode() + b"\n"
+        """Append a line."""
+        data = json.dumps(snapshot.to_dict(), allow_nan=False).encode() + b"\n"
         size = os.fstat(self._file.fileno()).st_size
         # On a full disk part of a line may be written. Remove it, or the next line would be appended to it.
         try:
@@ -292,44 +290,7 @@ class MetricsWriter:
         if not whole:
             self._file.truncate(size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
-        if self._events is not None:
-            self._events.scalars(snapshot.env_steps, snapshot.time, _scalars(line, snapshot))
 
     def close(self) -> None:
-        """Close the files; safe to call twice."""
+        """Close the file; safe to call twice."""
         self._file.close()
-        if self._events is not None:
-            self._events.close()
-
-
-_GROUPS = {
-    "episode": ("episodes", "episode_return", "episode_return_100", "episode_length"),
-    "evaluation": ("evaluation_episodes", "evaluation_return", "evaluation_return_20"),
-    "speed": ("env_steps_per_second", "env_frames_per_second", "updates_per_second"),
-    "progress": ("env_frames", "trained_steps", "learner_updates"),
-    "learner": ("loss", "learning_rate", "grad_norm", "dropped_updates", "dropped_unrolls", "learner_memory_mb"),
-    "inference": ("policy_lag", "policy_lag_max", "weights_age", "inference_batch_size"),
-    "fleet": (
-        "actors",
-        "envs",
-        *_BY_STATE,
-        "sessions_lost",
-        "protocol_errors",
-        "turned_away",
-        "environment_failures",
-        "wire_mb_per_second",
-        "wire_ratio",
-    ),
-}
-
-
-def _scalars(line: Mapping[str, Any], snapshot: Snapshot) -> dict[str, float]:
-    scalars = {f"{group}/{name}": line[name] for group, names in _GROUPS.items() for name in names}
-    scalars.update((f"replay/{name}", line[name]) for name in snapshot.replay)
-    scalars.update((f"agent/{name}", line[name]) for name in snapshot.extra)
-    for quantile, value in (line["inference_latency_ms"] or {}).items():
-        scalars[f"inference/latency_ms_{quantile}"] = value
-    for device in snapshot.devices:
-        where = f"device/{device.role}_{device.device.replace(':', '')}"
-        scalars.update((f"{where}_{name}", getattr(device, name)) for name in FIGURES)
-    return {tag: value for tag, value in scalars.items() if value is not None}

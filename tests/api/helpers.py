@@ -22,7 +22,7 @@ TINY: dict[str, Any] = {
     "training.batch_size": 8,
     "actors.envs": 8,
     "telemetry.interval_seconds": 0.2,
-    "telemetry.tensorboard": False,
+    "telemetry.loggers": [],
 }
 # All that a network can remember.
 MEMORY: dict[str, Any] = {

@@ -253,7 +253,8 @@ def test_text_is_parsed_as_toml_if_possible() -> None:
             "agent.network.hidden=[8, 16]",
             "environment.id=ALE/Thing-v5",
             "run.steps=1e6",
-            "telemetry.tensorboard=false",
+            "telemetry.loggers=[]",
+            "topology.trust_network=true",
             "agent.lambda = 0.9",
             'environment.kwargs={level = 3, name = "x"}',
         ]
@@ -261,7 +262,7 @@ def test_text_is_parsed_as_toml_if_possible() -> None:
     assert config.agent.network.hidden == (8, 16)
     assert config.environment.id == "ALE/Thing-v5"
     assert config.run.steps == 1_000_000
-    assert config.telemetry.tensorboard is False
+    assert config.telemetry.loggers == () and config.topology.trust_network is True
     assert config.agent.lambda_ == 0.9
     assert config.environment.kwargs == {"level": 3, "name": "x"}
 
@@ -334,7 +335,16 @@ def test_unknown_key_names_its_layer(tmp_path: Path) -> None:
             'prefix all of them with "-", or none (environment.observation_keys from --set)',
         ),
         ("agent.network.hidden=[64, 0]", "agent.network.hidden[1] = 0 (from --set) must be at least 1"),
-        ("telemetry.tensorboard=1", "telemetry.tensorboard = 1 (from --set) must be true or false"),
+        ("topology.trust_network=1", "topology.trust_network = 1 (from --set) must be true or false"),
+        ("telemetry.loggers=wandb", 'telemetry.loggers = "wandb" (from --set) must be a list, such as ["wandb"]'),
+        (
+            'telemetry.loggers=["neptune"]',
+            "telemetry.loggers[0] = \"neptune\" (from --set) must be one of 'tensorboard', 'wandb' or 'mlflow'",
+        ),
+        (
+            'telemetry.loggers=["wandb", "wandb"]',
+            "telemetry.loggers = ['wandb', 'wandb'] must name each logger once (telemetry.loggers from --set)",
+        ),
         ("environment.kwargs=3", "environment.kwargs = 3 (from --set) must be a table, such as { name = 1 }"),
         ("environment.id=", 'environment.id = "" (from --set) must not be empty'),
         *(

@@ -48,7 +48,7 @@ class Plan:
     def learner(self) -> list[str]:
         """Arguments of `seed learner`."""
         values = [f"net.timeout_seconds={self.timeout:g}", f"training.checkpoint_seconds={self.checkpoint_seconds:g}"]
-        values += ["telemetry.interval_seconds=0.5", "telemetry.tensorboard=false"]
+        values += ["telemetry.interval_seconds=0.5", "telemetry.loggers=[]"]
         if self.records:
             values = [*TINY, *WITH_STATE, *counting(pause=0.001), *values]
         values.append(f"net.heartbeat_seconds={min(2.0, self.timeout / 5):g}")

@@ -22,6 +22,7 @@ import pytest
 from seedcli.config.sources import from_toml_file, load_config
 from seedcli.errors import UsageError
 from seedcli.roles.run_folder import ADDRESS, CONFIG, LOCK, RunFolder
+from seedcli.telemetry.loggers.registry import LOGGERS
 from tests.mounts import fill as full
 from tests.mounts import read_only, tmpfs
 
@@ -33,7 +34,8 @@ def fill(folder: RunFolder) -> None:
     (folder.checkpoints / "640" / "data").write_bytes(b"x")
     folder.metrics_path.write_text("{}\n")
     folder.log_path.write_text("line\n")
-    folder.tensorboard.mkdir()
+    for logger in LOGGERS:
+        (folder.path / logger).mkdir()
     folder.actor_logs.mkdir()
 
 

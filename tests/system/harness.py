@@ -30,7 +30,7 @@ TINY = (
     "training.batch_size=8",
     "training.checkpoint_seconds=1",
     "telemetry.interval_seconds=0.2",
-    "telemetry.tensorboard=false",
+    "telemetry.loggers=[]",
     "net.heartbeat_seconds=0.5",
 )
 # On Linux the kernel kills a process when its tests are killed: a run of 10¹² steps would never end.

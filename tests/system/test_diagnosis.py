@@ -51,7 +51,7 @@ CONSTANT = Fault(
 def train(fleet: Fleet, environment: str, *values: str) -> str:
     """Train deterministically; returns stderr."""
     options = ["--preset", "gymnasium_vtrace", "--env", environment, "--steps", str(STEPS), "--logdir", "run"]
-    process = fleet.start("train", "--deterministic", *options, *sets("telemetry.tensorboard=false", *values))
+    process = fleet.start("train", "--deterministic", *options, *sets("telemetry.loggers=[]", *values))
     process.ends_with(0)
     return process.stderr
 

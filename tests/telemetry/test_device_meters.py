@@ -13,6 +13,7 @@ from seedcli.telemetry.device_meters import DeviceFigures, DeviceMeter, DeviceRo
 from seedcli.telemetry.fleet import ActorRow
 from seedcli.telemetry.live_figures import device_rows
 from seedcli.telemetry.live_layout import Picture, ViewState
+from seedcli.telemetry.loggers.tags import scalars
 from seedcli.telemetry.metrics import MetricsWriter, Snapshot
 
 
@@ -44,13 +45,9 @@ def test_figures_are_differences_since_the_last_look() -> None:
     assert inference.utilisation == 1.0
 
 
-def test_devices_are_written_as_a_list_and_as_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, float] = {}
-    monkeypatch.setattr(
-        "seedcli.telemetry.events.EventFile.scalars", lambda self, step, wall_time, values: seen.update(values)
-    )
+def test_devices_are_written_as_a_list_and_as_scalars(tmp_path: Path) -> None:
     snapshot = Snapshot(env_steps=5, time=1.0, devices=(figures("GPU:0", "training"), figures("GPU:1")), weights_age=3)
-    writer = MetricsWriter(tmp_path / "metrics.jsonl", tmp_path / "events", resume=False)
+    writer = MetricsWriter(tmp_path / "metrics.jsonl", resume=False)
     writer.write(snapshot)
     writer.write(snapshot.without_wall_clock())
     writer.close()
@@ -58,6 +55,7 @@ def test_devices_are_written_as_a_list_and_as_scalars(tmp_path: Path, monkeypatc
     assert [(d["device"], d["role"]) for d in line["devices"]] == [("GPU:0", "training"), ("GPU:1", "inference")]
     assert line["devices"][1]["utilisation"] == 0.5 and line["devices"][1]["batch_rows"] == 64.0
     assert line["weights_age"] == 3 and still["devices"] == [], "deterministic lines hold no timing"
+    seen = scalars(snapshot)
     assert seen["device/inference_GPU1_batches_per_second"] == 123.4
     assert seen["inference/weights_age"] == 3
 

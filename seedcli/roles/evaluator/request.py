@@ -7,16 +7,18 @@ from pathlib import Path
 from seedcli.config.sources import from_toml_file
 from seedcli.envs.registry import check_simulator
 from seedcli.errors import UsageError
+from seedcli.roles.evaluator.logged import check_logged
 from seedcli.training.checkpoint_files import find_checkpoint
 
 
-def check_request(path: Path, *, video: Path | None, watch: bool) -> None:
-    """Refuse a request that cannot be played here, or a video that cannot be written.
+def check_request(path: Path, *, video: Path | None, watch: bool, log: bool) -> None:
+    """Refuse a request that cannot be played here, a video that cannot be written, or loggers that cannot be used.
 
     Args:
         path: a run folder or a checkpoint folder; with `watch` a run folder, which need not hold a checkpoint yet.
         video: an MP4 file.
         watch: follow the run.
+        log: the result is for the run's loggers.
 
     Raises:
         UsageError: flags conflict, or a file or folder is of the wrong kind.
@@ -28,12 +30,17 @@ def check_request(path: Path, *, video: Path | None, watch: bool) -> None:
             raise UsageError("--watch plays many checkpoints and --video films one: give one of the two")
         _check_video(video)
     if watch:
+        if log:
+            raise UsageError("--watch plays many checkpoints and --log keeps a final result: give one of the two")
         if not path.is_dir() or (path / "COMPLETE").exists():
             raise UsageError(
                 f"--watch follows a run, and {path} is not a run folder: give the folder of a running training"
             )
         return
-    check_simulator(from_toml_file(find_checkpoint(path).config_path).environment)
+    checkpoint = find_checkpoint(path)
+    if log:
+        check_logged(checkpoint)
+    check_simulator(from_toml_file(checkpoint.config_path).environment)
 
 
 def _check_video(path: Path) -> None:

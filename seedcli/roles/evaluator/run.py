@@ -23,6 +23,7 @@ from seedcli.envs.isolated import IsolatedEnv
 from seedcli.envs.registry import create_env, family_of
 from seedcli.errors import EXIT_DONE, CheckpointError
 from seedcli.inference.device_memory import building
+from seedcli.roles.evaluator.logged import log_evaluation
 from seedcli.roles.evaluator.stored import keep_evaluation
 from seedcli.roles.evaluator.video import VideoWriter
 from seedcli.roles.greedy_hint import greedy_hint
@@ -247,6 +248,7 @@ def run_eval(
     json_output: bool,
     video: Path | None,
     watch: bool,
+    log: bool,
     envs: int,
 ) -> int:
     """Play a checkpoint, or with `watch` each new checkpoint of a running training, once `check_request` has passed.
@@ -259,6 +261,7 @@ def run_eval(
         json_output: print one JSON object per checkpoint on stdout instead of a table.
         video: an MP4 file for one more episode.
         watch: follow the run until its learner ends.
+        log: also send the result and the video to the run's loggers.
         envs: environments played at once; at most `episodes` are used.
 
     Returns:
@@ -268,14 +271,18 @@ def run_eval(
     if watch:
         _watch(path, episodes=episodes, sample=sample, seed=seed, json_output=json_output, envs=envs)
         return EXIT_DONE
-    player = Player(find_checkpoint(path), sample=sample, seed=seed, envs=envs)
+    checkpoint = find_checkpoint(path)
+    player = Player(checkpoint, sample=sample, seed=seed, envs=envs)
     env = player.build(envs)
     try:
-        _report(player.play(env, episodes, seed), player.config, json_output=json_output)
+        evaluation = player.play(env, episodes, seed)
+        _report(evaluation, player.config, json_output=json_output)
     finally:
         env.close()
     if video is not None:
         _film(player, video, seed)
+    if log:
+        log_evaluation(checkpoint, evaluation.to_dict(), video)
     return EXIT_DONE
 
 

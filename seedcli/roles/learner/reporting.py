@@ -23,6 +23,7 @@ from seedcli.telemetry.ending import Summary, print_largest_parts, print_profile
 from seedcli.telemetry.exporter import Health, Phase
 from seedcli.telemetry.fleet import CONNECTED, ActorRow, count_states
 from seedcli.telemetry.live import View
+from seedcli.telemetry.loggers.registry import open_loggers
 from seedcli.telemetry.logs import log_once_per, log_to_file
 from seedcli.telemetry.metrics import COUNTERS, MetricsWriter, Snapshot
 from seedcli.telemetry.prometheus import Status
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_CLOSE_SECONDS = 30.0  # for loggers to store what is pending
+_INTERRUPTED_SECONDS = 5.0  # the same after a signal, which ends a run within 15 s
 TURN_SECONDS = 30.0  # an inference thread without progress for longer counts as stalled
 
 
@@ -74,11 +77,10 @@ class Reporter:
         self._total = config.run.steps
         self._resumed_at = resumed_at or 0
         self._resumed_with = resumed_with
-        self._writer = MetricsWriter(
-            folder.metrics_path, folder.tensorboard if config.telemetry.tensorboard else None, folder.resume
-        )
-        if folder.resume:
-            self._writer.truncate_after(learner.began)
+        self._writer = MetricsWriter(folder.metrics_path, folder.resume)
+        void = self._writer.truncate_after(learner.began) if folder.resume else None
+        chief = learner.team is None or learner.team.chief
+        self._loggers = open_loggers(folder.path, config, resumed_at=void, chief=chief)
         self._last_100: deque[float] = deque(maxlen=100)
         self._evaluation_20: deque[float] = deque(maxlen=20)
         self._process = psutil.Process()
@@ -152,8 +154,10 @@ class Reporter:
         snapshot = self._take(fleet)
         self._diagnose(snapshot)
         self.status = dataclasses.replace(self.status, snapshot=snapshot, fleet=fleet, turn_seconds=self._turn_age())
+        line = snapshot if self._wall_clock else snapshot.without_wall_clock()
+        self._loggers.write(line)
         try:
-            self._writer.write(snapshot if self._wall_clock else snapshot.without_wall_clock())
+            self._writer.write(line)
         except OSError as error:
             # A full disk must not end the training: this line is lost, later ones may succeed.
             log_once_per("metrics", 60.0, _log, logging.ERROR, "metrics cannot be written: %s", error)
@@ -312,7 +316,12 @@ class Reporter:
         run = self._folder.path if team.chief else run_of_host(self._folder.path)
         return f"start all learner hosts again with --continue --logdir {run}"
 
-    def close(self) -> None:
-        """Close the files and the view; safe to call twice."""
+    def close(self, *, interrupted: bool = False) -> None:
+        """Close the files, loggers and the view; safe to call twice.
+
+        Args:
+            interrupted: by a signal, so that loggers get little time to store what is pending.
+        """
         self._view.stop()
         self._writer.close()
+        self._loggers.close(_INTERRUPTED_SECONDS if interrupted else _CLOSE_SECONDS)

@@ -127,7 +127,7 @@ def supervise(
                 folder.begin()
             if exporter is not None:
                 exporter.close()
-            reporter.close()
+            reporter.close(interrupted=signals.status is not None)
             signals.restore()
         record.status = signals.status or learner.training.stopped_by or EXIT_DONE
     return record.status

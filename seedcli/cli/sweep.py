@@ -1,0 +1,62 @@
+"""The command `seed sweep`. Nothing heavy is imported at the top; see `seedcli.cli.main`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from seedcli.cli.options import Debug, Json, examples
+from seedcli.errors import EXIT_DONE, EXIT_FAILED, UsageError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `seed`."""
+    app.command(
+        epilog=examples(
+            "seed sweep my_sweep.toml",
+            "seed sweep my_sweep.toml --jobs 4 --json",
+            "seed sweep my_sweep.toml --results /shared/lr --slurm | sbatch",
+            "seed compare runs/sweeps/my_sweep --group-by training.learning_rate",
+        )
+    )(sweep)
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="The values to try, with which seeds.")],
+    results: Annotated[
+        Path | None,
+        typer.Option("--results", metavar="DIR", help="Folder of the runs.  [default: runs/sweeps/<sweep>]"),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", metavar="N", min=1, help="Runs at a time.  [default: one for two cores]")
+    ] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Also runs that have failed before.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Train nothing; show what there is so far.")] = False,
+    slurm: Annotated[bool, typer.Option("--slurm", help="Train nothing; print a SLURM job array.")] = False,
+    json_output: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Train and evaluate a grid, list or random draw of values with every seed; the same command resumes it."""
+    from seedcli.suites.sweep import load_sweep
+
+    found = load_sweep(file)
+    folder = results or found.default_results
+    local = {"--jobs": jobs, "--retry-failed": retry_failed, "--dry-run": dry_run, "--json": json_output}
+    if slurm:
+        if given := [flag for flag, value in local.items() if value]:
+            raise UsageError(f"{given[0]} is for runs on this machine, and --slurm prints jobs: give one of the two")
+        from seedcli.suites.array import array_script
+
+        typer.echo(array_script(found, folder), nl=False)
+        return EXIT_DONE
+    from seedcli.suites.outcomes import gather
+    from seedcli.suites.ranking import show_ranking
+    from seedcli.suites.running import default_jobs, run_suite
+
+    complete = dry_run or run_suite(
+        found.suite, found.suite.tasks, folder, jobs=jobs or default_jobs(), retry_failed=retry_failed
+    )
+    show_ranking(found, gather(found.suite, folder), json_output)
+    return EXIT_DONE if complete else EXIT_FAILED
