@@ -81,9 +81,7 @@ def test_adam_is_that_of_kingma_and_ba() -> None:
     rng = np.random.default_rng(0)
     beta1, beta2, epsilon, rate = 0.8, 0.95, 1e-2, 0.1
     variables = [keras.Variable(rng.normal(size=shape).astype(np.float32)) for shape in ((3, 2), (1,))]
-    optimizer = make_optimizer(
-        training_config(learning_rate=rate, adam_beta1=beta1, adam_beta2=beta2, epsilon=epsilon)
-    )
+    optimizer = make_optimizer(training_config(learning_rate=rate, adam_beta1=beta1, adam_beta2=beta2, epsilon=epsilon))
     apply = tf.function(lambda *gradients: apply_gradients(optimizer, list(gradients), variables, 0.0))
     expected = [variable.numpy().astype(np.float64) for variable in variables]
     moments = [[np.zeros_like(x), np.zeros_like(x)] for x in expected]
