@@ -17,7 +17,7 @@ from seedcli.config.topology import Plan
 from seedcli.errors import SeedError, UsageError
 from seedcli.training.devices import Devices, batch_bytes
 from tests.system.hosts import free_addresses
-from tests.training.on_devices import AGENTS, TRAINING, UPDATES, B, batches, make
+from tests.training.on_devices import AGENTS, DEVICES, TRAINING, UPDATES, B, batches, make
 
 pytestmark = pytest.mark.timeout(600)  # a process that traces updates for 8 devices, on a busy machine
 
@@ -72,8 +72,7 @@ def _assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
         np.testing.assert_allclose(mine, theirs, **TOLERANCE)
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4, 8])
-@pytest.mark.parametrize("algorithm", list(AGENTS))
+@pytest.mark.parametrize(("algorithm", "devices"), [(name, n) for name in AGENTS for n in DEVICES[name]])
 def test_several_devices_train_like_one(found: dict[Any, Any], algorithm: str, devices: int) -> None:
     one, several = found[algorithm, 0], found[algorithm, devices]
     _assert_same(several, one)
@@ -86,6 +85,14 @@ def test_several_devices_train_like_one(found: dict[Any, Any], algorithm: str, d
     if devices == 1:
         for mine, theirs in zip(several["variables"], one["variables"], strict=True):
             np.testing.assert_array_equal(mine, theirs)
+
+
+def test_target_critics_and_temperature_are_among_what_two_devices_train(found: dict[Any, Any]) -> None:
+    """Otherwise the comparison above would say nothing of them."""
+    values = dict(zip(found["sac", 2]["names"], found["sac", 2]["variables"], strict=False))
+    pairs = [name for name in values if name.startswith("critics/") and name.endswith("kernel")]
+    assert pairs and all((values[name] != values[f"target_{name}"]).any() for name in pairs)
+    assert values["temperature/log"] != 0.0 and values["updates"] == UPDATES
 
 
 @pytest.mark.parametrize("wrong", ["divided by the local batch", "clipped before the sum"])
