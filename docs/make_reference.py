@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from seedcli.config.choices import CHOICES
 from seedcli.config.flags import FLAG_KEYS
 from seedcli.config.registry import Registry
-from seedcli.config.sections import AgentConfig, EnvironmentConfig, NetworkConfig, Sections
+from seedcli.config.sections import NetworkConfig, Sections
 
 HEAD = """\
 # Configuration reference
@@ -113,12 +113,11 @@ def page() -> str:
     parts = [HEAD]
     for name, field in Sections.model_fields.items():
         section: Any = field.annotation
-        if name == "environment":
-            parts += of_choices(name, EnvironmentConfig, CHOICES[name])
-        elif name == "agent":
-            parts += of_choices(name, AgentConfig, CHOICES[name])
+        if name in CHOICES:
+            parts += of_choices(name, section, CHOICES[name])
+        if name == "agent":
             parts += of_choices("agent.network", NetworkConfig, CHOICES["agent.network"])
-        else:
+        if name not in CHOICES:
             parts += [f"## [{name}]", "", about(section), "", *table(name, section), ""]
     return "\n".join(parts)
 

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from seedcli.config.choices import CHOICES
-from seedcli.net.transports import TRANSPORTS
 
 ROOT = Path(__file__).resolve().parents[1] / "seedcli"
-NAMES = {name for registry in CHOICES.values() for name in registry.names()} | set(TRANSPORTS)
+NAMES = {name for registry in CHOICES.values() for name in registry.names()}
 OWNERS = ("agents", "envs", "net")
 # Files whose tables hold such names: the registries, packages to install, and what is measured.
 TABLES = ("config/choices.py", "doctor/findings.py", "doctor/report.py", "bench/codecs.py", "bench/echo.py")

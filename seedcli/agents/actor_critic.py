@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from seedcli.agents import targets
@@ -15,14 +13,13 @@ from seedcli.agents.base import (
     ActOutputs,
     AlgorithmSpec,
     LossOutputs,
-    ParameterGroup,
-    Role,
     State,
     Symptom,
     UnrollBatch,
 )
 from seedcli.agents.distributions import make_distribution
-from seedcli.agents.networks.models import PolicyValueNetwork, evaluate, observe
+from seedcli.agents.network_agent import NetworkAgent
+from seedcli.agents.networks.models import PolicyValueNetwork, evaluate
 from seedcli.agents.variables import named_variables
 from seedcli.config.sections import TrainingConfig
 from seedcli.specs import ArraySpec, EnvSpec
@@ -98,7 +95,7 @@ class Evaluation(NamedTuple):
         return self.mean(tf.square(x - self.mean(x)))
 
 
-class ActorCriticAgent:
+class ActorCriticAgent(NetworkAgent):
     """An `agents.base.Agent` that samples actions from its policy; a subclass has `Config` and `loss`.
 
     Supports all kinds of actions. Every record stores the parameters of the behaviour policy, [P] float32, under their
@@ -106,21 +103,17 @@ class ActorCriticAgent:
     the predicted "value" [] float32, for the scales of values and advantages.
 
     Attributes:
-        config: the section `agent`.
         algorithm: no burn-in, T transitions, unrolls from a queue.
-        network: the trained network; the loss is differentiated by `network.trainable_variables`.
     """
+
+    Network = PolicyValueNetwork
 
     def __init__(
         self, config: ActorCriticConfig, training: TrainingConfig, spec: EnvSpec, seed: int, precision: str = "float32"
     ) -> None:
         """Build the agent; raises UsageError if the network does not support the environment's observations."""
-        self.config = config
-        self._spec = spec
-        self._seed = seed
-        self._precision = precision
+        super().__init__(config, training, spec, seed, precision)
         self._distribution = make_distribution(spec.action)
-        self._columns = training.columns_per_update
         # 1 for each number of a Box action with two bounds, [d] float32.
         self._bounded = None
         if len(spec.action.unbounded) < spec.action.size:
@@ -136,23 +129,10 @@ class ActorCriticAgent:
             },
             symptoms=self.symptoms(config),
         )
-        self.network = self.make_network()
 
     def symptoms(self, config: Any) -> tuple[Symptom, ...]:
         """Signs of training problems."""
         return symptoms(config)
-
-    def make_network(self) -> PolicyValueNetwork:
-        """Another network of the same architecture with the initial variables, built."""
-        return PolicyValueNetwork(self.config, self._spec, self._seed, self._precision)
-
-    def initial_state(self, batch_size: int) -> State:
-        """The state at the start of an episode, [batch_size, ...]; an empty dict for a network without memory."""
-        return self.network.initial_state(batch_size)
-
-    def exploration(self, role: Role, index: npt.NDArray[np.int64], total: int) -> npt.NDArray[np.float32]:
-        """Zeros [E]: the stochastic policy is the only exploration."""
-        return np.zeros(len(index), np.float32)
 
     def act(self, network: PolicyValueNetwork, inputs: ActInputs, state: State) -> tuple[ActOutputs, State]:
         """Sample an action of the policy for each row, or take its mode; deterministic given the seed."""
@@ -165,13 +145,9 @@ class ActorCriticAgent:
         details = {"value": outputs.value, **self._distribution.describe(outputs.policy)}
         return ActOutputs(action, recorded, greedy_action, details), network.remember(state, action)
 
-    def parameter_groups(self) -> dict[str, ParameterGroup]:
-        """One group, "network": policy and value share a loss."""
-        return {"network": ParameterGroup(self.network.trainable_variables)}
-
     def observe(self, unrolls: UnrollBatch) -> None:
         """Update the statistics of observations, and those of value targets if values are normalised."""
-        observe(self.network, unrolls, self.algorithm.burn_in)
+        super().observe(unrolls)
         scale = self.network.value_scale
         if scale is None:
             return

@@ -100,6 +100,10 @@ class DirectCall:
         )
         return _pack(concrete.structure, iter(results))
 
+    def get_concrete_function(self, *args: Any) -> Any:
+        """Trace the function for arguments of these shapes and dtypes without running it, as of a `tf.function`."""
+        return self._function.get_concrete_function(*args)
+
     def _find(self, args: Sequence[Any], leaves: Sequence[Any]) -> _Concrete:
         function = self._function.get_concrete_function(*args)
         captured = list(function.captured_inputs)

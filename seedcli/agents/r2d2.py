@@ -14,13 +14,13 @@ from seedcli.agents.base import (
     ActOutputs,
     AlgorithmSpec,
     LossOutputs,
-    ParameterGroup,
     Role,
     State,
     UnrollBatch,
 )
 from seedcli.agents.calls import traced
-from seedcli.agents.networks.models import DuelingQNetwork, evaluate, observe
+from seedcli.agents.network_agent import NetworkAgent
+from seedcli.agents.networks.models import DuelingQNetwork, evaluate
 from seedcli.agents.r2d2_config import R2D2Config
 from seedcli.agents.replicas import assign
 from seedcli.agents.target_networks import copy_every
@@ -38,7 +38,7 @@ class _Errors(NamedTuple):
     mask_tm1: tf.Tensor
 
 
-class R2D2Agent:
+class R2D2Agent(NetworkAgent):
     """An agent with `agents.base.InitialPriorities`: ε-greedy actions, n-step double Q-learning.
 
     With `agent.value_rescaling` Q values are rescaled by h(x) (`q_targets.rescale`).
@@ -46,13 +46,12 @@ class R2D2Agent:
     Every record stores "q_taken" and "q_max" [] float32: the Q value of the action taken and the largest Q value.
 
     Attributes:
-        config: the section `agent`.
         algorithm: K burn-in records, T transitions, unrolls from a replay.
-        network: the trained network; the loss is differentiated by `network.trainable_variables`.
         target_network: a periodic copy of the trained network that targets bootstrap from.
     """
 
     Config = R2D2Config
+    Network = DuelingQNetwork
 
     def __init__(
         self, config: R2D2Config, training: TrainingConfig, spec: EnvSpec, seed: int, precision: str = "float32"
@@ -64,12 +63,8 @@ class R2D2Agent:
                 f"agent.algorithm 'r2d2' chooses one of several actions, but an action of {spec.name} is a vector of "
                 f"{found}: choose agent.algorithm vtrace"
             )
-        self.config = config
+        super().__init__(config, training, spec, seed, precision)
         self._num_actions = spec.action.categories[0]
-        self._spec = spec
-        self._seed = seed
-        self._precision = precision
-        self._columns = training.columns_per_update
         self.algorithm = AlgorithmSpec(
             name=config.algorithm,
             burn_in=training.burn_in,
@@ -79,7 +74,6 @@ class R2D2Agent:
             roles=("training", "evaluation"),
             samples_actions=False,
         )
-        self.network = self.make_network()
         self.target_network = self.make_network()
         self.target_network.trainable = False
         records = [self.algorithm.records, None]
@@ -93,14 +87,6 @@ class R2D2Agent:
                 tf.TensorSpec(records, tf.float32),
             ],
         )
-
-    def make_network(self) -> DuelingQNetwork:
-        """Another network of the same architecture with the initial variables, built."""
-        return DuelingQNetwork(self.config, self._spec, self._seed, self._precision)
-
-    def initial_state(self, batch_size: int) -> State:
-        """The state at the start of an episode, [batch_size, ...]; an empty dict for a network without memory."""
-        return self.network.initial_state(batch_size)
 
     def exploration(self, role: Role, index: npt.NDArray[np.int64], total: int) -> npt.NDArray[np.float32]:
         """ε of each environment: ε_i = base^(1 + exponent·i/(N-1)) (Horgan et al., "Ape-X", 2018, section 4.1).
@@ -126,13 +112,9 @@ class R2D2Agent:
         recorded = {"q_taken": self._of_action(q, action), "q_max": tf.reduce_max(q, axis=-1)}
         return ActOutputs(action, recorded, greedy_action, {"q_values": q}), network.remember(state, action)
 
-    def parameter_groups(self) -> dict[str, ParameterGroup]:
-        """One group, "network"."""
-        return {"network": ParameterGroup(self.network.trainable_variables)}
-
     def observe(self, unrolls: UnrollBatch) -> None:
         """Update the observation statistics, which both networks share."""
-        observe(self.network, unrolls, self.algorithm.burn_in)
+        super().observe(unrolls)
         targets, trained = (
             [variable.value for normalizer in network.encoder.normalizers for variable in normalizer.variables]
             for network in (self.target_network, self.network)

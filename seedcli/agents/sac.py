@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from seedcli.agents import targets
@@ -15,12 +13,11 @@ from seedcli.agents.base import (
     AlgorithmSpec,
     LossOutputs,
     ParameterGroup,
-    Role,
     State,
     UnrollBatch,
 )
 from seedcli.agents.distributions import SquashedGaussian
-from seedcli.agents.networks.models import observe
+from seedcli.agents.network_agent import NetworkAgent
 from seedcli.agents.networks.soft_actor_critic import GaussianPolicyNetwork, Temperature, TwinCritics
 from seedcli.agents.replicas import assign
 from seedcli.agents.sac_config import SACConfig
@@ -31,7 +28,7 @@ from seedcli.errors import UsageError
 from seedcli.specs import EnvSpec, map_arrays
 
 
-class SACAgent:
+class SACAgent(NetworkAgent):
     """An `agents.base.Agent` for bounded Box actions that maximises reward and entropy, off-policy.
 
     Before training starts, after `replay.min_size` unrolls, the initial policy acts; it is almost uniform
@@ -39,24 +36,21 @@ class SACAgent:
 
     Attributes:
         algorithm: single transitions from a replay.
-        network: the policy, the only network that acts.
+        network: the policy.
         critics: both Q functions; their inputs are normalized by the statistics of the policy's network.
         target_critics: a moving average of the critics, that targets bootstrap from.
         temperature: α; None if it is fixed.
     """
 
     Config = SACConfig
+    Network = GaussianPolicyNetwork
 
     def __init__(
         self, config: SACConfig, training: TrainingConfig, spec: EnvSpec, seed: int, precision: str = "float32"
     ) -> None:
         """Build the agent; raises UsageError if it does not support the environment's observations or actions."""
         _check_actions(config.algorithm, spec)
-        self.config = config
-        self._spec = spec
-        self._seed = seed
-        self._precision = precision
-        self._columns = training.columns_per_update
+        super().__init__(config, training, spec, seed, precision)
         self._distribution = SquashedGaussian(spec.action.size)
         self._target_entropy = -float(spec.action.size) if config.target_entropy == "auto" else config.target_entropy
         self.algorithm = AlgorithmSpec(
@@ -67,7 +61,6 @@ class SACAgent:
             recorded={},
             sample_length=config.sample_length,
         )
-        self.network = self.make_network()
         zeros = map_arrays(lambda array: tf.zeros([1, *array.shape], array.dtype), spec.observation)
         inputs = self.network.encoder.inputs(zeros)
         self.critics, self.target_critics = (TwinCritics(config, spec, inputs, seed, precision) for _ in range(2))
@@ -75,18 +68,6 @@ class SACAgent:
         self.temperature = Temperature() if config.temperature == "auto" else None
         # The number of updates made, from which the random numbers of the next one are drawn.
         self._updates = tf.Variable(0, trainable=False, dtype=tf.int64, name="updates")
-
-    def make_network(self) -> GaussianPolicyNetwork:
-        """Another policy network of the same architecture with the initial variables, built."""
-        return GaussianPolicyNetwork(self.config, self._spec, self._seed, self._precision)
-
-    def initial_state(self, batch_size: int) -> State:
-        """An empty dict: there is no memory."""
-        return self.network.initial_state(batch_size)
-
-    def exploration(self, role: Role, index: npt.NDArray[np.int64], total: int) -> npt.NDArray[np.float32]:
-        """Zeros [E]: the stochastic policy is the only exploration."""
-        return np.zeros(len(index), np.float32)
 
     def act(self, network: GaussianPolicyNetwork, inputs: ActInputs, state: State) -> tuple[ActOutputs, State]:
         """Sample an action of the policy for each row, or take its median; deterministic given the seed."""
@@ -106,10 +87,6 @@ class SACAgent:
             rate = self.config.temperature_rate
             groups["temperature"] = ParameterGroup(self.temperature.trainable_variables, rate)
         return groups
-
-    def observe(self, unrolls: UnrollBatch) -> None:
-        """Update the observation statistics."""
-        observe(self.network, unrolls, self.algorithm.burn_in)
 
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
         """The losses of arXiv 1812.05905, each summed over valid transitions and divided by T·B.

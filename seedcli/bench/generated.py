@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from seedcli.agents.base import Agent, UnrollBatch
 from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.registry import create_env, family_of
 from seedcli.errors import SimulatorMissing
 from seedcli.specs import ArraySpec, EnvSpec, map_arrays
+from seedcli.training.batches import zero_unrolls
 
 
 def environment_spec(config: EnvironmentConfig) -> EnvSpec:
@@ -48,15 +48,7 @@ def random_observation(spec: EnvSpec, shape: Sequence[int]) -> Any:
 
 def random_unrolls(agent: Agent, spec: EnvSpec, columns: int) -> UnrollBatch:
     """A training batch of `columns` columns, in arrays of the host: random observations and actions, no rewards."""
-    algorithm = agent.algorithm
-    shape = [algorithm.batch_records, columns]
-    return UnrollBatch(
-        observation=random_observation(spec, shape),
-        reward=np.zeros(shape, np.float32),
-        terminated=np.zeros(shape, np.bool_),
-        truncated=np.zeros(shape, np.bool_),
-        action=spec.action.sample(np.random.default_rng(1), *shape),
-        recorded={name: np.zeros([*shape, *field.shape], field.dtype) for name, field in algorithm.recorded.items()},
-        state=tf.nest.map_structure(np.asarray, agent.initial_state(columns)),
-        weights=np.ones(columns, np.float32),
-    )
+    unrolls = zero_unrolls(agent, spec, columns)
+    shape = unrolls.reward.shape
+    action = spec.action.sample(np.random.default_rng(1), *shape)
+    return unrolls._replace(observation=random_observation(spec, shape), action=action)

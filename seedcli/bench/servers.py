@@ -27,7 +27,7 @@ from seedcli.net.base import Destination, Payload, Peer
 from seedcli.net.frames import Header, Kind, pack_header
 from seedcli.net.security.keys import Security
 from seedcli.net.security.token import Token, new_token
-from seedcli.net.transports import TRANSPORTS
+from seedcli.net.transports import transport_of
 from seedcli.specs import ArraySpec, EnvSpec, aligned_empty
 from seedcli.tensorflow_import import import_tensorflow
 
@@ -46,7 +46,7 @@ class Listener:
 
     def __init__(self, transport: str, security: Security | None = None) -> None:
         self._folder = tempfile.mkdtemp(prefix="seed-")
-        self.server = TRANSPORTS[transport].listen_here(Path(self._folder), security)
+        self.server = transport_of(transport).listen_here(Path(self._folder), security)
 
     def close(self) -> None:
         """Close it; belongs to the thread that used the server."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from seedcli.cli.options import Debug, Insecure, Json, TlsCa, TlsCert, TlsKey, TokenFile, examples
+from seedcli.cli.options import Debug, Insecure, Json, TlsCa, TlsCert, TlsKey, TokenFile, completed_by, examples
 from seedcli.errors import UsageError
 
 
@@ -42,8 +42,13 @@ def actor(
         typer.Option("--actor-id", metavar="NAME", help="Name, kept on reconnects.  [default: generated]"),
     ] = None,
     transport: Annotated[
-        Literal["grpc", "zmq"] | None,
-        typer.Option("--transport", help="How to reach the learner of a run's folder.  [default: grpc]"),
+        str | None,
+        typer.Option(
+            "--transport",
+            metavar="NAME",
+            help="How to reach the learner of a run's folder: grpc, zmq, or module:Class of your own.  [default: grpc]",
+            autocompletion=completed_by("net"),
+        ),
     ] = None,
     token_file: TokenFile = None,
     insecure: Insecure = False,

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from seedcli.cli.options import Debug, Json, Sets, Transport, examples, loading_tensorflow
+from seedcli.cli.options import Debug, Json, Sets, examples, loading_tensorflow
 from seedcli.config.presets import complete_preset
 from seedcli.errors import UsageError
 
 bench_app = typer.Typer(rich_markup_mode=None)
 
-BenchTransport = Annotated[Transport, typer.Option("--transport", help="How messages travel.")]
+# Those with a bare echo in `bench.echo`.
+BenchTransport = Annotated[Literal["shm", "zmq", "grpc"], typer.Option("--transport", help="How messages travel.")]
 Measured = Annotated[
     str, typer.Option("--preset", metavar="NAME", help="What to measure.", autocompletion=complete_preset)
 ]

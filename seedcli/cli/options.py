@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, fields
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 import typer
 
@@ -20,7 +20,6 @@ Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set one value; may be repeated.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Transport = Literal["shm", "zmq", "grpc"]
 TokenFile = Annotated[
     Path | None,
     typer.Option("--token-file", metavar="FILE", help="File of the token.  [default: SEED_TOKEN, else your own file]"),
@@ -43,6 +42,17 @@ Preset = Annotated[
     str | None,
     typer.Option("--preset", metavar="NAME", help="Preset to start from.", autocompletion=complete_preset),
 ]
+
+
+def completed_by(table: str) -> Callable[[str], list[str]]:
+    """Complete an option with the names of built-in and installed choices of a table, e.g. "agent.network"."""
+
+    def complete(incomplete: str) -> list[str]:
+        from seedcli.config.choices import CHOICES
+
+        return [name for name in CHOICES[table].names() if name.startswith(incomplete)]
+
+    return complete
 
 
 def options_of(made: type[_T]) -> Callable[[Callable[[_T], int]], Callable[..., int]]:

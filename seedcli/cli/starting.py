@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from seedcli.cli.options import completed_by
 from seedcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,13 +31,30 @@ EnvId = Annotated[
 ]
 Family = Annotated[
     str | None,
-    typer.Option("--family", metavar="NAME", help="Family of environments, or module:Class of your own."),
+    typer.Option(
+        "--family",
+        metavar="NAME",
+        help="Family of environments, or module:Class of your own.",
+        autocompletion=completed_by("environment"),
+    ),
 ]
 AgentName = Annotated[
-    str | None, typer.Option("--agent", metavar="NAME", help="Learning algorithm, or module:Class of your own.")
+    str | None,
+    typer.Option(
+        "--agent",
+        metavar="NAME",
+        help="Learning algorithm, or module:Class of your own.",
+        autocompletion=completed_by("agent"),
+    ),
 ]
 NetworkName = Annotated[
-    str | None, typer.Option("--network", metavar="NAME", help="Network torso, or module:Class of your own.")
+    str | None,
+    typer.Option(
+        "--network",
+        metavar="NAME",
+        help="Network torso, or module:Class of your own.",
+        autocompletion=completed_by("agent.network"),
+    ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in --logdir.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --logdir.")]

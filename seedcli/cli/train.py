@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from seedcli.cli.options import ConfigFile, Debug, Preset, Sets, Transport, examples, loading_tensorflow
+from seedcli.cli.options import ConfigFile, Debug, Preset, Sets, completed_by, examples, loading_tensorflow
 from seedcli.cli.starting import (
     AgentName,
     Continue,
@@ -55,7 +55,15 @@ def train(
     family: Family = None,
     agent: AgentName = None,
     network: NetworkName = None,
-    transport: Annotated[Transport | None, typer.Option("--transport", help="How actors reach the learner.")] = None,
+    transport: Annotated[
+        str | None,
+        typer.Option(
+            "--transport",
+            metavar="NAME",
+            help="How actors reach the learner: shm, zmq, grpc, or module:Class of your own.  [default: shm]",
+            autocompletion=completed_by("net"),
+        ),
+    ] = None,
     sets: Sets = None,
     resume: Resume = False,
     continue_: Continue = False,

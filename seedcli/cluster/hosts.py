@@ -19,7 +19,7 @@ from seedcli.config.schema import Config
 from seedcli.errors import UsageError
 from seedcli.net.addresses import join_host_port, split_host_port
 from seedcli.net.messages import Hello
-from seedcli.net.transports import TRANSPORTS
+from seedcli.net.transports import transport_of
 
 _MAX_NODES = 65_536
 _PORTS = 12_000  # first port for the rendezvous of SLURM jobs; below the systems' ephemeral ports
@@ -327,7 +327,7 @@ class Placement:
         if chosen == self._index:
             return None
         self._redirected[chosen].append([self._clock(), hello.envs])
-        return TRANSPORTS[transport].prefix + self._addresses[chosen][transport]
+        return transport_of(transport).prefix + self._addresses[chosen][transport]
 
     def _counts(self) -> list[float]:
         """Return the number of environments of each host, including those of redirected actors not reported yet."""

@@ -1,4 +1,4 @@
-"""The choices that bring their own configuration keys: algorithms, torsos and families of environments."""
+"""The choices that bring their own configuration keys: algorithms, torsos, families of environments, transports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from seedcli.config.registry import BuiltIn, Registry
-from seedcli.config.sections import AgentConfig, EnvironmentConfig, NetworkConfig
+from seedcli.config.sections import AgentConfig, EnvironmentConfig, NetConfig, NetworkConfig
 
 ALGORITHMS = Registry(
     "agent.algorithm",
@@ -53,7 +53,22 @@ FAMILIES = Registry(
     needs_tensorflow=False,
 )
 
+_NET, _NET_CONFIG = "seedcli.net.transports", "seedcli.config.sections:NetConfig"
+# In the order in which a learner opens its listeners and names their addresses; the first is an actor's default.
+TRANSPORTS = Registry(
+    "net.transport",
+    "transport",
+    "seedcli.transports",
+    NetConfig,
+    {
+        "grpc": BuiltIn(f"{_NET}:GrpcTransport", _NET_CONFIG),
+        "zmq": BuiltIn(f"{_NET}:ZmqTransport", _NET_CONFIG),
+        "shm": BuiltIn(f"{_NET}:ShmTransport", _NET_CONFIG),
+    },
+    needs_tensorflow=False,
+)
+
 # By the table whose keys the choice determines.
 CHOICES: Mapping[str, Registry] = MappingProxyType(
-    {"environment": FAMILIES, "agent": ALGORITHMS, "agent.network": TORSOS}
+    {"environment": FAMILIES, "agent": ALGORITHMS, "agent.network": TORSOS, "net": TRANSPORTS}
 )

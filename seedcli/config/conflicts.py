@@ -16,6 +16,7 @@ def conflicts(config: Sections) -> Iterator[str]:
     yield from config.environment.conflicts(config)
     yield from config.agent.conflicts(config)
     yield from config.agent.network.conflicts(config)
+    yield from net.conflicts(config)
     if training.learning_rate_schedule == "linear" and training.learning_rate_end > training.learning_rate:
         yield (
             f"training.learning_rate_end = {training.learning_rate_end} must be at most "

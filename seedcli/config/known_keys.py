@@ -23,9 +23,8 @@ def owners() -> Mapping[str, tuple[str, ...]]:
     default = {table: default_choice(table) for table in CHOICES}
     for table, registry in CHOICES.items():
         for name in registry.names():
-            choice = {**default, table: name}
             try:
-                model = config_class(choice["agent"], choice["agent.network"], choice["environment"])
+                model = config_class({**default, table: name})
             except UsageError:  # an installed package that does not work here
                 continue
             for key in keys_of(model):

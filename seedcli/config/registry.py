@@ -43,7 +43,7 @@ class Registry:
         needs_tensorflow: choices are code for TensorFlow, which is then imported first, without its messages.
 
     Attributes:
-        key, group: as given.
+        key, group, built_in: as given.
     """
 
     def __init__(
@@ -60,17 +60,17 @@ class Registry:
         self._noun = noun
         self.group = group
         self._base = base
-        self._built_in = built_in
+        self.built_in = built_in
         self._needs_tensorflow = needs_tensorflow
 
     @cached_property
-    def _installed(self) -> dict[str, metadata.EntryPoint]:
+    def installed(self) -> dict[str, metadata.EntryPoint]:
         """Entry points by name, without those that are named like a built-in."""
-        return {e.name: e for e in metadata.entry_points(group=self.group) if e.name not in self._built_in}
+        return {e.name: e for e in metadata.entry_points(group=self.group) if e.name not in self.built_in}
 
     def names(self) -> list[str]:
         """The names of built-in and installed choices."""
-        return [*self._built_in, *sorted(self._installed)]
+        return [*self.built_in, *sorted(self.installed)]
 
     def config(self, name: str) -> type[Any]:
         """The configuration class of a choice.
@@ -78,8 +78,8 @@ class Registry:
         Raises:
             UsageError: there is no such choice, it cannot be imported, or its `Config` does not extend the base.
         """
-        if name in self._built_in:
-            return self._checked(name, _resolve(self._built_in[name].config))
+        if name in self.built_in:
+            return self._checked(name, _resolve(self.built_in[name].config))
         return self._checked(name, getattr(self.load(name), "Config", self._base))
 
     def load(self, name: str) -> Any:
@@ -88,17 +88,17 @@ class Registry:
         Raises:
             UsageError: there is no such choice, or it cannot be imported.
         """
-        if name in self._built_in:
-            return _resolve(self._built_in[name].target)
-        if name not in self._installed and ":" not in name:
+        if name in self.built_in:
+            return _resolve(self.built_in[name].target)
+        if name not in self.installed and ":" not in name:
             raise UsageError(self._unknown(name))
         if self._needs_tensorflow:
             import_tensorflow()
-        if name in self._installed:
+        if name in self.installed:
             try:
-                return self._installed[name].load()
+                return self.installed[name].load()
             except Exception as error:
-                package = self._installed[name].value
+                package = self.installed[name].value
                 raise UsageError(f'{self.key} = "{name}" cannot be loaded from {package}: {_first(error)}') from error
         return self._from_module(name)
 

@@ -9,9 +9,9 @@ from typing import Any, Self
 from pydantic import BaseModel, create_model, model_validator
 from pydantic.fields import FieldInfo
 
-from seedcli.config.choices import ALGORITHMS, CHOICES, FAMILIES, TORSOS
+from seedcli.config.choices import ALGORITHMS, CHOICES, FAMILIES, TORSOS, TRANSPORTS
 from seedcli.config.conflicts import conflicts
-from seedcli.config.sections import AgentConfig, EnvironmentConfig, Sections
+from seedcli.config.sections import AgentConfig, EnvironmentConfig, NetConfig, Sections
 
 
 class Config(Sections):
@@ -29,20 +29,29 @@ class Config(Sections):
 
 
 @cache
-def config_class(algorithm: str, torso: str, family: str) -> type[Config]:
-    """The configuration with the keys of an algorithm, a torso and a family of environments.
-
-    Raises:
-        UsageError: one of them does not exist or cannot be imported.
-    """
+def _config_class(algorithm: str, torso: str, family: str, transport: str) -> type[Config]:
     agent: Any = _with_network(ALGORITHMS.config(algorithm), torso)
     environment: Any = FAMILIES.config(family)
+    net: Any = TRANSPORTS.config(transport)
     return create_model(
         "Config",
         __base__=Config,
         agent=(agent, agent(algorithm=algorithm)),
         environment=(environment, environment(family=family)),
+        net=(net, net(transport=transport)),
     )
+
+
+def config_class(choice: Mapping[str, str]) -> type[Config]:
+    """The configuration with the keys of what was chosen, the same class for the same choices.
+
+    Args:
+        choice: by the tables of `CHOICES`.
+
+    Raises:
+        UsageError: one of them does not exist or cannot be imported.
+    """
+    return _config_class(choice["agent"], choice["agent.network"], choice["environment"], choice["net"])
 
 
 def _with_network(agent: type[AgentConfig], torso: str) -> type[AgentConfig]:
@@ -63,12 +72,13 @@ def chosen(values: Mapping[str, Any]) -> type[Config]:
             found = found.get(part) if isinstance(found, Mapping) else None
         return str(default_choice(table) if found is None else found)
 
-    return config_class(choice("agent"), choice("agent.network"), choice("environment"))
+    return config_class({table: choice(table) for table in CHOICES})
 
 
 def default_choice(table: str) -> str:
     """The choice of a table that no layer makes."""
-    section = {"agent": AgentConfig(), "agent.network": AgentConfig().network, "environment": EnvironmentConfig()}
+    agent = AgentConfig()
+    section = {"agent": agent, "agent.network": agent.network, "environment": EnvironmentConfig(), "net": NetConfig()}
     return str(getattr(section[table], CHOICES[table].key.rsplit(".", 1)[1]))
 
 

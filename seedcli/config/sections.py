@@ -198,14 +198,16 @@ class ActorsConfig(Section):
 
 
 class NetConfig(Section):
-    """Connections between actors and the learner."""
+    """Connections between actors and the learner. A transport of your own may add keys to these, such as its port."""
 
     host: str = Field(
         "", description="address the learner binds; empty: all interfaces, or only 127.0.0.1 with net.insecure"
     )
     grpc_port: Annotated[int, Field(ge=-1, le=65535)] = Field(8686, description="gRPC port; 0: any free port, -1: off")
     zmq_port: Annotated[int, Field(ge=-1, le=65535)] = Field(8687, description="ZeroMQ port; 0: any free port, -1: off")
-    transport: Literal["shm", "zmq", "grpc"] = Field("shm", description="transport of seed train's own actors")
+    transport: Name = Field(
+        "shm", description="transport of seed train's own actors: shm, zmq, grpc, or module:Class of your own"
+    )
     heartbeat_seconds: Positive = Field(2.0, description="seconds between an actor's heartbeats")
     compression: Literal["auto", "off", "on"] = Field(
         "auto",
@@ -228,6 +230,10 @@ class NetConfig(Section):
     metrics_host: Name = Field(
         "127.0.0.1", description="address of the metrics port; 0.0.0.0: all interfaces, readable by anyone"
     )
+
+    def conflicts(self, config: Sections) -> Iterator[str]:
+        """Contradictions between values that are each in range, one sentence each that names the full keys."""
+        yield from ()
 
 
 class TopologyConfig(Section):

@@ -234,7 +234,7 @@ def _model(entries: Sequence[Entry]) -> type[Config]:
             if entry.key == registry.key:
                 choice[table], source[table] = str(entry.value), entry.source
     try:
-        return config_class(choice["agent"], choice["agent.network"], choice["environment"])
+        return config_class(choice)
     except UsageError as error:
         named = [table for table, registry in CHOICES.items() if str(error).startswith(f"{registry.key} =")]
         origin = f" (from {source[named[0]]})" if named and source[named[0]] != DEFAULT else ""

@@ -10,6 +10,7 @@ import re
 import socket
 from pathlib import Path
 
+from seedcli.config.choices import TRANSPORTS
 from seedcli.errors import UnreachableError, UsageError
 
 _HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
@@ -153,7 +154,9 @@ def listen_error(host: str, port: int, number: int, *, setting: str) -> UsageErr
 
 
 def check_address(address: str) -> tuple[str, str]:
-    """Split an address into its scheme, "grpc", "zmq" or "shm", and "host:port" or the path.
+    """Split an address into its scheme, the name of a transport, and "host:port", a path, or what that uses.
+
+    A transport of one's own is not imported: an address may come from a peer.
 
     Raises:
         UsageError: the address is invalid.
@@ -166,6 +169,8 @@ def check_address(address: str) -> tuple[str, str]:
     parts = split_host_port(rest)
     if parts is not None and scheme in ("zmq", "grpc"):
         return scheme, join_host_port(parts[0].strip("[]"), parts[1])
+    if rest and (":" in scheme or scheme in TRANSPORTS.installed):
+        return scheme, rest
     raise UsageError(
         f'"{address}" is not a learner\'s address: give HOST:PORT for gRPC (127.0.0.1:8686), '
         "zmq://HOST:PORT for ZeroMQ (zmq://127.0.0.1:8687), shm:///PATH on one machine, or the run's folder"

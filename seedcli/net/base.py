@@ -21,7 +21,7 @@ class Peer(NamedTuple):
     """One connection, as the server sees it: hashable, and valid for `send` until `lost` is called.
 
     Attributes:
-        transport: "grpc", "zmq" or "shm".
+        transport: the transport's name.
         key: the transport's key of the connection.
         address: for messages, e.g. "10.0.0.7:51234", as far as the transport knows it.
     """
@@ -84,9 +84,10 @@ class ServerTransport(Protocol):
     """A listener. Everything but `fileno`, `trusts` and `close` may be called from the service thread only.
 
     Attributes:
-        name: "grpc", "zmq" or "shm".
+        name: the transport's name in `net.transport`.
         address: value for an actor's --connect, e.g. "127.0.0.1:8686", "zmq://127.0.0.1:8687".
         port: the TCP port it listens on; None: it does not use TCP.
+        shares_memory: it reads rows where actors build them, so they are never encoded.
         token: the token that peers must prove they hold; None: no proof, because only this user can connect or the
             listener is open.
         turned_away: connections that failed in the secure handshake; 0 if the library does not report them (gRPC).
@@ -95,6 +96,7 @@ class ServerTransport(Protocol):
     name: str
     address: str
     port: int | None
+    shares_memory: bool
     token: Token | None
     turned_away: int
 

@@ -88,6 +88,7 @@ class GrpcServer:
     """
 
     name = "grpc"
+    shares_memory = False
     turned_away = 0
 
     def __init__(

@@ -21,6 +21,7 @@ class InProcessServer:
 
     name = "inprocess"
     turned_away = 0
+    shares_memory = False  # its clients may encode rows
     port: int | None = None
     token: Token | None = None
 

@@ -67,6 +67,8 @@ class ShmServer(RouterServer):
         UsageError: the socket cannot be created.
     """
 
+    shares_memory = True
+
     def __init__(self, path: str) -> None:
         path = os.path.abspath(path)
         if len(os.fsencode(path)) > _PATH_LIMIT:

@@ -1,96 +1,143 @@
-"""The transports by name, and what the rest must know of each: nothing outside of `net` compares their names."""
+"""Transports: how each listens and connects, and what the rest must know of it. Libraries are imported when used.
+
+Nothing outside of `net` compares their names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any, ClassVar
 
-from seedcli.net.base import ServerTransport
+from seedcli.config.choices import TRANSPORTS
+from seedcli.config.sections import NetConfig
+from seedcli.errors import UsageError
+from seedcli.net.base import ClientTransport, ServerTransport
 from seedcli.net.security.keys import Security
 
 _LOOPBACK = "127.0.0.1"
 
-_Listen = Callable[[str, int, Security | None], ServerTransport]
 
-
-@dataclass(frozen=True, kw_only=True)
 class Transport:
-    """A transport.
+    """A transport: subclass it, set `Config` and `port_key` if it listens on a TCP port, and implement the methods.
+
+    Args:
+        name: as in `net.transport`: that of a built-in or of an entry point, or "module:Class".
 
     Attributes:
-        name: as in `net.transport`.
-        prefix: of its addresses, as a user types them: "zmq://"; "": an address without a scheme.
-        port_key: the key of its TCP port in [net]; None: it serves only actors of the learner's machine and user.
+        Config: the keys of [net], a subclass of `NetConfig`.
+        port_key: the key of its TCP port in [net], -1: off, 0: any free one; None: it serves only actors of the
+            learner's machine and user, which need no token.
         certificates: TLS certificates can secure it; others that listen on TCP derive their keys from the token.
-        shares_memory: the learner reads rows where actors build them, so they are never encoded.
-        listen: opens a listener on a host and TCP port, 0: any free one; None without a `port_key`.
-        listen_here: opens a listener that only this machine can reach, given a folder for sockets and the security of
-            TCP listeners; None: none.
     """
 
-    name: str
-    prefix: str
-    port_key: str | None = None
-    certificates: bool = False
-    shares_memory: bool = False
-    listen: _Listen | None = None
-    listen_here: Callable[[Path, Security | None], ServerTransport]
+    Config: ClassVar[type[NetConfig]] = NetConfig
+    port_key: ClassVar[str | None] = None
+    certificates: ClassVar[bool] = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @property
+    def prefix(self) -> str:
+        """What its addresses begin with, as a user types them: its name, "zmq://"."""
+        return f"{self.name}://"
+
+    def listen(self, host: str, port: int, security: Security | None) -> ServerTransport:
+        """Open a listener named `name` on a host and TCP port, 0: any free one; only with a `port_key`.
+
+        Its address is `prefix` followed by "host:port".
+
+        Raises:
+            UsageError: the port is in use, the host is not on this machine, or a certificate is unusable.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement listen, or have no port_key")
+
+    def listen_here(self, folder: Path, security: Security | None) -> ServerTransport:
+        """Open a listener for `seed train`, which only this machine can reach; by default on its loopback interface.
+
+        Args:
+            folder: for sockets; only this user can open it.
+            security: of TCP listeners.
+        """
+        return self.listen(_LOOPBACK, 0, security)
+
+    def connect(self, where: str, security: Security | None) -> ClientTransport:
+        """A client for what follows `prefix` in an address, not yet connected.
+
+        Raises:
+            UsageError: that is invalid, or a certificate is unusable.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement connect")
 
 
-def _grpc(host: str, port: int, security: Security | None) -> ServerTransport:
-    from seedcli.net.grpc import GrpcServer
+class GrpcTransport(Transport):
+    """gRPC: an address without a scheme."""
 
-    return GrpcServer(host, port, security=security)
+    port_key = "grpc_port"
+    certificates = True
 
+    @property
+    def prefix(self) -> str:
+        """Nothing: it is the default."""
+        return ""
 
-def _zmq(host: str, port: int, security: Security | None) -> ServerTransport:
-    from seedcli.net.zmq import ZmqServer
+    def listen(self, host: str, port: int, security: Security | None) -> ServerTransport:
+        from seedcli.net.grpc import GrpcServer
 
-    return ZmqServer(host, port, security=security)
+        return GrpcServer(host, port, security=security)
 
+    def connect(self, where: str, security: Security | None) -> ClientTransport:
+        from seedcli.net.grpc_client import GrpcClient
 
-def _in_this_process(folder: Path, security: Security | None) -> ServerTransport:
-    from seedcli.net.inprocess import InProcessServer
-
-    return InProcessServer()
-
-
-def _shm_here(folder: Path, security: Security | None) -> ServerTransport:
-    """The socket's permissions keep other users out, so the token is not needed."""
-    from seedcli.net.shm import ShmServer
-
-    return ShmServer(str(folder / "actors"))
+        return GrpcClient(where, security=security)
 
 
-# In the order in which a learner opens them and names their addresses; the first is an actor's default.
-TRANSPORTS: Mapping[str, Transport] = MappingProxyType(
-    {
-        transport.name: transport
-        for transport in (
-            Transport(
-                name="grpc",
-                prefix="",
-                port_key="grpc_port",
-                certificates=True,
-                listen=_grpc,
-                listen_here=lambda folder, security: _grpc(_LOOPBACK, 0, security),
-            ),
-            Transport(
-                name="zmq",
-                prefix="zmq://",
-                port_key="zmq_port",
-                listen=_zmq,
-                listen_here=lambda folder, security: _zmq(_LOOPBACK, 0, security),
-            ),
-            Transport(name="shm", prefix="shm://", shares_memory=True, listen_here=_shm_here),
-            Transport(name="inprocess", prefix="", listen_here=_in_this_process),
-        )
-    }
-)
+class ZmqTransport(Transport):
+    """ZeroMQ over TCP."""
+
+    port_key = "zmq_port"
+
+    def listen(self, host: str, port: int, security: Security | None) -> ServerTransport:
+        from seedcli.net.zmq import ZmqServer
+
+        return ZmqServer(host, port, security=security)
+
+    def connect(self, where: str, security: Security | None) -> ClientTransport:
+        from seedcli.net.zmq import ZmqClient
+
+        return ZmqClient(f"tcp://{where}", security=security)
 
 
-def listening() -> list[Transport]:
-    """The transports that listen on a TCP port."""
-    return [transport for transport in TRANSPORTS.values() if transport.port_key is not None]
+class ShmTransport(Transport):
+    """Shared memory. The permissions of its socket keep other users out, so it needs no token."""
+
+    def listen_here(self, folder: Path, security: Security | None) -> ServerTransport:
+        from seedcli.net.shm import ShmServer
+
+        return ShmServer(str(folder / "actors"))
+
+    def connect(self, where: str, security: Security | None) -> ClientTransport:
+        from seedcli.net.shm import ShmClient
+
+        return ShmClient(where)
+
+
+@cache
+def transport_of(name: str) -> Transport:
+    """The transport of a name.
+
+    Raises:
+        UsageError: it does not exist, cannot be imported, or is not a `Transport`.
+    """
+    found: Any = TRANSPORTS.load(name)
+    if not issubclass(found, Transport):
+        raise UsageError(f'{TRANSPORTS.key} = "{name}" must be a subclass of seedcli.net.transports.Transport')
+    made: Transport = found(name)
+    return made
+
+
+def listening(chosen: str | None = None) -> list[Transport]:
+    """The transports that listen on a TCP port: the built-in ones, and the chosen one if it does."""
+    names = dict.fromkeys([*TRANSPORTS.built_in, *([chosen] if chosen is not None else [])])
+    return [transport for transport in map(transport_of, names) if transport.port_key is not None]

@@ -102,6 +102,8 @@ class RouterServer:
         zmq.ZMQError: the address cannot be bound.
     """
 
+    shares_memory = False
+
     def __init__(self, name: str, url: str, *, max_payload: int, security: Security | None = None) -> None:
         self.name = name
         self.address = url

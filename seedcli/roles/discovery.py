@@ -8,20 +8,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from seedcli.cluster.hosts import expand_nodes
 from seedcli.errors import RefusedError, UnreachableError, UsageError
 from seedcli.net.addresses import check_address, join_host_port, machine_id, reachable_hosts
 from seedcli.net.security.keys import Security, TlsFiles
 from seedcli.net.security.token import find_token
-from seedcli.net.transports import TRANSPORTS, listening
+from seedcli.net.transports import listening, transport_of
 from seedcli.roles.run_folder import RunFolder
 
 VARIABLE = "SEED_CONNECT"
 _DEFAULT_PORT = 8686
-
-ActorTransport = Literal["grpc", "zmq"]
 
 
 def announcement(host: str, ports: Mapping[str, int]) -> dict[str, Any]:
@@ -29,7 +27,7 @@ def announcement(host: str, ports: Mapping[str, int]) -> dict[str, Any]:
 
     Args:
         host: the address that the learner is bound to.
-        ports: port by transport, "grpc" and "zmq".
+        ports: port by transport.
     """
     everywhere = host in ("0.0.0.0", "::")
     return {"hosts": reachable_hosts(host), "everywhere": everywhere, "machine": machine_id(), **ports}
@@ -63,21 +61,21 @@ class Discovery:
 
     Args:
         connect: addresses and run folders, separated by commas.
-        transport: used when the address comes from a run's folder; None: gRPC.
+        transport: its name, used when the address comes from a run's folder; None: gRPC.
         insecure: no token, no encryption.
         token_file: see `net.security.token.find_token`.
         tls: the user's own certificates.
 
     Raises:
-        UsageError: an entry is neither an address nor a folder, or certificates are given for ZeroMQ, which does not
-            use them.
+        UsageError: an entry is neither an address nor a folder, a transport does not exist or has no port, or
+            certificates are given for one that does not use them, such as ZeroMQ.
     """
 
     def __init__(
         self,
         connect: str,
         *,
-        transport: ActorTransport | None = None,
+        transport: str | None = None,
         insecure: bool = False,
         token_file: Path | None = None,
         tls: TlsFiles | None = None,
@@ -86,6 +84,11 @@ class Discovery:
         if not self._places:
             raise UsageError(f'no learner address given (--connect "{connect}"): give HOST:PORT or a run\'s folder')
         self._transport = transport or listening()[0].name
+        if transport_of(self._transport).port_key is None:
+            raise UsageError(
+                f"--transport {transport} serves only the actors of seed train, so no learner publishes its address: "
+                f"choose {' or '.join(each.name for each in listening())}"
+            )
         if transport is not None and not any(map(_is_folder, self._places)):
             raise UsageError(
                 f"--transport {transport} is for --connect RUN_FOLDER: an address names its own transport, "
@@ -93,7 +96,7 @@ class Discovery:
             )
         for place in self._places:
             scheme = self._transport if _is_folder(place) else check_address(place)[0]
-            if tls is not None and not TRANSPORTS[scheme].certificates:
+            if tls is not None and not transport_of(scheme).certificates:
                 raise UsageError(f"--tls-cert, --tls-key and --tls-ca are for gRPC: leave them out for {place}")
         self._connect = connect
         self._insecure = insecure
@@ -156,7 +159,7 @@ class Discovery:
             raise UnreachableError(f"the learner of {folder} does not listen on {self._transport}: see --transport")
         if found.get("everywhere") and found.get("machine") == machine_id():
             hosts = ["127.0.0.1", *hosts]
-        prefix = TRANSPORTS[self._transport].prefix
+        prefix = transport_of(self._transport).prefix
         return [f"{prefix}{join_host_port(str(host), port)}" for host in hosts]
 
     def security(self, address: str) -> Security | None:
@@ -165,7 +168,7 @@ class Discovery:
         Raises:
             RefusedError: there is no usable token.
         """
-        if self._insecure or address.startswith("shm:"):
+        if self._insecure or transport_of(check_address(address)[0]).port_key is None:
             return None
         return Security(find_token(self._token_file), self._tls)
 

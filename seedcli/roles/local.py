@@ -22,7 +22,7 @@ from seedcli.config.sources import Resolved, set_for_listeners
 from seedcli.errors import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_USAGE, RefusedError, SeedError, UsageError
 from seedcli.net.security.keys import Security
 from seedcli.net.security.token import VARIABLE, Token, new_token
-from seedcli.net.transports import TRANSPORTS
+from seedcli.net.transports import transport_of
 from seedcli.roles.learner.setup import Setup
 from seedcli.roles.learner.supervise import supervise, use_devices
 from seedcli.roles.learner.threads import Learner
@@ -213,7 +213,7 @@ def run_train(resolved: Resolved, folder: RunFolder, *, live: bool, profile: boo
         token = new_token()
         # Out of reach of other machines, and of other users of this one.
         security = Security(Token(token, "this run"))
-        transport = TRANSPORTS[config.net.transport].listen_here(sockets, security)
+        transport = transport_of(config.net.transport).listen_here(sockets, security)
         actors = ActorProcesses(config, transport.address, folder.path / "logs", token)
 
         def announce(learner: Learner, view: View) -> None:

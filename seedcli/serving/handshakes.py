@@ -153,7 +153,7 @@ class Reception:
             "seed": seed % (2**31 - 2**17),
             "evaluation_envs": share,
             "compression": settings.compression,
-            "codecs": list(settings.offered_codecs(peer.transport)),
+            "codecs": list(settings.offered_codecs(self._transports[peer.transport])),
             "machine": machine_id(),
         }
 

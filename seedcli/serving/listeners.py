@@ -14,7 +14,7 @@ from seedcli.net.addresses import bindable_ip, split_host_port
 from seedcli.net.base import ServerTransport
 from seedcli.net.security.keys import Security, TlsFiles
 from seedcli.net.security.token import find_token
-from seedcli.net.transports import TRANSPORTS, Transport, listening
+from seedcli.net.transports import Transport, listening, transport_of
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def check_listeners(config: Config) -> None:
         RefusedError: see `learner_security`.
     """
     host = bound_host(config)
-    for transport in listening():
+    for transport in listening(config.net.transport):
         port = _port(config, transport)
         if port > 0:
             try:
@@ -67,9 +67,9 @@ def open_transports(config: Config, security: Security | None) -> list[ServerTra
     host = bound_host(config)
     transports: list[ServerTransport] = []
     try:
-        for each in listening():
+        for each in listening(config.net.transport):
             port = _port(config, each)
-            if port >= 0 and each.listen is not None:
+            if port >= 0:
                 transports.append(each.listen(host, port, security))
     except SeedError:
         for transport in transports:
@@ -94,7 +94,7 @@ def ports(transports: Sequence[ServerTransport]) -> dict[str, int]:
 
 
 def _host_port(transport: ServerTransport) -> tuple[str, int] | None:
-    return split_host_port(transport.address.removeprefix(TRANSPORTS[transport.name].prefix))
+    return split_host_port(transport.address.removeprefix(transport_of(transport.name).prefix))
 
 
 def how_to_join(config: Config, security: Security | None, transports: Sequence[ServerTransport]) -> list[str]:
@@ -115,9 +115,9 @@ def _actor_flags(config: Config, transport: str) -> list[str]:
     flags = ["--insecure"] if net.insecure else []
     if net.token_file:
         flags.append(f"--token-file {shlex.quote(net.token_file)}")
-    if TRANSPORTS[transport].certificates and net.tls_cert:
+    if transport_of(transport).certificates and net.tls_cert:
         flags.append("--tls-ca CA.pem")
-    if TRANSPORTS[transport].certificates and net.tls_ca:
+    if transport_of(transport).certificates and net.tls_ca:
         flags.append("--tls-cert ACTOR.pem --tls-key ACTOR.key")
     return flags
 

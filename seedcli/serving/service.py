@@ -286,7 +286,7 @@ class InferenceService:
     def _admit(
         self, peer: Peer, hello: Hello, spec: EnvSpec, codecs: dict[str, str], evaluation: int
     ) -> dict[str, Any]:
-        check_codecs(spec, codecs, self._settings.offered_codecs(peer.transport))
+        check_codecs(spec, codecs, self._settings.offered_codecs(self._transports[peer.transport]))
         self._engine = self._engine_for(spec, self.fault)
         earlier = self._by_actor.get(hello.actor_id)
         if earlier is not None:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from seedcli.inference.streams import Stream
-from seedcli.net.base import Peer
+from seedcli.net.base import Peer, ServerTransport
 from seedcli.net.codecs import CODECS, RAW, RowDecoder
 from seedcli.net.handshake import ServerHandshake
 from seedcli.net.messages import Hello
-from seedcli.net.transports import TRANSPORTS
 from seedcli.serving.admission_control import MAX_UNAUTHENTICATED, PROOF_SECONDS
 from seedcli.specs import EnvSpec, RowLayout
 
@@ -139,9 +138,9 @@ class FleetSettings:
     evaluation_envs: int = 0
     compression: str = "auto"
 
-    def offered_codecs(self, transport: str) -> tuple[str, ...]:
+    def offered_codecs(self, transport: ServerTransport) -> tuple[str, ...]:
         """Return the codecs that actors on `transport` may use; only raw for rows in shared memory."""
-        return (RAW,) if self.compression == "off" or TRANSPORTS[transport].shares_memory else CODECS
+        return (RAW,) if self.compression == "off" or transport.shares_memory else CODECS
 
 
 def evaluation_share(

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from seedcli.agents.base import UnrollBatch
+from seedcli.agents.base import Agent, UnrollBatch
 from seedcli.inference.arena import Arena, UnrollBuffer
-from seedcli.specs import map_arrays
+from seedcli.specs import ArraySpec, EnvSpec, map_arrays
 
 
 class Piece(NamedTuple):
@@ -122,6 +122,26 @@ class TrainingBatch(NamedTuple):
         """Build the batch of unrolls that are still on the host."""
         counted = ~(unrolls.terminated | unrolls.truncated) & (unrolls.weights > 0)
         return cls(unrolls, versions, np.asarray(counted), serials)
+
+
+def zero_unrolls(agent: Agent, spec: EnvSpec, columns: int) -> UnrollBatch:
+    """A training batch of `columns` columns of zeros, in arrays of the host, of the shapes and dtypes of a real one."""
+    algorithm = agent.algorithm
+
+    def zeros(array: ArraySpec) -> npt.NDArray[Any]:
+        return np.zeros((algorithm.batch_records, columns, *array.shape), array.dtype)
+
+    number, flag = ArraySpec((), "float32"), ArraySpec((), "bool")
+    return UnrollBatch(
+        observation=map_arrays(zeros, spec.observation),
+        reward=zeros(number),
+        terminated=zeros(flag),
+        truncated=zeros(flag),
+        action=zeros(spec.action.array),
+        recorded={name: zeros(array) for name, array in algorithm.recorded.items()},
+        state=tf.nest.map_structure(np.asarray, agent.initial_state(columns)),
+        weights=np.ones(columns, np.float32),
+    )
 
 
 def _join(parts: list[npt.NDArray[Any]], axis: int) -> npt.NDArray[Any]:

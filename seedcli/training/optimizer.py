@@ -11,6 +11,27 @@ import tensorflow as tf
 from seedcli.config.sections import TrainingConfig
 
 
+class FusedAdam(keras.optimizers.Adam):
+    """Keras' Adam with one TensorFlow operation for each variable instead of twenty, equal up to rounding."""
+
+    def update_step(self, gradient: tf.Tensor, variable: Any, learning_rate: Any) -> None:
+        """Update a `tf.Variable` of any device, and its moments there."""
+        place = self._get_variable_index(variable)
+        step = tf.cast(self.iterations + 1, gradient.dtype)
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=self._momentums[place].value.handle,
+            v=self._velocities[place].value.handle,
+            beta1_power=tf.pow(tf.constant(self.beta_1, gradient.dtype), step),
+            beta2_power=tf.pow(tf.constant(self.beta_2, gradient.dtype), step),
+            lr=tf.cast(learning_rate, gradient.dtype),
+            beta1=self.beta_1,
+            beta2=self.beta_2,
+            epsilon=self.epsilon,
+            grad=gradient,
+        )
+
+
 def make_optimizer(training: TrainingConfig) -> keras.optimizers.Optimizer:
     """Make the configured optimizer: Adam (Kingma & Ba, 2015) or RMSprop (Hinton, 2012, ε inside the root).
 
@@ -18,7 +39,7 @@ def make_optimizer(training: TrainingConfig) -> keras.optimizers.Optimizer:
     own clipping is not used, because it would run before gradients of several devices are summed.
     """
     if training.optimizer == "adam":
-        return keras.optimizers.Adam(
+        return FusedAdam(
             training.learning_rate,
             beta_1=training.adam_beta1,
             beta_2=training.adam_beta2,

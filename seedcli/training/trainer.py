@@ -108,7 +108,7 @@ class Trainer:
             self.groups = make_groups(agent, config)
             update = BatchUpdate(agent, config, self._devices, self.groups, seed)
             direct = plan is None or plan.xla == "off"
-            self._update = traced(update.train, reduce_retracing=True, direct=direct)
+            self._update: Any = traced(update.train, reduce_retracing=True, direct=direct)
         self._sum_over_hosts = tf.function(self._sum_over_hosts_impl, autograph=False)
         self.loss_scale = _FIRST_SCALE if plan is not None and plan.precision == "mixed_float16" else None
         self.good_updates = 0
@@ -118,6 +118,24 @@ class Trainer:
         self.waited = 0.0
 
     # -- on the host --------------------------------------------------------------------------------------------
+
+    def trace(self, unrolls: UnrollBatch) -> None:
+        """Trace the update for batches of these shapes, which the first update would do otherwise; runs nothing.
+
+        Args:
+            unrolls: this host's part of a batch, host arrays, such as of `batches.zero_unrolls`.
+
+        Raises:
+            SeedError: a device is out of memory.
+            UsageError: the agent returns invalid losses or targets.
+        """
+        with self._devices.scope():
+            self._update.get_concrete_function(*self._arguments(self._devices.place(unrolls), 0.0))
+
+    def _arguments(self, unrolls: UnrollBatch, rate: float) -> tuple[Any, ...]:
+        """The arguments of `BatchUpdate.train`."""
+        scale = None if self.loss_scale is None else np.float32(self.loss_scale)
+        return unrolls, np.float32(rate), scale, np.int64(self.updates)
 
     def update(
         self, batch: TrainingBatch | None, env_steps: int, control: npt.NDArray[np.float64] | None = None
@@ -152,9 +170,7 @@ class Trainer:
                 unrolls = self._devices.place(unrolls)
             scale = self.loss_scale
             try:
-                report = self._update(
-                    unrolls, np.float32(rate), None if scale is None else np.float32(scale), np.int64(self.updates)
-                )
+                report = self._update(*self._arguments(unrolls, rate))
                 applied, evaluated, stopped, loss, norm, *values = report.scalars.numpy().tolist()
                 used = round(evaluated - stopped)
                 metrics = dict(zip(sorted(report.metrics), values, strict=True))

@@ -26,7 +26,8 @@ from seedcli.net.security.keys import Security, TokenAuthenticator
 from seedcli.net.security.token import Token
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 
-KINDS = ("grpc", "grpc+token", "zmq", "zmq+token", "shm")
+OWN = "tests.own_code.my_transport:MyTransport"
+KINDS = ("grpc", "grpc+token", "zmq", "zmq+token", "shm", f"{OWN}+token")
 TOKEN = "the-token-of-these-tests-0123456789"
 LIMIT = 20.0  # seconds, of any wait
 SPEC = EnvSpec("test/rows", ArraySpec((4,), "float32"), ActionSpec((3,)))
@@ -47,6 +48,10 @@ def make_server(kind: str, host: str = "127.0.0.1", port: int = 0, **options: An
         from seedcli.net.zmq import ZmqServer
 
         return ZmqServer(host, port, **options)
+    if kind.startswith(OWN):
+        from tests.own_code.my_transport import MyTransport
+
+        return MyTransport(OWN).listen(host, port, **options)
     from seedcli.net.shm import ShmServer
 
     return ShmServer(os.path.join(tempfile.mkdtemp(), "learner"))

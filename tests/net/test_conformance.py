@@ -15,7 +15,7 @@ import pytest
 from seedcli.errors import ConnectionLost, RefusedError, UnreachableError
 from seedcli.net.connect import connect
 from seedcli.net.frames import CONTROL_LIMIT, Kind, encode_control, pack_header
-from tests.net.harness import LIMIT, Actor, Learner, Row, expect, make_server, security_of, wait_until_gone
+from tests.net.harness import LIMIT, OWN, Actor, Learner, Row, expect, make_server, security_of, wait_until_gone
 
 Join = Callable[..., Actor]
 Spawn = Callable[..., "subprocess.Popen[str]"]
@@ -297,6 +297,7 @@ def test_sending_to_a_lost_peer_does_nothing(learner: Learner, join: Join) -> No
 
 def test_no_answer_raises_unreachable(kind: str, tmp_path: os.PathLike[str]) -> None:
     address = {"grpc": "127.0.0.1:1", "zmq": "zmq://127.0.0.1:1", "shm": f"shm://{tmp_path}/absent"}
+    address[OWN] = f"{OWN}://127.0.0.1:1"
     client = connect(address[kind.partition("+")[0]], security_of(kind))
     begun = time.monotonic()
     with pytest.raises(UnreachableError, match=r"no learner answered at .* within 0.3 s: check"):
@@ -310,6 +311,7 @@ def test_closing_twice_is_safe(kind: str) -> None:
     server.close()
     server.close()
     address = {"grpc": "127.0.0.1:1", "zmq": "zmq://127.0.0.1:1", "shm": "shm:///nowhere/here"}
+    address[OWN] = f"{OWN}://127.0.0.1:1"
     client = connect(address[kind.partition("+")[0]], security_of(kind))
     client.close()
     client.close()

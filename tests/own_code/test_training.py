@@ -12,7 +12,8 @@ from seedcli.cli.main import main
 from tests.system.harness import LIMIT, TINY, Fleet, fleet_in, last, metrics, sets, wait_for
 
 HERE = Path(__file__).parent
-FILES = ("my_agent.py", "from_nothing.py", "my_net.py", "my_family.py")
+FILES = ("my_agent.py", "from_nothing.py", "my_net.py", "my_family.py", "my_transport.py")
+TRANSPORT = "my_transport:MyTransport"
 OWN = ("--agent", "my_agent:MyAgent", "--network", "my_net:MyTorso", "--family", "my_family:ShortFamily")
 COMMON = ("--preset", "cartpole_vtrace", "--envs", "4", *sets(*TINY, "training.checkpoint_seconds=1000"))
 # Name of the run → the rest of its command: every transport, every kind of class, one and two devices.
@@ -23,6 +24,7 @@ RUNS = {
         *sets("topology.platform=cpu", "topology.virtual_devices=2"),
     ),
     "grpc": ("--transport", "grpc", *OWN),
+    "own": ("--transport", TRANSPORT, *OWN),
     "one": ("--deterministic", *OWN),
     "two": ("--deterministic", *OWN),
 }
@@ -101,6 +103,19 @@ def test_an_actor_needs_no_module_of_the_agent(trained: Fleet, tmp_path: Path) -
         wait_for(lambda: last(trained.folder / "served", "learner_updates") > 0 or not actor.running, "an update")
         assert actor.running, actor.stderr
         actor.kill()
+    learner.kill()
+
+
+def test_an_actor_joins_a_learner_over_a_transport_of_its_own(trained: Fleet) -> None:
+    own = sets(f"net.transport={TRANSPORT}", "net.my_port=0")
+    arguments = ("--preset", "cartpole_vtrace", "--logdir", "heard", "--steps", "1e9")
+    learner = trained.learner(*arguments, *own, *sets(*TINY, "actors.envs=4"))
+    learner.wait_until_it_serves()
+    actor = trained.actor("heard", "--transport", TRANSPORT, "--envs", "4")
+    wait_for(lambda: last(trained.folder / "heard", "learner_updates") > 0 or not actor.running, "an update")
+    assert actor.running, actor.stderr
+    assert f"seed actor --connect {TRANSPORT}://127.0.0.1:" in learner.stderr + learner.stdout
+    actor.kill()
     learner.kill()
 
 

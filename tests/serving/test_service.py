@@ -14,10 +14,12 @@ from seedcli.errors import RefusedError
 from seedcli.inference.engine import StepEngine
 from seedcli.net.codecs import CODECS, RowEncoder
 from seedcli.net.frames import Kind, pack_header
+from seedcli.net.grpc import GrpcServer
 from seedcli.net.handshake import ClientHandshake
 from seedcli.net.inprocess import InProcessClient, InProcessServer
 from seedcli.net.messages import Ready
 from seedcli.net.security.token import Token
+from seedcli.net.shm import ShmServer
 from seedcli.serving.service import InferenceService
 from seedcli.serving.sessions import FleetSettings
 from seedcli.specs import ActionSpec, EnvSpec, RowLayout
@@ -467,4 +469,4 @@ def test_codecs_not_offered_and_unsuitable_codecs_are_refused(monkeypatch, compr
 
 def test_no_codecs_are_offered_for_shared_memory():
     settings = FleetSettings({}, 0, 1, 1.0, 2.0, 3.0, compression="on")
-    assert settings.offered_codecs("shm") == ("raw",) and settings.offered_codecs("grpc") == CODECS
+    assert settings.offered_codecs(ShmServer) == ("raw",) and settings.offered_codecs(GrpcServer) == CODECS

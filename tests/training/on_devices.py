@@ -22,6 +22,7 @@ from seedcli.agents.registry import create_agent
 from seedcli.agents.target_networks import copy_to, polyak
 from seedcli.config.sections import TrainingConfig
 from seedcli.config.topology import Plan
+from seedcli.specs import EnvSpec
 from seedcli.training import batch_update
 from seedcli.training import trainer as trainer_module
 from seedcli.training.batch_update import BatchUpdate, column_order
@@ -29,7 +30,7 @@ from seedcli.training.batches import TrainingBatch
 from seedcli.training.devices import Devices, find_inventory, prepare
 from seedcli.training.optimizer import clip_gradients
 from seedcli.training.trainer import Trainer, UpdateResult
-from tests.agents.helpers import VECTOR, random_records
+from tests.agents.helpers import CONTINUOUS, VECTOR, random_records
 from tests.configs import agent_config
 from tests.training.tiny_agent import Network, TinyAgent, tiny_batch
 
@@ -39,16 +40,19 @@ AGENTS = {
     "vtrace": agent_config(**NETWORK, algorithm="vtrace", normalize_values=True, separate_value=True, policy_clip=0.2),
     "ppo": agent_config(**NETWORK, algorithm="ppo", normalize_values=True, value_clip=0.1, target_kl=10.0),
     "r2d2": agent_config(**NETWORK, algorithm="r2d2", dueling_hidden=0, frame_stack=2, n_step=2, target_period=3),
+    "sac": agent_config(hidden=(8,), normalize_observations=True, algorithm="sac", tau=0.3),
 }
+SPECS = dict.fromkeys(AGENTS, VECTOR) | {"sac": CONTINUOUS}
 TRAINING = {
     "vtrace": TrainingConfig(unroll_length=4, batch_size=B, learning_rate=0.01, epsilon=1e-3, clip_norm=0.05),
     "ppo": TrainingConfig(unroll_length=4, batch_size=B, learning_rate=0.01, epsilon=1e-3, clip_norm=0.05, epochs=2),
     "r2d2": TrainingConfig(
         unroll_length=3, burn_in=1, batch_size=B, optimizer="rmsprop", epsilon=1e-3, learning_rate=0.01, clip_norm=0.05
     ),
+    "sac": TrainingConfig(unroll_length=4, batch_size=B, learning_rate=0.01, epsilon=1e-3, clip_norm=0.05),
 }
 # Numbers of devices tried with each: tracing an update for eight replicas takes as long as all else.
-DEVICES = {"vtrace": (1, 4), "ppo": (2,), "r2d2": (2, 8)}
+DEVICES = {"vtrace": (1, 4), "ppo": (2,), "r2d2": (2, 8), "sac": (2,)}
 
 
 def plan(devices: int, **values: Any) -> Plan:
@@ -57,12 +61,12 @@ def plan(devices: int, **values: Any) -> Plan:
     return Plan("cpu", 8, training, (7,), columns=B // devices, virtual=True, **values)
 
 
-def batches(agent: Any, count: int = UPDATES) -> list[TrainingBatch]:
+def batches(agent: Any, count: int = UPDATES, spec: EnvSpec = VECTOR) -> list[TrainingBatch]:
     """Random batches with ends of episodes, importance weights, columns of weight 0 and non-zero states."""
     made = []
     for number in range(count):
         rng = np.random.default_rng(number)
-        records = random_records(VECTOR, agent.algorithm.records, B, seed=number)
+        records = random_records(spec, agent.algorithm.batch_records, B, seed=number)
         records["observation"] = (3.0 * records["observation"] + number).astype(np.float32)
         weights = rng.uniform(0.2, 1.0, B).astype(np.float32)
         weights[rng.integers(B)] = 0.0
@@ -94,7 +98,7 @@ def make(algorithm: str, devices: Devices, training: TrainingConfig | None = Non
     """Create an agent and its trainer on devices."""
     training = training or TRAINING[algorithm]
     with devices.scope():
-        agent = create_agent(AGENTS[algorithm], training, VECTOR, 3)
+        agent = create_agent(AGENTS[algorithm], training, SPECS[algorithm], 3)
     return agent, kind(agent, training, 1000, devices)
 
 
@@ -111,8 +115,10 @@ def as_dict(result: UpdateResult) -> dict[str, Any]:
 def train(algorithm: str, devices: Devices, **values: Any) -> dict[str, Any]:
     """Train on devices; returns the results of the first updates and the variables."""
     agent, trainer = make(algorithm, devices, **values)
-    results = [as_dict(trainer.update(batch, env_steps=0)) for batch in batches(agent)]
-    return {"results": results, "variables": variables(agent, trainer), "trained_steps": trainer.trained_steps}
+    results = [as_dict(trainer.update(batch, env_steps=0)) for batch in batches(agent, spec=SPECS[algorithm])]
+    names = list(agent.variables())
+    found = {"results": results, "variables": variables(agent, trainer), "trained_steps": trainer.trained_steps}
+    return {**found, "names": names}
 
 
 class ClipsFirst(BatchUpdate):

@@ -87,6 +87,14 @@ def test_several_devices_train_like_one(found: dict[Any, Any], algorithm: str, d
             np.testing.assert_array_equal(mine, theirs)
 
 
+def test_target_critics_and_temperature_are_among_what_two_devices_train(found: dict[Any, Any]) -> None:
+    """Otherwise the comparison above would say nothing of them."""
+    values = dict(zip(found["sac", 2]["names"], found["sac", 2]["variables"], strict=False))
+    pairs = [name for name in values if name.startswith("critics/") and name.endswith("kernel")]
+    assert pairs and all((values[name] != values[f"target_{name}"]).any() for name in pairs)
+    assert values["temperature/log"] != 0.0 and values["updates"] == UPDATES
+
+
 @pytest.mark.parametrize("wrong", ["divided by the local batch", "clipped before the sum"])
 def test_wrong_aggregation_is_detected(found: dict[Any, Any], wrong: str) -> None:
     assert _differs(found[wrong], found["r2d2", 0])

@@ -75,3 +75,23 @@ def test_configured_values_reach_the_optimizer() -> None:
     assert (adam.beta_1, adam.beta_2, adam.epsilon) == (0.0, 0.5, 0.01)
     rmsprop = make_optimizer(training_config(optimizer="rmsprop", rmsprop_decay=0.7, rmsprop_momentum=0.2, epsilon=0.1))
     assert (rmsprop.rho, rmsprop.momentum, rmsprop.epsilon) == (0.7, 0.2, 0.1)
+
+
+def test_adam_is_that_of_kingma_and_ba() -> None:
+    rng = np.random.default_rng(0)
+    beta1, beta2, epsilon, rate = 0.8, 0.95, 1e-2, 0.1
+    variables = [keras.Variable(rng.normal(size=shape).astype(np.float32)) for shape in ((3, 2), (1,))]
+    optimizer = make_optimizer(training_config(learning_rate=rate, adam_beta1=beta1, adam_beta2=beta2, epsilon=epsilon))
+    apply = tf.function(lambda *gradients: apply_gradients(optimizer, list(gradients), variables, 0.0))
+    expected = [variable.numpy().astype(np.float64) for variable in variables]
+    moments = [[np.zeros_like(x), np.zeros_like(x)] for x in expected]
+    for step in range(1, 5):
+        gradients = [rng.normal(size=x.shape) for x in expected]
+        apply(*(tf.constant(g, tf.float32) for g in gradients))
+        for x, m, g in zip(expected, moments, gradients, strict=True):
+            m[0] = beta1 * m[0] + (1 - beta1) * g
+            m[1] = beta2 * m[1] + (1 - beta2) * g**2
+            # The form of the paper's section 2, in which ε is not scaled by the bias correction.
+            x -= rate * np.sqrt(1 - beta2**step) / (1 - beta1**step) * m[0] / (np.sqrt(m[1]) + epsilon)
+        for variable, x in zip(variables, expected, strict=True):
+            np.testing.assert_allclose(variable.numpy(), x, rtol=1e-5)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from seedcli.agents.r2d2 import R2D2Agent
 from seedcli.config.sources import to_toml
 from seedcli.roles.learner.core import LearnerCore
 from seedcli.roles.learner.reporting import Reporter
@@ -65,6 +66,16 @@ def _play_and_train(core: LearnerCore, updates: int, seed: int, bad: float = 0.0
         core.engine.unblock()
     for stream in streams:
         core.engine.close_stream(stream)
+
+
+def test_the_update_is_traced_once_while_the_core_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[Any] = []
+    loss = R2D2Agent.loss
+    monkeypatch.setattr(R2D2Agent, "loss", lambda agent, unrolls: traced.append(unrolls) or loss(agent, unrolls))
+    core = _core(tmp_path)
+    assert len(traced) == 1 and core.trainer.updates == 0
+    _play_and_train(core, updates=2, seed=1)
+    assert len(traced) == 1
 
 
 def _assert_same_replay(one: ReplaySource, other: ReplaySource) -> None:

@@ -11,11 +11,12 @@ import tensorflow as tf
 
 from seedcli.agents.base import UnrollBatch
 from seedcli.agents.registry import create_agent
+from seedcli.agents.vtrace import VTraceAgent
 from seedcli.config.sections import TrainingConfig
 from seedcli.config.topology import Plan
-from seedcli.errors import SeedError
+from seedcli.errors import SeedError, UsageError
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
-from seedcli.training.batches import TrainingBatch
+from seedcli.training.batches import TrainingBatch, zero_unrolls
 from seedcli.training.devices import Devices
 from seedcli.training.trainer import Trainer
 from tests.configs import agent_config
@@ -83,6 +84,35 @@ def test_a_non_finite_update_is_dropped_counted_and_named(reward):
     for kept, now in zip(before[1], rate_and_state, strict=True):
         np.testing.assert_array_equal(kept, now)
     assert trainer.update(_batch(), env_steps=0).applied, "training continues"
+
+
+def test_tracing_for_zeros_is_the_trace_of_the_first_update(monkeypatch):
+    traced = []
+    loss = VTraceAgent.loss
+    monkeypatch.setattr(VTraceAgent, "loss", lambda agent, unrolls: traced.append(unrolls) or loss(agent, unrolls))
+    agent = create_agent(agent_config(hidden=(8,), lstm=3), TRAINING, SPEC, 1)
+    trainer = Trainer(agent, TRAINING, total_steps=100)
+    before = _weights(agent)
+    trainer.trace(zero_unrolls(agent, SPEC, 2))
+    assert len(traced) == 1 and trainer.updates == 0
+    for kept, now in zip(before, _weights(agent), strict=True):
+        np.testing.assert_array_equal(kept, now)
+    unrolls = zero_unrolls(agent, SPEC, 2)._replace(reward=np.ones((5, 2), np.float32))
+    assert trainer.update(TrainingBatch.of(unrolls, np.zeros((5, 2), np.int64)), env_steps=0).applied
+    assert len(traced) == 1
+
+
+def test_tracing_refuses_a_loss_of_another_dtype(monkeypatch):
+    loss = VTraceAgent.loss
+
+    def doubled(agent, unrolls):
+        outputs = loss(agent, unrolls)
+        return outputs._replace(loss=tf.cast(outputs.loss, tf.float64))
+
+    monkeypatch.setattr(VTraceAgent, "loss", doubled)
+    agent = create_agent(agent_config(hidden=(8,)), TRAINING, SPEC, 1)
+    with pytest.raises(UsageError, match="float64 of shape .* it must be a scalar float32 tensor"):
+        Trainer(agent, TRAINING, total_steps=100).trace(zero_unrolls(agent, SPEC, 2))
 
 
 def test_clipping_bounds_the_step_by_the_global_norm():

@@ -25,7 +25,7 @@ from seedcli.inference.streams import Stream
 from seedcli.roles.greedy_hint import training_returns
 from seedcli.roles.run_folder import REPLAY
 from seedcli.specs import EnvSpec
-from seedcli.training.batches import TrainingBatch
+from seedcli.training.batches import TrainingBatch, zero_unrolls
 from seedcli.training.checkpoint import Checkpoint, Checkpointer, restore
 from seedcli.training.devices import Devices
 from seedcli.training.sources import create_source
@@ -135,6 +135,8 @@ class LearnerCore:
                 on_fault=on_fault,
             )
             self.trainer = Trainer(self.agent, config.training, config.run.steps, devices, seed=config.run.seed)
+            # Now, because an algorithm whose loss is invalid must end the start, not the run.
+            self.trainer.trace(zero_unrolls(self.agent, spec, self.local_batch_size))
             self.checkpointer = Checkpointer(
                 checkpoints,
                 config_text,
