@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from seedcli import __version__
-from seedcli.cli import actor, doctor, learner, train
+from seedcli.cli import actor, doctor, export, learner, train
 from seedcli.cli import eval as evaluate
 from seedcli.cli.bench import bench_app
 from seedcli.cli.options import Debug, examples
@@ -55,7 +55,7 @@ def seed_command(
     return EXIT_DONE
 
 
-for command in (train, learner, actor, evaluate, doctor):
+for command in (train, learner, actor, evaluate, export, doctor):
     command.register(app)
 register_slurm(app)
 
