@@ -1,8 +1,8 @@
 """Random numbers of acting: drawn from a seed, or given from outside, as an exported policy is.
 
-Everything that samples in `Agent.act` draws through these functions. `source` is then `ActInputs.seed`: a seed [2] int32
-for TensorFlow's stateless generators, or a `Noise`, because no random operation exists in every format of exported
-models.
+Everything that samples in `Agent.act` draws through these functions. `source` is then `ActInputs.seed`: a seed [2]
+int32 for TensorFlow's stateless generators, or a `Noise`, because no random operation exists in every format of
+exported models.
 """
 
 from __future__ import annotations

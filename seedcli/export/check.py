@@ -8,12 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from seedcli.config.sections import EnvironmentConfig
-from seedcli.envs.base import VectorEnv
-from seedcli.envs.isolated import IsolatedEnv
-from seedcli.envs.registry import create_env, family_of
 from seedcli.export.function import ActingFunction
 from seedcli.models.description import ACTION
 from seedcli.models.runtimes import Arrays, Model
+from seedcli.roles.evaluator.episodes import build
 from seedcli.specs import EnvSpec, RowLayout, Rows, aligned_empty
 
 LIMIT = 1e-5  # largest difference that passes
@@ -26,7 +24,8 @@ class Checked(NamedTuple):
     """The largest difference found.
 
     Attributes:
-        difference: |a - b| / max(1, |b|) over all outputs and steps, b the original's; infinite where one is not finite.
+        difference: |a - b| / max(1, |b|) over all outputs and steps, b the original's; infinite where one
+            is not finite.
         output: name of the output that has it.
         observations: compared.
     """
@@ -54,8 +53,7 @@ def compare(function: ActingFunction, models: list[Model], environment: Environm
     random = np.random.default_rng(_SEED)
     state = models[0].zeros("state", rows)
     worst = [Checked(0.0, ACTION, STEPS * rows) for _ in models]
-    isolated = family_of(environment).isolation == "always"
-    env: VectorEnv = (IsolatedEnv if isolated else create_env)(environment, rows)
+    env = build(environment, rows, render=False, again=False)
     try:
         out = _rows(env.spec, rows)
         first = np.ones(rows, np.bool_)

@@ -122,7 +122,8 @@ class ActingFunction:
         yield _input("first", "first", "", ArraySpec((), "bool"), begins)
         for name, leaf in zip(self._states, tf.nest.flatten(self._initial), strict=True):
             array = ArraySpec(tuple(leaf.shape[1:]), leaf.dtype.name)
-            yield _input(f"state_{name}", "state", name, array, f"{_NEXT}state_{name} of the step before; at first zeros")
+            meaning = f"{_NEXT}{_plain(f'state_{name}')} of the step before; at first zeros"
+            yield _input(f"state_{name}", "state", name, array, meaning)
         if not self._acting.greedy:
             yield _input("noise", "noise", "", scalar, "random numbers, uniform in [0, 1), new ones at every step")
 

@@ -58,8 +58,8 @@ def readme(name: str, format_name: str, description: Description, checked: Check
 
 A policy for {spec.name}: {config["agent"]["algorithm"]}, {how} actions, trained for {description.env_steps:,}
 environment steps and exported by seedcli {description.seedcli}. Over {checked.observations:,} observations of the
-environment its outputs differ from the original's by at most {checked.difference:.1e} ({checked.output}), of the value or,
-below 1, absolute; the limit is {LIMIT:.0e}.
+environment its outputs differ from the original's by at most {checked.difference:.1e} (in {checked.output};
+relative, of values below 1 absolute). The limit is {LIMIT:.0e}.
 
 It answers {batch} at once: N is the first axis of every array.
 
@@ -96,15 +96,17 @@ def _range(description: Description) -> str:
     else:
         parts = [f"{low:.0f} to {high:.0f}" for low, high in zip(units.low, units.high, strict=True)]
     which = parts[0] if len(set(parts)) == 1 else ", ".join(parts)
-    return f"Actions are those of the environment: {which}{', each' if len(parts) > 1 and len(set(parts)) == 1 else ''}."
+    return (
+        f"Actions are those of the environment: {which}{', each' if len(parts) > 1 and len(set(parts)) == 1 else ''}."
+    )
 
 
 def _memory(description: Description) -> str:
     if not any(each.kind == "state" for each in description.inputs):
         return " It has no memory."
     return (
-        " It has a memory: give each `next_state_…` back as `state_…` with the next observation, and set `first` where an "
-        "episode begins, which forgets it."
+        " It has a memory: give each `next_state_…`\nback as `state_…` with the next observation, and set `first` where "
+        "an episode begins, which forgets it."
     )
 
 

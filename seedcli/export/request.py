@@ -76,7 +76,7 @@ def _format(out: Path, name: str | None) -> Format:
             )
         return by_suffix[out.suffix]
     chosen = FORMATS[name]
-    if chosen.suffix != (out.suffix if out.suffix in by_suffix else "") :
+    if chosen.suffix != (out.suffix if out.suffix in by_suffix else ""):
         wanted = f"must end in {chosen.suffix}" if chosen.suffix else "is a folder, whose name has no such end"
         raise UsageError(f"{out} with --format {chosen.name} {wanted}")
     return chosen

@@ -47,7 +47,8 @@ def write_onnx(function: ActingFunction, description: Description, path: Path) -
         SeedError: names an operation that ONNX has not.
     """
     with _quiet():
-        onnx, convert, loader = (importlib.import_module(f"{name}") for name in ("onnx", "tf2onnx.convert", "tf2onnx.tf_loader"))
+        names = "onnx", "tf2onnx.convert", "tf2onnx.tf_loader"
+        onnx, convert, loader = (importlib.import_module(name) for name in names)
         concrete = function.concrete()
         inputs = {x.name: each.name for x, each in zip(concrete.inputs, function.inputs, strict=False)}
         outputs = {x.name: name for name, x in concrete.structured_outputs.items()}
@@ -107,7 +108,8 @@ def _refuse(operations: set[str], name: str) -> None:
         listed = ", ".join(sorted(operations))
         some = "operation" if len(operations) == 1 else "operations"
         raise SeedError(
-            f"{name} has no {some} {listed}, which the agent's act uses: write it with others, or use --format savedmodel"
+            f"{name} has no {some} {listed}, which the agent's act uses: write it with others, or use --format "
+            "savedmodel"
         )
 
 

@@ -97,23 +97,19 @@ class PlainSpaces:
                 )
         return size
 
-    def write(self, actions: npt.NDArray[Any], batch: int | None) -> Any:
-        """Turn an agent's actions into those that the environments' `step` takes.
+    def write(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Turn agents' actions into those that the environments' `step` takes.
 
         Args:
             actions: [N, *spec.action.array.shape] in its dtype.
-            batch: N, or None for one environment.
 
         Returns:
-            [N, ...] in shape and type of the action space; of one environment an int for Discrete, else an array.
+            [N, ...] in shape and type of the action space; see `unbatched` for one environment.
 
         Raises:
             EnvironmentFailed: an action is not finite.
         """
-        native = self._actions.read(actions, len(actions))
-        if batch is not None:
-            return native
-        return unbatched(native)
+        return self._actions.read(actions, len(actions))
 
     def from_native(self, native: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Turn environments' actions [N, ...] into agents', the inverse of `write`: [N, *spec.action.array.shape]."""
@@ -174,7 +170,9 @@ def spaces_from(spec: EnvSpec, forms: Mapping[str, Any]) -> PlainSpaces:
         raise ValueError(f"forms of {sorted(leaves)} for observations {sorted(spec.arrays)}")
     observations = Observations(leaves[""] if single else Dict(leaves), spec.name)
     actions = Actions(_action_of_form(spec.action, forms["action"]), spec.name)
-    fits = all(leaf.spec.shape == spec.arrays[name or "observation"].shape for name, leaf in observations.leaves.items())
+    fits = all(
+        leaf.spec.shape == spec.arrays[name or "observation"].shape for name, leaf in observations.leaves.items()
+    )
     if not fits or actions.spec != spec.action:
         raise ValueError("forms of another specification")
     return PlainSpaces(spec, observations, actions)
