@@ -19,6 +19,28 @@ from seedcli.training.checkpoint_files import Checkpoint, check_environment
 _SECTIONS = {"run", "environment", "agent", "training"}  # what says how the agent acts and came about
 
 
+def describe(function: ActingFunction, config: Config, env_steps: int) -> Description:
+    """What the models of a function say of themselves.
+
+    Args:
+        function: the function.
+        config: of the run.
+        env_steps: environment steps of training.
+    """
+    acting, dump = function.acting, config.model_dump(mode="json", by_alias=True)
+    return Description(
+        seedcli=__version__,
+        greedy=acting.greedy,
+        batch=acting.batch,
+        env_steps=env_steps,
+        config={name: values for name, values in dump.items() if name in _SECTIONS},
+        spec=acting.spaces.spec.to_dict(),
+        forms=acting.spaces.forms,
+        inputs=tuple(function.inputs),
+        outputs=tuple(function.outputs),
+    )
+
+
 class Exporter:
     """The acting function of a checkpoint's agent, to be written in any format.
 
@@ -44,18 +66,7 @@ class Exporter:
         with building("while building the policy", "stop other programs that use the device"):
             trained = TrainedAgent(checkpoint, config, seed=config.run.seed)
             self._function = ActingFunction(Acting(trained.agent, trained.role, spaces, greedy, batch))
-        dump = config.model_dump(mode="json", by_alias=True)
-        self.description = Description(
-            seedcli=__version__,
-            greedy=greedy,
-            batch=batch,
-            env_steps=checkpoint.env_steps,
-            config={name: values for name, values in dump.items() if name in _SECTIONS},
-            spec=checkpoint.spec.to_dict(),
-            forms=spaces.forms,
-            inputs=tuple(self._function.inputs),
-            outputs=tuple(self._function.outputs),
-        )
+        self.description = describe(self._function, config, checkpoint.env_steps)
 
     def write(self, path: Path, format_name: str) -> Model:
         """Write a model and load it.

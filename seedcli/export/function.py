@@ -58,6 +58,7 @@ class ActingFunction:
         acting: what it does.
 
     Attributes:
+        acting: as given.
         inputs, outputs: what it takes and gives; inputs that no output depends on are left out.
         traced: the `tf.function` of the inputs in their order, with the outputs by name.
         specs: of its arguments.
@@ -68,7 +69,7 @@ class ActingFunction:
     """
 
     def __init__(self, acting: Acting) -> None:
-        self._acting = acting
+        self.acting = acting
         self._initial = tf.nest.map_structure(tf.convert_to_tensor, acting.agent.initial_state(1))
         exploration = acting.agent.exploration(acting.role, np.zeros(1, np.int64), 1)
         self._exploration = tf.constant(exploration, tf.float32)
@@ -103,14 +104,14 @@ class ActingFunction:
 
     def _trace(self) -> Any:
         self.specs = [
-            tf.TensorSpec([self._acting.batch, *(each.shape or _any_width(each))], each.dtype, each.name)
+            tf.TensorSpec([self.acting.batch, *(each.shape or _any_width(each))], each.dtype, each.name)
             for each in self.inputs
         ]
         self.traced = tf.function(self._act, autograph=False, input_signature=self.specs)
         return self.concrete()
 
     def _all_inputs(self) -> Iterator[Input]:
-        observations = self._acting.spaces.spec.arrays
+        observations = self.acting.spaces.spec.arrays
         single = list(observations) == ["observation"]
         for name, array in observations.items():
             label = "observation" if single else f"observation_{name}"
@@ -124,11 +125,11 @@ class ActingFunction:
             array = ArraySpec(tuple(leaf.shape[1:]), leaf.dtype.name)
             meaning = f"{_NEXT}{_plain(f'state_{name}')} of the step before; at first zeros"
             yield _input(f"state_{name}", "state", name, array, meaning)
-        if not self._acting.greedy:
+        if not self.acting.greedy:
             yield _input("noise", "noise", "", scalar, "random numbers, uniform in [0, 1), new ones at every step")
 
     def _act(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-        agent, greedy, spec = self._acting.agent, self._acting.greedy, self._acting.spaces.spec
+        agent, greedy, spec = self.acting.agent, self.acting.greedy, self.acting.spaces.spec
         given = {(each.kind, each.of): x for each, x in zip(self.inputs, tensors, strict=True)}
         arrays = {name: given["observation", name] for name in spec.arrays}
         observation: Any = arrays if isinstance(spec.observation, Mapping) else arrays["observation"]
@@ -149,7 +150,7 @@ class ActingFunction:
         outputs, after = agent.act(agent.network, inputs, tf.nest.pack_sequence_as(self._initial, state))
         if noise is not None:
             self._noise_used = noise.used
-        units = self._acting.spaces.units
+        units = self.acting.spaces.units
         found = {ACTION: _native(outputs.action, units)}
         if not greedy:
             found[GREEDY_ACTION] = _native(outputs.greedy_action, units)
@@ -170,12 +171,12 @@ class ActingFunction:
         return tf.where(tf.reshape(first, [-1] + [1] * (initial.shape.rank - 1)), initial, kept)
 
     def _shaped(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.ensure_shape(x, [self._acting.batch, *x.shape[1:]])
+        return tf.ensure_shape(x, [self.acting.batch, *x.shape[1:]])
 
     def _output(self, name: str, array: ArraySpec) -> Output:
         form = {"name": name, "dtype": array.dtype, "shape": array.shape}
         if name == ACTION:
-            how = "greedy" if self._acting.greedy else "sampled"
+            how = "greedy" if self.acting.greedy else "sampled"
             return Output(**form, kind="action", of=name, meaning=f"{how} action, for the environment's step")
         if name == GREEDY_ACTION:
             return Output(**form, kind="action", of=name, meaning="the action without exploration, in the same form")

@@ -105,8 +105,8 @@ def _memory(description: Description) -> str:
     if not any(each.kind == "state" for each in description.inputs):
         return " It has no memory."
     return (
-        " It has a memory: give each `next_state_…`\nback as `state_…` with the next observation, and set `first` where "
-        "an episode begins, which forgets it."
+        " It has a memory: give each `next_state_…`\nback as `state_…` with the next observation, and set `first` "
+        "where an episode begins, which forgets it."
     )
 
 

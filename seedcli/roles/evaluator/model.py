@@ -61,8 +61,7 @@ class ModelPlayer:
         actor, description = ModelActor(self._model, self._seed), self._model.description
 
         def act(out: Rows, first: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
-            reward = np.where(first, np.float32(0), out.reward)
-            return description.spaces.from_native(actor.act(out.observation, reward, first).action)
+            return description.spaces.from_native(actor.act(out.observation, out.reward, first).action)
 
         returns, lengths = play(env, act, episodes, seed, video)
         return Evaluation(
