@@ -12,7 +12,8 @@ import numpy.typing as npt
 from seedcli.agents.base import Agent
 from seedcli.agents.registry import create_agent
 from seedcli.config.schema import Config
-from seedcli.config.sources import Resolved, to_toml
+from seedcli.config.sources import Resolved, load_config, to_toml
+from seedcli.envs.registry import create_env
 from seedcli.export.function import Acting, ActingFunction
 from seedcli.models.formats import FORMATS
 from seedcli.specs import ArraySpec, EnvSpec, map_arrays
@@ -52,6 +53,19 @@ def saved_run(folder: Path, resolved: Resolved, spec: EnvSpec) -> Path:
     writer.save({"env_steps": 70, "learner_updates": 1}, wait=True)
     (folder / "config.toml").write_text(to_toml(resolved))
     return folder
+
+
+def make_run(folder: Path, preset: str, env: str, *sets: str) -> Path:
+    """The folder of such a run with a small network."""
+    resolved = load_config(preset, sets=["agent.network.hidden=[8]", *sets], flags={"--env": env}, environ={})
+    environment = create_env(resolved.config.environment, 1)
+    environment.close()
+    return saved_run(folder, resolved, environment.spec)
+
+
+def cartpole_run(folder: Path) -> Path:
+    """The folder of such a run of CartPole."""
+    return make_run(folder, "cartpole_vtrace", "CartPole-v1")
 
 
 def function_of(agent: Agent, spaces: Any, *, greedy: bool = True, batch: int | None = None) -> ActingFunction:

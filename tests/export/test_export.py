@@ -1,4 +1,4 @@
-"""`seed export`, `seed eval --model`, `seed bench policy` and `load_policy` on models: what they play and what they refuse.
+"""`seed export`, `seed eval --model`, `seed bench policy` and `load_policy` on models: what is played and refused.
 
 One run remembers everything a network can, observes a Dict and answers with numbers; the other is a plain CartPole.
 """
@@ -22,22 +22,13 @@ import pytest
 
 import seedcli
 from seedcli.cli.main import main
-from seedcli.config.sources import load_config
-from seedcli.envs.registry import create_env
 from seedcli.errors import CheckpointError, UsageError
-from tests.export.helpers import MEMORY, paths, saved_run
+from tests.export.helpers import MEMORY, cartpole_run, make_run, paths
 
 pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).resolve().parents[2]
 ECHO = "seedcli.envs.testing:Echo-v0"
-
-
-def make_run(folder: Path, preset: str, env: str, *sets: str) -> Path:
-    resolved = load_config(preset, sets=["agent.network.hidden=[8]", *sets], flags={"--env": env}, environ={})
-    environment = create_env(resolved.config.environment, 1)
-    environment.close()
-    return saved_run(folder, resolved, environment.spec)
 
 
 def seed(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -63,7 +54,7 @@ def models(echo: Path) -> Mapping[str, Path]:
 
 @pytest.fixture(scope="module")
 def cartpole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run(tmp_path_factory.mktemp("cartpole") / "run", "cartpole_vtrace", "CartPole-v1")
+    return cartpole_run(tmp_path_factory.mktemp("cartpole") / "run")
 
 
 @pytest.fixture(scope="module")

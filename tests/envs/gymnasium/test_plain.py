@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 from hypothesis import assume, given, settings
 
-from seedcli.envs.gymnasium.plain import PlainSpaces, spaces_from, spaces_of, unbatched
+from seedcli.envs.gymnasium.plain import PlainSpaces, spaces_of, unbatched
 from seedcli.envs.gymnasium.spaces import Actions, Observations
 from seedcli.envs.registry import create_env, plain_spaces
 from seedcli.errors import UsageError
