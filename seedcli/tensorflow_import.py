@@ -23,8 +23,10 @@ _CHATTER = re.compile(
 
 
 @contextmanager
-def quiet_stderr() -> Iterator[None]:
-    """Buffer descriptor 2 of the process, then write out all lines except TensorFlow's start-up messages.
+def quiet_stderr(chatter: re.Pattern[bytes] = _CHATTER) -> Iterator[None]:
+    """Buffer descriptor 2 of the process, then write out all lines except those that begin with a pattern.
+
+    By default these are TensorFlow's start-up messages.
 
     Log levels do not apply to lines that TensorFlow writes while its libraries load, so the descriptor is redirected
     to a temporary file. If the block raises, all buffered lines are written.
@@ -45,7 +47,7 @@ def quiet_stderr() -> Iterator[None]:
                 os.dup2(saved, 2)
                 held.seek(0)
                 for line in held:
-                    if failed or not _CHATTER.match(line):
+                    if failed or not chatter.match(line):
                         os.write(2, line)
     finally:
         os.close(saved)

@@ -121,4 +121,4 @@ def test_every_dependency_has_a_documented_reason() -> None:
         name = requirement.split(">")[0].split("[")[0]
         # An extra may ask for other extras of this package.
         assert name == project["name"] or name in reasons, f"{name} has no reason in docs/dependencies.md"
-    assert {"test", "gpu", "football", "mujoco"} <= set(project["optional-dependencies"])
+    assert {"test", "gpu", "football", "mujoco", "export"} <= set(project["optional-dependencies"])

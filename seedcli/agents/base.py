@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from seedcli.agents.noise import Source
 from seedcli.specs import ArraySpec
 
 Role = Literal["training", "evaluation"]
@@ -115,7 +116,8 @@ class ActInputs(NamedTuple):
         reward: [N] float32, raw.
         first: [N] bool, the first record of an episode; the state of these rows is already reset.
         exploration: [N] float32, each environment's value of `Agent.exploration` (e.g. ε).
-        seed: [2] int32, for stateless random operations; different for every batch.
+        seed: [2] int32, for stateless random operations, different for every batch; or while acting is exported the
+            numbers themselves. Draw with `agents.noise`, which takes both.
         greedy: act without exploration, as in evaluation; a Python bool, the same in every call of one trace.
     """
 
@@ -123,7 +125,7 @@ class ActInputs(NamedTuple):
     reward: tf.Tensor
     first: tf.Tensor
     exploration: tf.Tensor
-    seed: tf.Tensor
+    seed: Source
     greedy: bool = False
 
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
+from seedcli.agents import noise
 from seedcli.specs import ActionSpec
 
 
@@ -24,8 +25,8 @@ class Distribution(Protocol):
     name: str
     size: int
 
-    def sample(self, params: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Actions [N, ...] sampled for parameters [N, P]; deterministic given the seed [2] int32."""
+    def sample(self, params: tf.Tensor, source: noise.Source) -> tf.Tensor:
+        """Actions [N, ...] sampled for parameters [N, P]; deterministic given the source."""
 
     def mode(self, params: tf.Tensor) -> tf.Tensor:
         """The most probable actions [...]."""
@@ -59,8 +60,8 @@ class Categorical:
     def __init__(self, categories: int) -> None:
         self.size = categories
 
-    def sample(self, params: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        return tf.random.stateless_categorical(params, 1, seed, dtype=tf.int32)[:, 0]
+    def sample(self, params: tf.Tensor, source: noise.Source) -> tf.Tensor:
+        return noise.categorical(source, params)
 
     def mode(self, params: tf.Tensor) -> tf.Tensor:
         return tf.argmax(params, axis=-1, output_type=tf.int32)
@@ -90,9 +91,8 @@ class MultiCategorical:
         self._categories = categories
         self._parts = [Categorical(n) for n in categories]
 
-    def sample(self, params: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        seeds = tf.unstack(tf.random.split(seed, len(self._parts)), len(self._parts))
-        drawn = zip(self._parts, self._split(params), seeds, strict=True)
+    def sample(self, params: tf.Tensor, source: noise.Source) -> tf.Tensor:
+        drawn = zip(self._parts, self._split(params), noise.split(source, len(self._parts)), strict=True)
         return tf.stack([part.sample(logits, each) for part, logits, each in drawn], axis=-1)
 
     def mode(self, params: tf.Tensor) -> tf.Tensor:
@@ -132,9 +132,9 @@ class DiagonalGaussian:
     def __init__(self, dimensions: int) -> None:
         self.size = 2 * dimensions
 
-    def sample(self, params: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    def sample(self, params: tf.Tensor, source: noise.Source) -> tf.Tensor:
         mean, log_std = tf.split(params, 2, axis=-1)
-        return mean + tf.exp(log_std) * tf.random.stateless_normal(tf.shape(mean), seed)
+        return mean + tf.exp(log_std) * noise.normal(source, tf.shape(mean)[0], mean.shape[-1])
 
     def mode(self, params: tf.Tensor) -> tf.Tensor:
         return tf.split(params, 2, axis=-1)[0]

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from seedcli.agents import q_targets, targets
+from seedcli.agents import noise, q_targets, targets
 from seedcli.agents.base import (
     ActInputs,
     ActOutputs,
@@ -104,10 +104,10 @@ class R2D2Agent(NetworkAgent):
         """The action of the largest Q value, or a uniform one with probability ε; deterministic given the seed."""
         q, state = network.step(inputs.observation, inputs.reward, state)
         greedy_action = tf.argmax(q, axis=-1, output_type=tf.int32)
-        rows = tf.shape(greedy_action)
-        seeds = tf.random.split(inputs.seed, 2)
-        any_action = tf.random.stateless_uniform(rows, seeds[0], 0, self._num_actions, tf.int32)
-        explores = tf.random.stateless_uniform(rows, seeds[1]) < inputs.exploration
+        rows = tf.shape(greedy_action)[0]
+        for_action, for_exploring = noise.split(inputs.seed, 2)
+        any_action = noise.integers(for_action, rows, self._num_actions)
+        explores = noise.uniform(for_exploring, rows) < inputs.exploration
         action = greedy_action if inputs.greedy else tf.where(explores, any_action, greedy_action)
         recorded = {"q_taken": self._of_action(q, action), "q_max": tf.reduce_max(q, axis=-1)}
         return ActOutputs(action, recorded, greedy_action, {"q_values": q}), network.remember(state, action)

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from seedcli.agents import targets
+from seedcli.agents import noise, targets
 from seedcli.agents.base import (
     ActInputs,
     ActOutputs,
@@ -72,9 +72,9 @@ class SACAgent(NetworkAgent):
     def act(self, network: GaussianPolicyNetwork, inputs: ActInputs, state: State) -> tuple[ActOutputs, State]:
         """Sample an action of the policy for each row, or take its median; deterministic given the seed."""
         params, state = network.step(inputs.observation, inputs.reward, state)
-        noise = tf.random.stateless_normal([tf.shape(params)[0], self._spec.action.size], inputs.seed)
+        drawn = noise.normal(inputs.seed, tf.shape(params)[0], self._spec.action.size)
         greedy_action = self._distribution.median(params)
-        action = greedy_action if inputs.greedy else self._distribution.sample(params, noise)[0]
+        action = greedy_action if inputs.greedy else self._distribution.sample(params, drawn)[0]
         return ActOutputs(action, {}, greedy_action, self._distribution.describe(params)), state
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:

@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from seedcli.config.presets import read_toml
-from seedcli.config.schema import Config
-from seedcli.envs.gymnasium.plain import PlainSpaces
+from seedcli.envs.gymnasium.plain import PlainSpaces, unbatched
 from seedcli.errors import UsageError
-from seedcli.inference.device_memory import building
-from seedcli.inference.policy import AgentPolicy
-from seedcli.roles.trained_agent import TrainedAgent
+from seedcli.models.acting import Acted
 from seedcli.specs import EnvSpec
-from seedcli.training.checkpoint_files import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -50,6 +45,22 @@ class Choice:
         return [*super().__dir__(), *self.details]
 
 
+class Actor(Protocol):
+    """What answers for a policy: the agent of a run, or a model of it."""
+
+    def act(self, observation: Any, reward: npt.NDArray[np.float32], first: npt.NDArray[np.bool_]) -> Acted:
+        """Choose actions for N environments; see `models.acting.ModelActor`."""
+
+
+class Origin(NamedTuple):
+    """Where a policy comes from; the fields are attributes of `Policy`."""
+
+    config: dict[str, Any]
+    env_steps: int
+    checkpoint: Path
+    greedy: bool
+
+
 class Policy:
     """A trained agent: call it with an observation, or with a batch of them, to get the action.
 
@@ -58,30 +69,19 @@ class Policy:
 
     Attributes:
         spec: the environment.
-        config: every value of the run's configuration, by section and name.
+        config: every value of the run's configuration, by section and name; of a model only the sections run,
+            environment, agent and training.
         env_steps: environment steps of the checkpoint.
-        checkpoint: its folder.
+        checkpoint: its folder, or the model's file.
         greedy: whether it takes the greedy action instead of sampling as in training.
     """
 
-    def __init__(self, checkpoint: Checkpoint, config: Config, spaces: PlainSpaces, *, greedy: bool, seed: int) -> None:
-        """Build the agent; use `seedcli.load_policy`.
-
-        Args:
-            checkpoint, config: of the run.
-            spaces: of its environment.
-            greedy, seed: see `load_policy`.
-        """
-        self.spec: EnvSpec = checkpoint.spec
-        self.config: dict[str, Any] = read_toml(checkpoint.config_path)
-        self.env_steps: int = checkpoint.env_steps
-        self.checkpoint: Path = checkpoint.path
-        self.greedy = greedy
+    def __init__(self, actor: Actor, spaces: PlainSpaces, origin: Origin) -> None:
+        """Make the policy of what answers for it; use `seedcli.load_policy`."""
+        self.spec: EnvSpec = spaces.spec
+        self.config, self.env_steps, self.checkpoint, self.greedy = origin
+        self._actor = actor
         self._spaces = spaces
-        with building("while building the policy", "stop other programs that use the device"):
-            self._agent = TrainedAgent(checkpoint, config, seed=seed)
-        self._policy: AgentPolicy | None = None
-        self._slots = 0
         self._batch: int | None = None  # N; None: one environment
         self._first: npt.NDArray[np.bool_] | None = None  # whose next observation begins an episode; None: all
 
@@ -111,7 +111,7 @@ class Policy:
             UsageError: an argument has the wrong shape or type, or the number of environments has changed without a
                 `reset`.
             EnvironmentFailed: the policy is damaged: its action is not finite.
-            SeedError: the device is out of memory.
+            SeedError: the device is out of memory, or an action of a model is not finite.
         """
         arrays, batch = self._spaces.read(observation)
         if self._first is not None and batch != self._batch:
@@ -123,14 +123,12 @@ class Policy:
         begins = _scalars("first", first, batch, np.bool_)
         begins = np.ones(rows, np.bool_) if self._first is None else begins | self._first
         rewards = np.where(begins, np.float32(0), _scalars("reward", reward, batch, np.float32))
-        policy = self._policy_of(rows)
-        decision = policy.devices[0].act(arrays, rewards, begins, np.arange(rows, dtype=np.int32))
+        acted = self._actor.act(arrays, rewards, begins)
         self._batch, self._first = batch, np.zeros(rows, np.bool_)
-        details = dict(decision.details)
-        greedy_action = self._spaces.write(details.pop("greedy_action"), batch)
-        if batch is None:
-            details = {name: value[0] for name, value in details.items()}
-        return Choice(self._spaces.write(decision.action, batch), greedy_action, details)
+        if batch is not None:
+            return Choice(*acted)
+        details = {name: value[0] for name, value in acted.details.items()}
+        return Choice(unbatched(acted.action), unbatched(acted.greedy_action), details)
 
     def reset(self, rows: npt.ArrayLike | None = None) -> None:
         """Begin new episodes: the next observation of these environments is the first of one.
@@ -153,16 +151,6 @@ class Policy:
             if chosen.min() < 0 or chosen.max() >= len(self._first):
                 raise UsageError(f"rows = {rows} must be indices from 0 to {len(self._first) - 1}")
         self._first[chosen if chosen.size else []] = True
-
-    def _policy_of(self, rows: int) -> AgentPolicy:
-        """The policy with at least this many slots; agent states are kept while it has enough."""
-        if self._policy is None or rows > self._slots:
-            with building(f"while making room for {rows} environments", "play fewer at once"):
-                policy = self._agent.make_policy(rows, greedy=self.greedy, detailed=True)
-            if self._policy is not None:
-                policy.batches = self._policy.batches  # sampling goes on with other random numbers
-            self._policy, self._slots = policy, rows
-        return self._policy
 
 
 def _scalars(name: str, value: Any, batch: int | None, dtype: type[Any]) -> npt.NDArray[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -159,3 +160,33 @@ def bench_actor(
 
     config = load_config(preset, sets=sets or ()).config
     return run_bench_actor(config, seconds=seconds, json_output=json_output)
+
+
+@bench_app.command(
+    "policy", epilog=examples("seed bench policy runs/pong", "seed bench policy pong.onnx --seconds 10 --json")
+)
+def bench_policy(
+    path: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="A run's folder, or a model of seed export.")],
+    seconds: Seconds = 5.0,
+    json_output: Json = False,
+    debug: Debug = False,
+) -> int:
+    """One observation in, an action out, on one core: in TensorFlow, ONNX Runtime and LiteRT."""
+    from seedcli.bench.policy import on_one_core, run_bench_model
+    from seedcli.models.formats import FORMATS, format_of_file, require
+
+    if format_of_file(path) is not None:
+        return run_bench_model(path, seconds=seconds, json_output=json_output)
+    from seedcli.config.sources import from_toml_file
+    from seedcli.envs.registry import check_simulator
+    from seedcli.training.checkpoint_files import find_checkpoint
+
+    checkpoint = find_checkpoint(path)
+    config = from_toml_file(checkpoint.config_path)
+    require(tuple(n for each in FORMATS.values() for n in (*each.writes, each.runs)), f"{path}", "'seedcli[export]'")
+    check_simulator(config.environment)
+    on_one_core()
+    with loading_tensorflow():
+        from seedcli.bench.policy_of_run import run_bench_run
+
+    return run_bench_run(checkpoint, config, seconds=seconds, json_output=json_output)

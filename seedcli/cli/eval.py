@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
             "seed eval runs/pong/checkpoints/1000000 --sample --json",
             "seed eval runs/pong --watch",
             "seed eval runs/pong --video pong.mp4 --log",
+            "seed eval --model pong.onnx --episodes 10",
             "seed eval --suite atari57 runs --chart atari57.png",
         ),
     )(evaluate)
@@ -27,9 +28,16 @@ def register(app: typer.Typer) -> None:
 
 def evaluate(
     path: Annotated[
-        Path,
+        Path | None,
         typer.Argument(metavar="PATH", help="A run's folder, or one checkpoint's; with --suite, that of the runs."),
-    ],
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="FILE", help="Play a model of seed export, without TensorFlow.")
+    ] = None,
+    env: Annotated[
+        str | None,
+        typer.Option("--env", metavar="ID", help="With --model, play another environment of its family."),
+    ] = None,
     suite: Annotated[
         str | None, typer.Option("--suite", metavar="NAME", help="Play one run a game: atari57, or a level: dmlab30.")
     ] = None,
@@ -55,6 +63,22 @@ def evaluate(
     debug: Debug = False,
 ) -> int:
     """Play a trained agent, or one for each game of a benchmark."""
+    if model is not None:
+        return _evaluate_model(
+            model,
+            {"PATH": path, "--suite": suite, "--watch": watch, "--chart": chart},
+            env_id=env,
+            sample=sample,
+            episodes=episodes,
+            seed=seed,
+            json_output=json_output,
+            video=video,
+            envs=envs,
+        )
+    if path is None:
+        raise UsageError("nothing to play: give PATH, the folder of a run, or --model FILE")
+    if env is not None:
+        raise UsageError(f"--env {env} is for --model: a run plays the environment it was trained in")
     if suite is not None:
         if video is not None or watch or log:
             flag = "--watch" if watch else "--log" if log else "--video"
@@ -98,3 +122,12 @@ def evaluate(
         log=log,
         envs=envs,
     )
+
+
+def _evaluate_model(model: Path, others: dict[str, Any], **options: Any) -> int:
+    given = [name for name, value in others.items() if value]
+    if given:
+        raise UsageError(f"--model {model} plays one model: leave out {given[0]}")
+    from seedcli.roles.evaluator.model import run_eval_model
+
+    return run_eval_model(model, **options)

@@ -20,7 +20,9 @@ class TrainedAgent:
         seed: of action sampling, at least 0.
 
     Attributes:
+        agent: the agent.
         algorithm: requirements of the algorithm.
+        role: in which it plays: "evaluation" where the algorithm has it.
 
     Raises:
         CheckpointError: the checkpoint belongs to another agent.
@@ -31,23 +33,23 @@ class TrainedAgent:
     def __init__(self, checkpoint: Checkpoint, config: Config, *, seed: int) -> None:
         self._seed = seed
         self._spec = checkpoint.spec
-        self._agent = create_agent(config.agent, config.training, checkpoint.spec, seed)
-        self.algorithm: AlgorithmSpec = self._agent.algorithm
+        self.agent = create_agent(config.agent, config.training, checkpoint.spec, seed)
+        self.algorithm: AlgorithmSpec = self.agent.algorithm
+        self.role: Role = "evaluation" if "evaluation" in self.algorithm.roles else "training"
         self.load(checkpoint)
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Load another checkpoint of the same run; policies made before need a `publish`."""
-        restore(checkpoint, {"agent": self._agent.variables()})
+        restore(checkpoint, {"agent": self.agent.variables()})
 
     def make_policy(self, envs: int, *, greedy: bool, detailed: bool = False) -> AgentPolicy:
-        """A policy with slots 0 to envs-1, in the role of evaluation where the algorithm has one.
+        """A policy with slots 0 to envs-1, in its role.
 
         Args:
             envs: environments played at once.
             greedy: take the greedy action instead of sampling as in training.
             detailed: see `AgentPolicy`.
         """
-        policy = AgentPolicy(self._agent, self._spec, max_slots=envs, seed=self._seed, greedy=greedy, detailed=detailed)
-        role: Role = "evaluation" if "evaluation" in self.algorithm.roles else "training"
-        policy.devices[0].assign(np.arange(envs, dtype=np.int32), role, np.arange(envs))
+        policy = AgentPolicy(self.agent, self._spec, max_slots=envs, seed=self._seed, greedy=greedy, detailed=detailed)
+        policy.devices[0].assign(np.arange(envs, dtype=np.int32), self.role, np.arange(envs))
         return policy

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
-from seedcli.envs.gymnasium.spaces import Actions, Leaf, Observations
+from seedcli.envs.gymnasium.spaces import Actions, ActionUnits, Leaf, Observations
 from seedcli.errors import UsageError
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 
@@ -97,24 +97,110 @@ class PlainSpaces:
                 )
         return size
 
-    def write(self, actions: npt.NDArray[Any], batch: int | None) -> Any:
-        """Turn an agent's actions into those that the environments' `step` takes.
+    def write(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Turn agents' actions into those that the environments' `step` takes.
 
         Args:
             actions: [N, *spec.action.array.shape] in its dtype.
-            batch: N, or None for one environment.
 
         Returns:
-            [N, ...] in shape and type of the action space; of one environment an int for Discrete, else an array.
+            [N, ...] in shape and type of the action space; see `unbatched` for one environment.
 
         Raises:
             EnvironmentFailed: an action is not finite.
         """
-        native = self._actions.read(actions, len(actions))
-        if batch is not None:
-            return native
-        categorical = native.dtype.kind in "iu" and native.ndim == 1
-        return int(native[0]) if categorical else np.asarray(native[0])
+        return self._actions.read(actions, len(actions))
+
+    def from_native(self, native: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Turn environments' actions [N, ...] into agents', the inverse of `write`: [N, *spec.action.array.shape]."""
+        units, array = self.units, self.spec.action.array
+        flat = native.reshape(len(native), -1)
+        if array.categories:
+            return (flat - units.offset).astype(array.dtype).reshape(len(native), *array.shape)
+        # Bounds that leave no choice scale by 0.
+        scale = np.where(units.scale == 0.0, 1.0, units.scale)
+        return ((flat - units.offset) / scale).astype(array.dtype)
+
+    @property
+    def units(self) -> ActionUnits:
+        """How agents' actions become the environments'."""
+        return self._actions.units
+
+    @property
+    def forms(self) -> dict[str, Any]:
+        """What `spaces_from` needs besides the specification, JSON-serialisable.
+
+        "observations": name of the array ("" for a single one) → its "dtype" in the environment and the "start" of its
+        categories, a list in C order; "action": "shape", "dtype", and "low" and "high", lists in C order with null for
+        no bound.
+        """
+        units = self.units
+        return {
+            "observations": {
+                name: {"dtype": leaf.dtype, "start": leaf.start} for name, leaf in self._observations.leaves.items()
+            },
+            "action": {
+                "shape": list(units.shape),
+                "dtype": units.dtype,
+                "low": [x if np.isfinite(x) else None for x in units.low.tolist()],
+                "high": [x if np.isfinite(x) else None for x in units.high.tolist()],
+            },
+        }
+
+
+def unbatched(native: npt.NDArray[Any]) -> Any:
+    """The action of one environment out of actions [1, ...]: an int for Discrete, else an array."""
+    categorical = native.dtype.kind in "iu" and native.ndim == 1
+    return int(native[0]) if categorical else np.asarray(native[0])
+
+
+def spaces_from(spec: EnvSpec, forms: Mapping[str, Any]) -> PlainSpaces:
+    """The spaces of a specification whose `PlainSpaces.forms` were kept; no environment is built.
+
+    Args:
+        spec: the specification.
+        forms: of the spaces it belongs to.
+
+    Raises:
+        KeyError, TypeError, ValueError, UsageError: the forms are not those of this specification.
+    """
+    leaves = {name: _of_form(spec.arrays[name or "observation"], form) for name, form in forms["observations"].items()}
+    single = not isinstance(spec.observation, Mapping)
+    if set(leaves) != ({""} if single else set(spec.arrays)):
+        raise ValueError(f"forms of {sorted(leaves)} for observations {sorted(spec.arrays)}")
+    observations = Observations(leaves[""] if single else Dict(leaves), spec.name)
+    actions = Actions(_action_of_form(spec.action, forms["action"]), spec.name)
+    fits = all(
+        leaf.spec.shape == spec.arrays[name or "observation"].shape for name, leaf in observations.leaves.items()
+    )
+    if not fits or actions.spec != spec.action:
+        raise ValueError("forms of another specification")
+    return PlainSpaces(spec, observations, actions)
+
+
+def _of_form(array: ArraySpec, form: Mapping[str, Any]) -> Space[Any]:
+    if array.categories:
+        start = np.array(form["start"], np.int64)
+        if not array.shape:
+            return Discrete(array.categories[0], start=int(start[0]))
+        return MultiDiscrete(np.array(array.categories).reshape(array.shape), start=start.reshape(array.shape))
+    if array.dtype == "bool":
+        return MultiBinary(array.shape)
+    dtype = np.dtype(form["dtype"])
+    limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+    return Box(limits.min, limits.max, array.shape, dtype.type)
+
+
+def _action_of_form(action: ActionSpec, form: Mapping[str, Any]) -> Space[Any]:
+    shape = tuple(form["shape"])
+    if not action.size:
+        start = np.array(form["low"], np.int64)
+        if not shape:
+            return Discrete(action.categories[0], start=int(start[0]))
+        return MultiDiscrete(np.array(action.categories).reshape(shape), start=start.reshape(shape))
+    low = np.array([-np.inf if x is None else x for x in form["low"]], form["dtype"])
+    high = np.array([np.inf if x is None else x for x in form["high"]], form["dtype"])
+    return Box(low.reshape(shape), high.reshape(shape), shape, np.dtype(form["dtype"]).type)
 
 
 def spaces_of(spec: EnvSpec) -> PlainSpaces:
@@ -129,15 +215,7 @@ def spaces_of(spec: EnvSpec) -> PlainSpaces:
 
 
 def _space(array: ArraySpec) -> Space[Any]:
-    if array.categories and not array.shape:
-        return Discrete(array.categories[0])
-    if array.categories:
-        return MultiDiscrete(np.array(array.categories).reshape(array.shape))
-    if array.dtype == "bool":
-        return MultiBinary(array.shape)
-    dtype = np.dtype(array.dtype)
-    limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
-    return Box(limits.min, limits.max, array.shape, dtype.type)
+    return _of_form(array, {"dtype": array.dtype, "start": [0] * len(array.categories)})
 
 
 def _action_space(action: ActionSpec) -> Space[Any]:

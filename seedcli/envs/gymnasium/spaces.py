@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -186,6 +186,13 @@ class Leaf:
         self.spec = self._make_spec(space, remedy)
         self._kind = np.dtype(self.spec.dtype).kind
 
+    @property
+    def start(self) -> list[int]:
+        """The first category of each part, in C order; empty if the values are not categorical."""
+        parts = len(self.spec.categories)
+        first: list[int] = np.broadcast_to(self._start, self.spec.shape or (1,)).reshape(-1).tolist() if parts else []
+        return first
+
     def _make_spec(self, space: Space[Any], remedy: str) -> ArraySpec:
         shape = tuple(int(n) for n in space.shape or ())
         if isinstance(space, (Discrete, MultiDiscrete)):
@@ -281,6 +288,23 @@ def _fits(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
     return int(values.min()) >= low and int(values.max()) <= high
 
 
+class ActionUnits(NamedTuple):
+    """How an agent's action a becomes the environment's: clip(a · scale + offset, low, high), reshaped.
+
+    Attributes:
+        scale, offset, low, high: [n] float64, of the n numbers or categories in C order; infinite without a bound.
+        shape: of the environment's action.
+        dtype: its type.
+    """
+
+    scale: npt.NDArray[np.float64]
+    offset: npt.NDArray[np.float64]
+    low: npt.NDArray[np.float64]
+    high: npt.NDArray[np.float64]
+    shape: tuple[int, ...]
+    dtype: str
+
+
 class Actions:
     """Converts agents' actions to those of a space.
 
@@ -331,6 +355,16 @@ class Actions:
             raise UsageError(
                 f"{name} has a {type(space).__name__} action space; supported are Discrete, MultiDiscrete and Box"
             )
+
+    @property
+    def units(self) -> ActionUnits:
+        """The conversion in numbers."""
+        shape, dtype = self._shape, str(self._dtype)
+        if self.spec.size:
+            return ActionUnits(self._half, self._middle, self._low, self._high, shape, dtype)
+        start = np.broadcast_to(self._start, shape).reshape(-1).astype(np.float64)
+        last = start + np.asarray(self.spec.categories) - 1
+        return ActionUnits(np.ones(len(start)), start, start, last, shape, dtype)
 
     def read(self, actions: npt.NDArray[Any], num_envs: int) -> npt.NDArray[Any]:
         """Convert agents' actions [E, *spec.array.shape] to the environments' [E, *space.shape], in the space's dtype.

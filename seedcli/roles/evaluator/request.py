@@ -7,6 +7,7 @@ from pathlib import Path
 from seedcli.config.sources import from_toml_file
 from seedcli.envs.registry import check_simulator
 from seedcli.errors import UsageError
+from seedcli.models.formats import format_of_file
 from seedcli.roles.evaluator.logged import check_logged
 from seedcli.training.checkpoint_files import find_checkpoint
 
@@ -28,7 +29,7 @@ def check_request(path: Path, *, video: Path | None, watch: bool, log: bool) -> 
     if video is not None:
         if watch:
             raise UsageError("--watch plays many checkpoints and --video films one: give one of the two")
-        _check_video(video)
+        check_video(video)
     if watch:
         if log:
             raise UsageError("--watch plays many checkpoints and --log keeps a final result: give one of the two")
@@ -37,13 +38,16 @@ def check_request(path: Path, *, video: Path | None, watch: bool, log: bool) -> 
                 f"--watch follows a run, and {path} is not a run folder: give the folder of a running training"
             )
         return
+    if format_of_file(path) is not None:
+        raise UsageError(f"{path} is a model of seed export: give --model {path}")
     checkpoint = find_checkpoint(path)
     if log:
         check_logged(checkpoint)
     check_simulator(from_toml_file(checkpoint.config_path).environment)
 
 
-def _check_video(path: Path) -> None:
+def check_video(path: Path) -> None:
+    """Raise UsageError if a video cannot be written."""
     if path.suffix.lower() != ".mp4":
         raise UsageError(f"--video {path} must name an .mp4 file")
     if not path.resolve().parent.is_dir():

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.table import Table
 
 from seedcli.config.schema import Config
 from seedcli.config.sections import EnvironmentConfig
 from seedcli.config.sources import from_toml_file
 from seedcli.envs.base import VectorEnv
-from seedcli.envs.checks import check_finite
-from seedcli.envs.isolated import IsolatedEnv
-from seedcli.envs.registry import create_env, family_of
+from seedcli.envs.registry import family_of
 from seedcli.errors import EXIT_DONE, CheckpointError
 from seedcli.inference.device_memory import building
+from seedcli.roles.evaluator.episodes import build, play
 from seedcli.roles.evaluator.logged import log_evaluation
+from seedcli.roles.evaluator.report import Evaluation, film, report
 from seedcli.roles.evaluator.stored import keep_evaluation
 from seedcli.roles.evaluator.video import VideoWriter
 from seedcli.roles.greedy_hint import greedy_hint
 from seedcli.roles.run_lock import is_running
 from seedcli.roles.trained_agent import TrainedAgent
-from seedcli.specs import RowLayout, aligned_empty
+from seedcli.specs import Rows
 from seedcli.training.checkpoint_files import (
     Checkpoint,
     check_environment,
@@ -39,50 +36,6 @@ from seedcli.training.checkpoint_files import (
 )
 
 _WATCH_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The result of playing a checkpoint.
-
-    Attributes:
-        checkpoint: its folder.
-        env_steps: environment steps it was trained for.
-        returns: raw return of each episode, in the order of environments and episodes.
-        lengths: environment steps of each episode.
-        actions: "greedy" or "sampled".
-        hint: one-line advice if greedy play falls clearly short of training; "" for none.
-        matches: episodes are matches, and returns are goal differences.
-    """
-
-    checkpoint: str
-    env_steps: int
-    returns: list[float]
-    lengths: list[int]
-    actions: str = "greedy"
-    hint: str = ""
-    matches: bool = False
-
-    def rates(self) -> dict[str, float]:
-        """Shares of matches won, drawn and lost; empty if episodes are not matches."""
-        if not self.matches:
-            return {}
-        signs = np.sign(self.returns)
-        return {f"{name}_rate": float(np.mean(signs == sign)) for name, sign in (("win", 1), ("draw", 0), ("loss", -1))}
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form, for `--json`."""
-        return {
-            "checkpoint": self.checkpoint,
-            "env_steps": self.env_steps,
-            "actions": self.actions,
-            "episodes": len(self.returns),
-            "return_mean": float(np.mean(self.returns)),
-            "return_std": float(np.std(self.returns)),
-            "returns": self.returns,
-            "length_mean": float(np.mean(self.lengths)),
-            **self.rates(),
-        }
 
 
 class Player:
@@ -137,12 +90,7 @@ class Player:
         Raises:
             CheckpointError: their specification differs from the agent's.
         """
-        environment = self.config.environment
-        family = family_of(environment)
-        apart = family.isolation == "always" or (render and family.isolation == "rendering")
-        apart = apart or (again and family.keeps_finished_episodes)
-        make = IsolatedEnv if apart else create_env
-        env: VectorEnv = make(environment, envs, render=render)
+        env = build(self.config.environment, envs, render=render, again=again)
         notice = getattr(env, "notice", "")
         if notice and not self._noticed:
             print(f"seed: {notice}", file=sys.stderr)
@@ -156,87 +104,32 @@ class Player:
         return env
 
     def play(self, env: VectorEnv, episodes: int, seed: int, video: VideoWriter | None = None) -> Evaluation:
-        """Play `episodes` episodes, assigned to the environments beforehand.
+        """Play `episodes` episodes; see `episodes.play`."""
+        slots = np.arange(env.num_envs, dtype=np.int32)
 
-        Counting the first to end would favour short episodes.
-        """
-        envs = env.num_envs
-        layout = RowLayout(env.spec, envs)
-        out = layout.views(aligned_empty(layout.nbytes))
-        slots = np.arange(envs, dtype=np.int32)
-        quota = np.array([episodes // envs + (i < episodes % envs) for i in range(envs)])
-        played: list[list[tuple[float, int]]] = [[] for _ in range(envs)]
-        finished = np.zeros(envs, np.int64)
-        total: npt.NDArray[np.float64] = np.zeros(envs)
-        length = np.zeros(envs, np.int64)
-        first = np.ones(envs, np.bool_)
-        env.reset(seed, out)
-        while True:
-            if video is not None:
-                video.add(env.render())
-            check_finite(out.reward, "reward", env.spec.name)
-            total = np.where(first, 0.0, total) + out.reward
-            length = np.where(first, 0, length + 1)
-            ended = (out.terminated | out.truncated) != 0
-            for i in np.flatnonzero(ended & (finished < quota)):
-                played[i].append((float(total[i]), int(length[i])))
-                finished[i] += 1
-            if (finished >= quota).all():
-                break
-            decision = self._policy.devices[0].act(out.observation, out.reward, first, slots)
-            first = ended
-            env.step(decision.action, out)
-        flat = [episode for one in played for episode in one]
-        returns = [episode[0] for episode in flat]
+        def act(out: Rows, first: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+            return self._policy.devices[0].act(out.observation, out.reward, first, slots).action
+
+        returns, lengths = play(env, act, episodes, seed, video)
         comparable = self._as_trained and self._agent.algorithm.samples_actions and not self._sample
         return Evaluation(
             checkpoint=str(self._checkpoint.path),
             env_steps=self._checkpoint.env_steps,
             returns=returns,
-            lengths=[episode[1] for episode in flat],
+            lengths=lengths,
             actions="sampled" if self._sample else "greedy",
             hint=greedy_hint(self._checkpoint.counters, returns) if comparable else "",
             matches=self._matches,
         )
 
 
-def _print(evaluation: Evaluation, config: Config) -> None:
-    console = Console()
-    table = Table(title=f"{config.environment.family}/{config.environment.id}, {evaluation.actions} actions")
-    returns = np.array(evaluation.returns)
-    columns = {"env steps": f"{evaluation.env_steps:,}", "episodes": f"{len(returns)}"}
-    if evaluation.matches:
-        columns |= {"score mean": f"{returns.mean():.2f}", "std": f"{returns.std():.2f}"}
-        columns |= {name.removesuffix("_rate"): f"{100 * rate:.0f} %" for name, rate in evaluation.rates().items()}
-    else:
-        columns |= {"return mean": f"{returns.mean():.2f}", "std": f"{returns.std():.2f}"}
-        columns |= {"min": f"{returns.min():g}", "max": f"{returns.max():g}"}
-    columns["length mean"] = f"{np.mean(evaluation.lengths):,.1f}"
-    for name in columns:
-        table.add_column(name, justify="right")
-    table.add_row(*columns.values())
-    console.print(table)
-    console.print(f"checkpoint {evaluation.checkpoint}", soft_wrap=True)
-
-
-def _report(evaluation: Evaluation, config: Config, *, json_output: bool, hint: bool = True) -> None:
+def _keep_and_report(evaluation: Evaluation, environment: EnvironmentConfig, **how: bool) -> None:
     keep_evaluation(Path(evaluation.checkpoint), evaluation.to_dict())
-    if json_output:
-        print(json.dumps(evaluation.to_dict()), flush=True)
-    else:
-        _print(evaluation, config)
-    if hint and evaluation.hint:
-        print(f"seed: {evaluation.hint}", file=sys.stderr, flush=True)
+    report(evaluation, environment, **how)
 
 
 def _film(player: Player, path: Path, seed: int) -> None:
-    with VideoWriter(path, player.config.environment) as video:
-        env = player.build(1, render=True)
-        try:
-            evaluation = player.play(env, 1, seed, video)
-        finally:
-            env.close()
-    print(f"{path}: one episode, return {evaluation.returns[0]:g}, {evaluation.lengths[0]:,} steps", file=sys.stderr)
+    film(lambda: player.build(1, render=True), player.play, path, player.config.environment, seed)
 
 
 def run_eval(
@@ -276,7 +169,7 @@ def run_eval(
     env = player.build(envs)
     try:
         evaluation = player.play(env, episodes, seed)
-        _report(evaluation, player.config, json_output=json_output)
+        _keep_and_report(evaluation, player.config.environment, json_output=json_output)
     finally:
         env.close()
     if video is not None:
@@ -308,7 +201,7 @@ def _watch(run: Path, *, episodes: int, sample: bool, seed: int, json_output: bo
             env = player.build(envs, again=True)
             try:
                 evaluation = player.play(env, episodes, seed)
-                _report(evaluation, player.config, json_output=json_output, hint=not hinted)
+                _keep_and_report(evaluation, player.config.environment, json_output=json_output, hint=not hinted)
                 hinted = hinted or bool(evaluation.hint)
             finally:
                 env.close()

@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 from hypothesis import assume, given, settings
 
-from seedcli.envs.gymnasium.plain import PlainSpaces, spaces_of
+from seedcli.envs.gymnasium.plain import PlainSpaces, spaces_of, unbatched
 from seedcli.envs.gymnasium.spaces import Actions, Observations
 from seedcli.envs.registry import create_env, plain_spaces
 from seedcli.errors import UsageError
@@ -125,11 +125,11 @@ def test_actions_are_those_of_the_space(space: Any) -> None:
     actions = Actions(space, "test/env")
     chosen = actions.spec.sample(np.random.default_rng(1), 5)
     ours = plain(CARTPOLE, space)
-    batch = ours.write(chosen, 5)
+    batch = ours.write(chosen)
     assert batch.shape == (5, *space.shape) and batch.dtype == space.dtype
     np.testing.assert_array_equal(batch, actions.read(chosen, 5))
     for index in range(5):
-        one = ours.write(chosen[index : index + 1], None)
+        one = unbatched(ours.write(chosen[index : index + 1]))
         assert space.contains(one) and type(one) is (int if isinstance(space, spaces.Discrete) else np.ndarray)
         np.testing.assert_array_equal(one, batch[index])
 
@@ -143,15 +143,15 @@ def test_families_without_plain_environments_take_the_arrays_of_their_specificat
     assert batch is None and arrays["a/b"].dtype == dtype and arrays["c"].dtype == np.int32
     np.testing.assert_array_equal(arrays["a/b"][0], value)
     actions = np.array([[0.5, 70.0, -4.0]], np.float32)
-    np.testing.assert_array_equal(ours.write(actions, None), [0.5, 70.0, -1.0])
+    np.testing.assert_array_equal(unbatched(ours.write(actions)), [0.5, 70.0, -1.0])
 
 
 @pytest.mark.parametrize("action", [ActionSpec((6,)), ActionSpec((6,), vector=True), ActionSpec((2, 3))])
 def test_families_without_plain_environments_take_the_actions_of_their_specification(action: ActionSpec) -> None:
     ours = spaces_of(EnvSpec("test/env", ArraySpec((84, 84, 1), "uint8"), action))
     chosen = action.sample(np.random.default_rng(2), 4)
-    np.testing.assert_array_equal(ours.write(chosen, 4), chosen)
-    one = ours.write(chosen[:1], None)
+    np.testing.assert_array_equal(ours.write(chosen), chosen)
+    one = unbatched(ours.write(chosen[:1]))
     assert type(one) is (np.ndarray if action.array.shape else int)
 
 
@@ -164,4 +164,4 @@ def test_spaces_are_those_of_the_configured_environment() -> None:
     pendulum = gymnasium.make("Pendulum-v1")
     _, batch = ours.read(pendulum.reset(seed=1)[0])
     assert batch is None
-    np.testing.assert_array_equal(ours.write(np.array([[0.5]], np.float32), None), np.array([1.0], np.float32))
+    np.testing.assert_array_equal(unbatched(ours.write(np.array([[0.5]], np.float32))), np.array([1.0], np.float32))

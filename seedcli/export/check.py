@@ -1,0 +1,101 @@
+"""Compares a written model with the function it was written from, on real observations."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seedcli.config.sections import EnvironmentConfig
+from seedcli.export.function import ActingFunction
+from seedcli.models.description import ACTION
+from seedcli.models.runtimes import Arrays, Model
+from seedcli.roles.evaluator.episodes import build
+from seedcli.specs import EnvSpec, RowLayout, Rows, aligned_empty
+
+LIMIT = 1e-5  # largest difference that passes
+STEPS = 100  # of each environment
+_ENVS = 4  # where the model answers any number
+_SEED = 1
+
+
+class Checked(NamedTuple):
+    """The largest difference found.
+
+    Attributes:
+        difference: |a - b| / max(1, |b|) over all outputs and steps, b the original's; infinite where one
+            is not finite.
+        output: name of the output that has it.
+        observations: compared.
+    """
+
+    difference: float
+    output: str
+    observations: int
+
+
+def compare(function: ActingFunction, models: list[Model], environment: EnvironmentConfig) -> list[Checked]:
+    """Play the environment with the original, and give every input to the models too.
+
+    Every step is compared by itself: the models get the state of the original, so that differences do not add up.
+
+    Args:
+        function: the original.
+        models: written from it; at least one.
+        environment: played for `STEPS` steps in several instances.
+
+    Raises:
+        UsageError, SimulatorMissing, EnvironmentFailed: the environment cannot be built or fails.
+    """
+    description = models[0].description
+    rows = description.batch or _ENVS
+    random = np.random.default_rng(_SEED)
+    state = models[0].zeros("state", rows)
+    worst = [Checked(0.0, ACTION, STEPS * rows) for _ in models]
+    env = build(environment, rows, render=False, again=False)
+    try:
+        out = _rows(env.spec, rows)
+        first = np.ones(rows, np.bool_)
+        env.reset(_SEED, out)
+        for _ in range(STEPS):
+            observation = out.observation if isinstance(out.observation, dict) else {"observation": out.observation}
+            noise = {each.of: random.random((rows, *each.shape), np.float32) for each in _of(function, "noise")}
+            given = {"observation": observation, "reward": {"": out.reward}, "first": {"": first}}
+            given |= {"state": state, "noise": noise}
+            inputs = {each.name: np.array(given[each.kind][each.of]) for each in function.inputs}
+            expected = function(inputs)
+            for index, model in enumerate(models):
+                worst[index] = max(worst[index], _worst(expected, model.runtime.run(inputs), rows), key=_difference)
+            state = {each.of: expected[each.name] for each in function.outputs if each.kind == "state"}
+            first = (out.terminated | out.truncated) != 0
+            env.step(description.spaces.from_native(expected[ACTION]), out)
+    finally:
+        env.close()
+    return worst
+
+
+def _rows(spec: EnvSpec, envs: int) -> Rows:
+    layout = RowLayout(spec, envs)
+    return layout.views(aligned_empty(layout.nbytes))
+
+
+def _of(function: ActingFunction, kind: str) -> list[Any]:
+    return [each for each in function.inputs if each.kind == kind]
+
+
+def _difference(checked: Checked) -> float:
+    return checked.difference
+
+
+def _worst(expected: Arrays, found: Arrays, rows: int) -> Checked:
+    return max((Checked(_apart(found[name], expected[name]), name, STEPS * rows) for name in expected), key=_difference)
+
+
+def _apart(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return np.inf
+    a, b = found.astype(np.float64), expected.astype(np.float64)
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return np.inf
+    return float(np.max(np.abs(a - b) / np.maximum(1.0, np.abs(b)), initial=0.0))

@@ -1,0 +1,76 @@
+"""Playing whole episodes of an environment with anything that chooses actions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seedcli.config.sections import EnvironmentConfig
+from seedcli.envs.base import VectorEnv
+from seedcli.envs.checks import check_finite
+from seedcli.envs.isolated import IsolatedEnv
+from seedcli.envs.registry import create_env, family_of
+from seedcli.roles.evaluator.video import VideoWriter
+from seedcli.specs import RowLayout, Rows, aligned_empty
+
+# Records [E, ...] and where they begin an episode → actions [E, ...].
+Act = Callable[[Rows, npt.NDArray[np.bool_]], npt.NDArray[Any]]
+
+
+def build(environment: EnvironmentConfig, envs: int, *, render: bool, again: bool) -> VectorEnv:
+    """Build environments, in a process of their own where the family needs that.
+
+    Args:
+        environment: the environment.
+        envs: how many.
+        render: the first one renders pictures.
+        again: environments are built repeatedly in this process.
+    """
+    family = family_of(environment)
+    apart = family.isolation == "always" or (render and family.isolation == "rendering")
+    apart = apart or (again and family.keeps_finished_episodes)
+    make = IsolatedEnv if apart else create_env
+    env: VectorEnv = make(environment, envs, render=render)
+    return env
+
+
+def play(
+    env: VectorEnv, act: Act, episodes: int, seed: int, video: VideoWriter | None = None
+) -> tuple[list[float], list[int]]:
+    """Play `episodes` episodes, assigned to the environments beforehand.
+
+    Counting the first to end would favour short episodes.
+
+    Returns:
+        Raw return and environment steps of each episode, in the order of environments and episodes.
+    """
+    envs = env.num_envs
+    layout = RowLayout(env.spec, envs)
+    out = layout.views(aligned_empty(layout.nbytes))
+    quota = np.array([episodes // envs + (i < episodes % envs) for i in range(envs)])
+    played: list[list[tuple[float, int]]] = [[] for _ in range(envs)]
+    finished = np.zeros(envs, np.int64)
+    total: npt.NDArray[np.float64] = np.zeros(envs)
+    length = np.zeros(envs, np.int64)
+    first = np.ones(envs, np.bool_)
+    env.reset(seed, out)
+    while True:
+        if video is not None:
+            video.add(env.render())
+        check_finite(out.reward, "reward", env.spec.name)
+        total = np.where(first, 0.0, total) + out.reward
+        length = np.where(first, 0, length + 1)
+        ended = (out.terminated | out.truncated) != 0
+        for i in np.flatnonzero(ended & (finished < quota)):
+            played[i].append((float(total[i]), int(length[i])))
+            finished[i] += 1
+        if (finished >= quota).all():
+            break
+        actions = act(out, first)
+        first = ended
+        env.step(actions, out)
+    flat = [episode for one in played for episode in one]
+    return [episode[0] for episode in flat], [episode[1] for episode in flat]

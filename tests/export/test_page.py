@@ -1,0 +1,34 @@
+"""The examples of docs/deployment.md run as they stand, the first one without seedcli."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from seedcli.cli.main import main
+from tests.export.helpers import cartpole_run
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+_CHECK = """
+import sys
+assert not {"seedcli", "tensorflow"} & set(sys.modules)
+sys.path.insert(0, sys.argv[1])
+"""
+
+
+@pytest.mark.timeout(120)
+def test_the_examples_run(tmp_path: Path) -> None:
+    assert main(["export", str(cartpole_run(tmp_path / "run")), str(tmp_path / "cartpole.onnx")]) == 0
+    alone, policy = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+    assert len([line for line in alone.splitlines() if line and not line.startswith("import")]) <= 10
+    command = [sys.executable, "-c", alone + _CHECK + policy, str(ROOT)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert re.fullmatch(r"return \d+", first)
+    assert re.fullmatch(r"<seedcli.Policy for gymnasium/CartPole-v1, greedy, 70 environment steps> [01]", second)
