@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import re
 import socket
 import subprocess
@@ -421,6 +422,28 @@ def test_completion_knows_the_presets() -> None:
     script = "from seedcli.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=environ)
     assert sorted(done.stdout.split()) == ["pong_ppo", "pong_r2d2", "pong_vtrace"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("train --agent r", "r2d2"),
+        ("doctor --network im", "impala_deep impala_shallow"),
+        ("learner --family foo", "football"),
+        ("train --transport z", "zmq"),
+        ("train --preset pong_v", "pong_vtrace"),
+    ],
+)
+def test_tab_completes_choices_in_bash(tmp_path: Path, words: str, completed: str) -> None:
+    (tmp_path / "seed").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m seedcli "$@"\n')
+    (tmp_path / "seed").chmod(0o755)
+    count = len(words.split())
+    # As bash does when TAB is pressed: it calls the function that --show-completion has defined.
+    script = f'eval "$(_SEED_COMPLETE=source_bash seed)"; COMP_WORDS=(seed {words}); COMP_CWORD={count}; '
+    script += '$(complete -p seed | sed "s/.*-F //; s/ .*//") seed; echo "${COMPREPLY[@]}"'
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, env=environ)
+    assert " ".join(sorted(done.stdout.split())) == completed, done.stderr
 
 
 def test_a_saved_configuration_is_a_configuration_file(role: Role, tmp_path: Path) -> None:
