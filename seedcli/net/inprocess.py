@@ -21,6 +21,7 @@ class InProcessServer:
 
     name = "inprocess"
     turned_away = 0
+    pings = False
     port: int | None = None
     token: Token | None = None
 

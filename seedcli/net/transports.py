@@ -12,7 +12,7 @@ from seedcli.net.security.keys import Security
 
 _LOOPBACK = "127.0.0.1"
 
-_Listen = Callable[[str, int, Security | None], ServerTransport]
+_Listen = Callable[[str, int, Security | None, float], ServerTransport]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +25,10 @@ class Transport:
         port_key: the key of its TCP port in [net]; None: it serves only actors of the learner's machine and user.
         certificates: TLS certificates can secure it; others that listen on TCP derive their keys from the token.
         shares_memory: the learner reads rows where actors build them, so they are never encoded.
-        listen: opens a listener on a host and TCP port, 0: any free one; None without a `port_key`.
-        listen_here: opens a listener that only this machine can reach, given a folder for sockets and the security of
-            TCP listeners; None: none.
+        listen: opens a listener on a host and TCP port, 0: any free one, with its security, None: none, and the timeout
+            of pings, seconds (`ServerTransport.pings`); None without a `port_key`.
+        listen_here: opens a listener that only this machine can reach, given a folder for sockets, the security of TCP
+            listeners, None: none, and the timeout of pings.
     """
 
     name: str
@@ -36,32 +37,32 @@ class Transport:
     certificates: bool = False
     shares_memory: bool = False
     listen: _Listen | None = None
-    listen_here: Callable[[Path, Security | None], ServerTransport]
+    listen_here: Callable[[Path, Security | None, float], ServerTransport]
 
 
-def _grpc(host: str, port: int, security: Security | None) -> ServerTransport:
+def _grpc(host: str, port: int, security: Security | None, timeout: float) -> ServerTransport:
     from seedcli.net.grpc import GrpcServer
 
-    return GrpcServer(host, port, security=security)
+    return GrpcServer(host, port, security=security, timeout=timeout)
 
 
-def _zmq(host: str, port: int, security: Security | None) -> ServerTransport:
+def _zmq(host: str, port: int, security: Security | None, timeout: float) -> ServerTransport:
     from seedcli.net.zmq import ZmqServer
 
-    return ZmqServer(host, port, security=security)
+    return ZmqServer(host, port, security=security, timeout=timeout)
 
 
-def _in_this_process(folder: Path, security: Security | None) -> ServerTransport:
+def _in_this_process(folder: Path, security: Security | None, timeout: float) -> ServerTransport:
     from seedcli.net.inprocess import InProcessServer
 
     return InProcessServer()
 
 
-def _shm_here(folder: Path, security: Security | None) -> ServerTransport:
+def _shm_here(folder: Path, security: Security | None, timeout: float) -> ServerTransport:
     """The socket's permissions keep other users out, so the token is not needed."""
     from seedcli.net.shm import ShmServer
 
-    return ShmServer(str(folder / "actors"))
+    return ShmServer(str(folder / "actors"), timeout=timeout)
 
 
 # In the order in which a learner opens them and names their addresses; the first is an actor's default.
@@ -75,14 +76,14 @@ TRANSPORTS: Mapping[str, Transport] = MappingProxyType(
                 port_key="grpc_port",
                 certificates=True,
                 listen=_grpc,
-                listen_here=lambda folder, security: _grpc(_LOOPBACK, 0, security),
+                listen_here=lambda folder, security, timeout: _grpc(_LOOPBACK, 0, security, timeout),
             ),
             Transport(
                 name="zmq",
                 prefix="zmq://",
                 port_key="zmq_port",
                 listen=_zmq,
-                listen_here=lambda folder, security: _zmq(_LOOPBACK, 0, security),
+                listen_here=lambda folder, security, timeout: _zmq(_LOOPBACK, 0, security, timeout),
             ),
             Transport(name="shm", prefix="shm://", shares_memory=True, listen_here=_shm_here),
             Transport(name="inprocess", prefix="", listen_here=_in_this_process),

@@ -20,7 +20,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from seedcli.errors import ProtocolError
-from seedcli.net.base import FrameHandler, Payload, Peer, frame_limit
+from seedcli.net.base import PING_TIMEOUT_SECONDS, FrameHandler, Payload, Peer, frame_limit, ping_milliseconds
 from seedcli.net.frames import CONTROL_LIMIT, Header, Kind, pack_header, unpack_header
 from seedcli.net.security.curve import HANDSHAKE_MILLISECONDS, ZapHandler, protect_listener
 from seedcli.net.security.keys import Security
@@ -97,12 +97,23 @@ class RouterServer:
         url: ZeroMQ URL to bind.
         max_payload: limit for the rows of all sessions, bytes.
         security: token and certificates; None: no encryption and no authentication.
+        timeout: seconds without an answer to pings, after which a connection is lost.
 
     Raises:
         zmq.ZMQError: the address cannot be bound.
     """
 
-    def __init__(self, name: str, url: str, *, max_payload: int, security: Security | None = None) -> None:
+    pings = True  # between the I/O threads of the two libraries
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        max_payload: int,
+        security: Security | None = None,
+        timeout: float = PING_TIMEOUT_SECONDS,
+    ) -> None:
         self.name = name
         self.address = url
         self.port: int | None = None
@@ -120,6 +131,7 @@ class RouterServer:
         self._closed = False
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        ping_interval, ping_timeout = ping_milliseconds(timeout)
         for option, value in (
             (zmq.ROUTER_MANDATORY, 1),
             (zmq.ROUTER_HANDOVER, 1),
@@ -130,6 +142,8 @@ class RouterServer:
             (zmq.IPV6, int(url.startswith("tcp://["))),
             (zmq.BACKLOG, 1024),
             (zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS),
+            (zmq.HEARTBEAT_IVL, ping_interval),
+            (zmq.HEARTBEAT_TIMEOUT, ping_timeout),
         ):
             self._socket.setsockopt(option, value)
         keep_alive(self._socket)

@@ -49,7 +49,8 @@ def make_server(kind: str, host: str = "127.0.0.1", port: int = 0, **options: An
         return ZmqServer(host, port, **options)
     from seedcli.net.shm import ShmServer
 
-    return ShmServer(os.path.join(tempfile.mkdtemp(), "learner"))
+    del options["security"]
+    return ShmServer(os.path.join(tempfile.mkdtemp(), "learner"), **options)
 
 
 class Lost(NamedTuple):

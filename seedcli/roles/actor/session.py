@@ -216,7 +216,7 @@ class ActorSession:
         self._rows: list[npt.NDArray[np.uint8]] = []
         self._buffers: list[memoryview] = []
         self._sequence: list[int] = []
-        self._last_heard = time.monotonic()
+        self._unanswered = 0.0  # seconds of waiting since the last frame
         self._stop_heartbeat = threading.Event()
         self._heartbeat: threading.Thread | None = None
         self.ready: Ready | None = None
@@ -263,7 +263,6 @@ class ActorSession:
         self._views = [layout.views(row) for layout, row in zip(layouts, self._rows, strict=True)]
         self._sequence = [0] * len(layouts)
         self.ready = ready
-        self._last_heard = time.monotonic()
         self._start_heartbeat(ready)
         for stream, layout in enumerate(layouts):
             begun = time.perf_counter()
@@ -311,14 +310,16 @@ class ActorSession:
         """
         begun = time.perf_counter()
         frame = self._transport.receive(timeout)
-        self.profile.add("waiting", time.perf_counter() - begun)
+        waited = time.perf_counter() - begun
+        self.profile.add("waiting", waited)
         assert self.ready is not None
         if frame is None:
-            silent = time.monotonic() - self._last_heard
-            if silent > self.ready.timeout_seconds:
-                raise ConnectionLost(f"the learner has been silent for {silent:.0f} s")
+            # Environments may have held the lock for long: time in which nothing was received does not count.
+            self._unanswered += waited
+            if self._unanswered > self.ready.timeout_seconds:
+                raise ConnectionLost(f"the learner has been silent for {self._unanswered:.0f} s")
             return False
-        self._last_heard = time.monotonic()
+        self._unanswered = 0.0
         header, payload = frame
         if header.kind == Kind.ACTION:
             self._act(header, payload)
