@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seedcli.config.sources import from_toml_file
-from seedcli.envs.registry import plain_spaces
+from seedcli.envs.placement import plain_spaces
 from seedcli.errors import UsageError
 from seedcli.tensorflow_import import import_tensorflow
 from seedcli.training.checkpoint_files import check_environment, find_checkpoint

@@ -90,12 +90,15 @@ def examine(
 
 
 def _examine(connection: Connection, config: dict[str, Any], seconds: float) -> None:
-    from seedcli.envs.registry import create_env
+    from seedcli.envs.placement import create_env_in_actor
 
     # The output of simulators must not mix with results.
     os.dup2(2, 1)
     environment = make_environment_config(config)
     check_environment(
-        lambda envs: create_env(environment, envs), seconds=seconds, begin=connection.send, found=connection.send
+        lambda envs: create_env_in_actor(environment, envs),
+        seconds=seconds,
+        begin=connection.send,
+        found=connection.send,
     )
     connection.send(None)

@@ -21,8 +21,8 @@ from seedcli.config.sections import EnvironmentConfig
 from seedcli.config.sources import from_toml_file
 from seedcli.envs.base import VectorEnv
 from seedcli.envs.checks import check_finite
-from seedcli.envs.isolated import IsolatedEnv
-from seedcli.envs.registry import create_env, family_of
+from seedcli.envs.placement import create_env_beside_tensorflow
+from seedcli.envs.registry import family_of
 from seedcli.errors import EXIT_DONE, CheckpointError
 from seedcli.inference.device_memory import building
 from seedcli.roles.evaluator.video import VideoWriter
@@ -138,11 +138,7 @@ class Player:
             CheckpointError: their specification differs from the agent's.
         """
         environment = self.config.environment
-        family = family_of(environment)
-        apart = family.isolation == "always" or (render and family.isolation == "rendering")
-        apart = apart or (again and family.keeps_finished_episodes)
-        make = IsolatedEnv if apart else create_env
-        env: VectorEnv = make(environment, envs, render=render)
+        env = create_env_beside_tensorflow(environment, envs, render=render, again=again)
         notice = getattr(env, "notice", "")
         if notice and not self._noticed:
             print(f"seed: {notice}", file=sys.stderr)
