@@ -1,4 +1,4 @@
-"""A family whose simulator dies beside TensorFlow, and one that does not declare it."""
+"""A family whose simulator dies beside TensorFlow, and says so, unless CARELESS is set."""
 
 from __future__ import annotations
 
@@ -23,10 +23,4 @@ gymnasium.register("Clash-v0", entry_point=Clash, max_episode_steps=20)
 
 
 class ApartFamily(GymnasiumFamily):
-    isolation: ClassVar[Literal["never", "rendering", "always"]] = "always"
-
-
-class CarelessFamily(GymnasiumFamily):
-    """The control."""
-
-    isolation: ClassVar[Literal["never", "rendering", "always"]] = "never"
+    isolation: ClassVar[Literal["never", "rendering", "always"]] = "never" if "CARELESS" in os.environ else "always"

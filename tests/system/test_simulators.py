@@ -76,21 +76,17 @@ def test_an_actor_whose_environments_hold_the_lock_stays_connected_and_is_busy(
 
 
 def test_an_environment_that_dies_beside_tensorflow_is_trained_and_evaluated(fleet: Fleet) -> None:
-    family, other = ("tests.own_code.apart:" + name for name in ("ApartFamily", "CarelessFamily"))
+    family, env = "tests.own_code.apart:ApartFamily", "tests.own_code.apart:Clash-v0"
     fleet.start(
-        "train", "--preset", "cartpole_vtrace", "--family", family, "--env", "tests.own_code.apart:Clash-v0",
-        "--deterministic", "--steps", "200", "--logdir", "run", *sets(*TINY, "actors.envs=4"),
+        "train", "--preset", "cartpole_vtrace", "--family", family, "--env", env, "--deterministic", "--steps", "200",
+        "--logdir", "run", *sets(*TINY, "actors.envs=4"),
     ).ends_with(0)  # fmt: skip
     played = fleet.start("eval", "run", "--episodes", "2", "--json", "--video", "clash.mp4")
     played.ends_with(0)
     assert json.loads(played.stdout)["episodes"] == 2
     assert (fleet.folder / "clash.mp4").stat().st_size > 0
-    (checkpoint,) = (fleet.folder / "run" / "checkpoints").glob("[0-9]*")
-    for config in (fleet.folder / "run" / "config.toml", checkpoint / "config.toml"):
-        config.write_text(config.read_text().replace(family, other))
-    (checkpoint / "COMPLETE").write_text((checkpoint / "COMPLETE").read_text())
-    control = fleet.start("eval", str(checkpoint), "--episodes", "2", "--json")
-    control.ends_with(-signal.SIGABRT)
+    fleet.environ["CARELESS"] = "1"
+    fleet.start("eval", "run", "--episodes", "2").ends_with(-signal.SIGABRT)
 
 
 @pytest.fixture
