@@ -53,6 +53,7 @@ class IsolatedEnv:
         self.num_envs = num_envs
         self._name = f"{config.family}/{config.id}"
         self._limit = config.step_timeout or None
+        self._busy = False  # in a call, so that it would not notice that the pipe is closed
         self._scratch = ScratchFolder()
         context = multiprocessing.get_context("spawn")  # a fork would bring TensorFlow along
         self._pipe, theirs = context.Pipe()
@@ -74,15 +75,16 @@ class IsolatedEnv:
         self._rows = layout.views(self._row)
 
     def _answer(self, where: str) -> Any:
+        self._busy = True
         try:
             if not self._pipe.poll(self._limit):
-                self._process.kill()
                 raise EnvironmentFailed(
                     f"{self._name} has not returned for {self._limit:.0f} s {where} (environment.step_timeout)"
                 )
             answer = self._pipe.recv()
         except (EOFError, ConnectionError) as error:
             raise self._died(where) from error
+        self._busy = False
         if isinstance(answer, SeedError):
             raise answer
         return answer
@@ -131,6 +133,8 @@ class IsolatedEnv:
     def close(self) -> None:
         """End the process; safe to call twice."""
         self._pipe.close()
+        if self._busy:
+            self._process.kill()
         self._process.join(_END_SECONDS)
         if self._process.is_alive():
             self._process.kill()
@@ -157,7 +161,8 @@ def _serve(
     threads: int,
 ) -> None:
     _end_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which closes the pipe
+    for number in (signal.SIGINT, signal.SIGHUP):  # from the terminal: the parent gets them too, and closes the pipe
+        signal.signal(number, signal.SIG_IGN)
     # Output of simulators goes to stderr: stdout is for results.
     os.dup2(2, 1)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
@@ -180,7 +185,7 @@ def _serve(
                 if what in ("reset", "step"):
                     getattr(env, what)(*arguments, out)
                     pipe.send(None)
-                    pipe.send_bytes(row)
+                    pipe.send_bytes(row.data)
                 else:
                     found = getattr(env, what)
                     pipe.send(found() if callable(found) else found)
