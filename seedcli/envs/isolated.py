@@ -27,6 +27,7 @@ from seedcli.envs.scratch import ScratchFolder
 from seedcli.errors import EnvironmentFailed, SeedError
 from seedcli.specs import EnvSpec, RowLayout, Rows, aligned_empty
 
+_START_SECONDS = 60.0  # of the process, on a busy machine
 _END_SECONDS = 10.0
 _NONE = -1  # no environment
 
@@ -52,7 +53,7 @@ class IsolatedEnv:
     def __init__(self, config: EnvironmentConfig, num_envs: int, *, render: bool = False, threads: int = 0) -> None:
         self.num_envs = num_envs
         self._name = f"{config.family}/{config.id}"
-        self._limit = config.step_timeout or None
+        self._limit = config.step_timeout
         self._busy = False  # in a call, so that it would not notice that the pipe is closed
         self._scratch = ScratchFolder()
         context = multiprocessing.get_context("spawn")  # a fork would bring TensorFlow along
@@ -65,7 +66,7 @@ class IsolatedEnv:
         self._process.start()
         theirs.close()
         try:
-            spec, self.notice = self._answer("while it was built")
+            spec, self.notice = self._answer("while it was built", _START_SECONDS)
             self.spec = EnvSpec.from_dict(spec)
         except BaseException:
             self.close()
@@ -74,10 +75,10 @@ class IsolatedEnv:
         self._row = aligned_empty(layout.nbytes)
         self._rows = layout.views(self._row)
 
-    def _answer(self, where: str) -> Any:
+    def _answer(self, where: str, extra: float = 0.0) -> Any:
         self._busy = True
         try:
-            if not self._pipe.poll(self._limit):
+            if self._limit and not self._pipe.poll(self._limit + extra):
                 raise EnvironmentFailed(
                     f"{self._name} has not returned for {self._limit:.0f} s {where} (environment.step_timeout)"
                 )
