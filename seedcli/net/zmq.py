@@ -27,7 +27,8 @@ from seedcli.net.greeting import not_a_learner, other_protocol, unanswered
 from seedcli.net.security.curve import protect_client
 from seedcli.net.security.keys import Security
 from seedcli.net.security.refusal import refusal
-from seedcli.net.zmq_router import RouterServer, keep_alive, skip, watch
+from seedcli.net.zmq_router import RouterServer
+from seedcli.net.zmq_sockets import keep_alive, skip, watch
 from seedcli.specs import aligned_empty
 
 MAX_PAYLOAD = 256 * 2**20  # bytes of one row; ZeroMQ needs the limit at bind, before any specification is known

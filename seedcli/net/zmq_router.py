@@ -24,6 +24,7 @@ from seedcli.net.base import PING_TIMEOUT_SECONDS, FrameHandler, Payload, Peer, 
 from seedcli.net.frames import CONTROL_LIMIT, Header, Kind, pack_header, unpack_header
 from seedcli.net.security.curve import HANDSHAKE_MILLISECONDS, ZapHandler, protect_listener
 from seedcli.net.security.keys import Security
+from seedcli.net.zmq_sockets import keep_alive, property_of, skip, watch
 
 _FRAMES_PER_CALL = 256
 _INCOMING = 64  # messages queued per connection before TCP's flow control holds the actor back
@@ -32,48 +33,11 @@ _DROPPED = 1024  # dropped identities that are remembered
 _SUSPICION_SECONDS = 1.0  # for which a connection that may have ended is probed
 _NOWAIT = zmq.NOBLOCK
 _MORE = zmq.SNDMORE | zmq.NOBLOCK
-_NOTHING = bytearray()
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 _UNKNOWN = pack_header(Kind.UNKNOWN)
 _PROBE = pack_header(Kind.HEARTBEAT_ACK)
-
-
-def skip(socket: zmq.Socket[bytes]) -> None:
-    """Discard the remaining parts of the message being received."""
-    while socket.getsockopt(zmq.RCVMORE):
-        socket.recv_into(_NOTHING)
-
-
-def keep_alive(socket: zmq.Socket[bytes]) -> None:
-    """Enable TCP keepalive, so that the kernel detects a lost machine."""
-    for option, value in (
-        (zmq.TCP_KEEPALIVE, 1),
-        (zmq.TCP_KEEPALIVE_IDLE, 30),
-        (zmq.TCP_KEEPALIVE_INTVL, 10),
-        (zmq.TCP_KEEPALIVE_CNT, 3),
-    ):
-        socket.setsockopt(option, value)
-
-
-def watch(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-    """Return a socket that receives the monitor's `events` of `socket`."""
-    address = f"inproc://monitor-{id(socket)}"
-    socket.monitor(address, events)
-    monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
-    # Unbounded: with a limit, ZeroMQ's I/O thread would wait for the reader.
-    monitor.setsockopt(zmq.RCVHWM, 0)
-    monitor.connect(address)
-    return monitor
-
-
-def _property(frame: zmq.Frame, name: int | str) -> int | str | bytes | None:
-    """Return a property of a message's connection; None if unknown, as for peers of the first ZeroMQ protocol."""
-    try:
-        return frame.get(name)
-    except zmq.ZMQError:
-        return None
 
 
 class _Connection:
@@ -254,14 +218,14 @@ class RouterServer:
         try:
             header = unpack_header(first.bytes)
             if owner is not identity:
-                self._heartbeat(owner, header, handler, _property(first, zmq.SRCFD))
+                self._heartbeat(owner, header, handler, property_of(first, zmq.SRCFD))
                 return
             if header.kind != Kind.HELLO:
                 # A frame of a session that has ended or was with a previous learner: the actor must start a handshake.
                 skip(socket)
                 self._post(identity, _UNKNOWN)
                 return
-            descriptor = _property(first, zmq.SRCFD)
+            descriptor = property_of(first, zmq.SRCFD)
             if not isinstance(descriptor, int):
                 raise ProtocolError("the peer uses an outdated ZeroMQ protocol")
             connection = _Connection(self._peer(identity, first), descriptor)
@@ -294,7 +258,7 @@ class RouterServer:
             self._end(owner, str(error), handler, malformed=True)
 
     def _peer(self, identity: bytes, frame: zmq.Frame) -> Peer:
-        address = str(_property(frame, "Peer-Address") or "an unknown address")
+        address = str(property_of(frame, "Peer-Address") or "an unknown address")
         if not self.endpoint.startswith("tcp://"):
             address = f"process {address.rpartition(':')[2]}"  # ipc: ":user:group:process"
         return Peer(self.name, identity, address)
