@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from seedcli.config.presets import read_toml
 from seedcli.config.sources import from_toml_file
-from seedcli.envs.registry import plain_spaces
+from seedcli.envs.placement import plain_spaces
 from seedcli.errors import UsageError
 from seedcli.models.formats import format_of_file
 from seedcli.tensorflow_import import import_tensorflow

@@ -40,6 +40,11 @@ def environment_turn(config: Config, cores: int) -> Iterator[Turn]:
     family = family_of(played)
     if not family.library:
         raise UsageError(f"environment.family {played.family} cannot be measured bare: choose another preset")
+    if family.isolation == "always":
+        raise UsageError(
+            f"environment.family {played.family} cannot be measured bare, because it must not share a process with "
+            "TensorFlow: choose another preset"
+        )
     total = config.actors.count * config.actors.envs
     groups = [family.make_bare(played, envs, cores, 1 + i * total) for i, envs in enumerate(split_envs(total, 2))]
     actions = [[group.sample() for _ in range(_ACTION_SETS)] for group in groups]

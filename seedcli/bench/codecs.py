@@ -7,7 +7,7 @@ from typing import Any
 
 from seedcli.bench.output import machine, say, show, table
 from seedcli.config.schema import make_environment_config
-from seedcli.envs.registry import create_env
+from seedcli.envs.placement import create_env_in_actor
 from seedcli.errors import EnvironmentFailed
 from seedcli.net.codecs import RAW, fitting_codecs
 from seedcli.roles.actor.codec_choice import COST_SHARE, WORTH_BYTES, Cost, Sample, best, measure_codec, play
@@ -79,7 +79,7 @@ def measure_codecs(tell: Callable[[str], None] = say) -> dict[str, Any]:
     for name, config, envs, skip in _PLAYED:
         tell(f"{name}, {envs} environments a message")
         try:
-            env = create_env(make_environment_config(config), envs)
+            env = create_env_in_actor(make_environment_config(config), envs)
         except EnvironmentFailed as error:
             found[name] = {"missing": str(error)}
             continue

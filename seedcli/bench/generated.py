@@ -9,7 +9,8 @@ import numpy as np
 
 from seedcli.agents.base import Agent, UnrollBatch
 from seedcli.config.sections import EnvironmentConfig
-from seedcli.envs.registry import create_env, family_of
+from seedcli.envs.placement import create_env_beside_tensorflow
+from seedcli.envs.registry import family_of
 from seedcli.errors import SimulatorMissing
 from seedcli.specs import ArraySpec, EnvSpec, map_arrays
 from seedcli.training.batches import zero_unrolls
@@ -23,7 +24,7 @@ def environment_spec(config: EnvironmentConfig) -> EnvSpec:
         UsageError, EnvironmentFailed: as of `envs.create_env`.
     """
     try:
-        probe = create_env(config, 1)
+        probe = create_env_beside_tensorflow(config, 1)
     except SimulatorMissing:
         expected = family_of(config).expected_spec(config)
         if expected is None:

@@ -18,7 +18,7 @@ from seedcli.bench.transitions import measure_transitions
 from seedcli.config.schema import Config
 from seedcli.config.sections import EnvironmentConfig, ReplayConfig
 from seedcli.config.sources import load_config
-from seedcli.envs.registry import create_env
+from seedcli.envs.placement import create_env_beside_tensorflow
 from seedcli.specs import EnvSpec, RowLayout, aligned_empty
 from seedcli.training.batches import TrainingBatch
 from seedcli.training.replay.blocks import BlockCodec
@@ -44,7 +44,7 @@ def _median_seconds(work: Callable[[], object], rounds: int = _ROUNDS) -> float:
 
 def _play(config: EnvironmentConfig, records: int) -> tuple[EnvSpec, dict[str, npt.NDArray[Any]]]:
     """Records [records, E, ...] of a game under random actions."""
-    env = create_env(config, _ENVS)
+    env = create_env_beside_tensorflow(config, _ENVS)
     try:
         layout = RowLayout(env.spec, _ENVS)
         rows = aligned_empty(records * layout.nbytes).reshape(records, layout.nbytes)

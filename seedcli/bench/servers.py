@@ -46,7 +46,7 @@ class Listener:
 
     def __init__(self, transport: str, security: Security | None = None) -> None:
         self._folder = tempfile.mkdtemp(prefix="seed-")
-        self.server = transport_of(transport).listen_here(Path(self._folder), security)
+        self.server = transport_of(transport).listen_here(Path(self._folder), security, SILENCE_SECONDS)
 
     def close(self) -> None:
         """Close it; belongs to the thread that used the server."""

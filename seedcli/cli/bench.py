@@ -178,7 +178,7 @@ def bench_policy(
     if format_of_file(path) is not None:
         return run_bench_model(path, seconds=seconds, json_output=json_output)
     from seedcli.config.sources import from_toml_file
-    from seedcli.envs.registry import check_simulator
+    from seedcli.envs.placement import check_simulator
     from seedcli.training.checkpoint_files import find_checkpoint
 
     checkpoint = find_checkpoint(path)

@@ -85,7 +85,7 @@ def train(
     assert found is not None
     if found.config.topology.hosts:
         raise UsageError("topology.hosts is for seed learner: seed train is one learner and its actors on this machine")
-    from seedcli.envs.registry import check_simulator
+    from seedcli.envs.placement import check_simulator
     from seedcli.roles.resuming import finished
     from seedcli.telemetry.exporter import check_metrics_port
     from seedcli.telemetry.output import outlive_output

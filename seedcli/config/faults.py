@@ -11,6 +11,7 @@ _RULES = {
     "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
     "literal_error": "must be one of {expected}",
+    "multiple_of": "must be a multiple of {multiple_of}",
     "finite_number": "must be a finite number",
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",

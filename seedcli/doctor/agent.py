@@ -23,7 +23,8 @@ from seedcli.config.sources import load_config
 from seedcli.doctor.examination import CHECK_SECONDS, examine_apart, print_findings
 from seedcli.envs.checks import first_line
 from seedcli.envs.conformance import Finding, Status
-from seedcli.envs.registry import check_environment, create_env
+from seedcli.envs.placement import create_env_beside_tensorflow
+from seedcli.envs.registry import check_environment
 from seedcli.errors import EXIT_DONE, EXIT_FAILED, SeedError
 from seedcli.tensorflow_import import import_tensorflow
 
@@ -195,7 +196,7 @@ def _check_built(config: Config, judge: Callable[[str, Callable[[], Any]], bool]
     cases: list[Case] = []
 
     def build() -> tuple[Status, str, str]:
-        env = create_env(config.environment, 1)
+        env = create_env_beside_tensorflow(config.environment, 1)
         spec = env.spec
         env.close()
         agent = create_agent(config.agent, training, spec, SEED)

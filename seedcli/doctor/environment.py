@@ -16,9 +16,12 @@ from rich.console import Console
 from seedcli.config.schema import make_environment_config
 from seedcli.config.sections import EnvironmentConfig
 from seedcli.doctor.examination import CHECK_SECONDS, examine_apart, print_findings
+from seedcli.envs.base import VectorEnv
 from seedcli.envs.conformance import Finding, check_environment
+from seedcli.envs.placement import create_env_in_actor
 from seedcli.envs.registry import family_of
 from seedcli.errors import EXIT_DONE, EXIT_FAILED
+from seedcli.specs import Rows
 
 
 def run_doctor_env(config: EnvironmentConfig, preset: str | None, sets: Sequence[str], json_output: bool) -> int:
@@ -65,7 +68,7 @@ def examine(
     config: EnvironmentConfig,
     *,
     seconds: float = 1.0,
-    limit: float = CHECK_SECONDS,
+    limit: float | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Finding]:
     """Run the conformance checks in a separate process.
@@ -73,7 +76,8 @@ def examine(
     Args:
         config: the environment.
         seconds: of play for each check.
-        limit: timeout of a check in seconds.
+        limit: timeout of a check, or of a reset in it, in seconds; None: `environment.step_timeout`, but at least
+            `CHECK_SECONDS`.
         say: called with a progress line for a check that takes long.
 
     Returns:
@@ -84,18 +88,37 @@ def examine(
         (config.model_dump(), seconds),
         first="play",
         hangs="a reset or step hangs or is very slow",
-        limit=limit,
+        limit=max(CHECK_SECONDS, config.step_timeout) if limit is None else limit,
         say=say,
     )
 
 
 def _examine(connection: Connection, config: dict[str, Any], seconds: float) -> None:
-    from seedcli.envs.registry import create_env
-
     # The output of simulators must not mix with results.
     os.dup2(2, 1)
     environment = make_environment_config(config)
+    current = [""]
+
+    def begin(check: str) -> None:
+        current[0] = check
+        connection.send(check)
+
+    def make(envs: int) -> VectorEnv:
+        env = create_env_in_actor(environment, envs)
+        reset = env.reset
+
+        def reset_and_say(seed: int, out: Rows) -> None:
+            reset(seed, out)
+            begin(current[0])  # a simulator may take long to compile its levels: each reset has the whole limit
+
+        env.reset = reset_and_say  # type: ignore[method-assign]
+        return env
+
     check_environment(
-        lambda envs: create_env(environment, envs), seconds=seconds, begin=connection.send, found=connection.send
+        make,
+        seconds=seconds,
+        clock_terminates=family_of(environment).clock_terminates,
+        begin=begin,
+        found=connection.send,
     )
     connection.send(None)

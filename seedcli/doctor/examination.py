@@ -46,7 +46,8 @@ def examine_apart(
     """
     context = multiprocessing.get_context("spawn")  # a fork would share the resources of simulators and of TensorFlow
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+    # Not a daemon, which could not start the process of an isolated environment.
+    process = context.Process(target=target, args=(theirs, *arguments))
     process.start()
     theirs.close()
     findings: list[Finding] = []

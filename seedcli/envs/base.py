@@ -71,6 +71,10 @@ class Family:
         preset: a preset that suits it, for suggestions; "": none.
         isolation: when an environment needs a process without TensorFlow in it: "never", only for "rendering", or
             "always".
+        may_end_process: whether its simulator may end the process it is in (exit, abort): actors then build it in one
+            of its own, so that its end counts as a failure of environments.
+        clock_terminates: whether time limits terminate episodes, because the simulator does not tell them from other
+            ends.
         keeps_finished_episodes: whether the library frees the memory of finished episodes only when its process ends.
         adapts_gymnasium: whether its vector environments are `envs.gymnasium.env.GymnasiumVectorEnv`, so that plain
             environments made by `gymnasium.make` give and take other arrays than its specifications say.
@@ -83,6 +87,8 @@ class Family:
     install: ClassVar[str] = "install its package"
     preset: ClassVar[str] = ""
     isolation: ClassVar[Literal["never", "rendering", "always"]] = "rendering"
+    may_end_process: ClassVar[bool] = False
+    clock_terminates: ClassVar[bool] = False
     keeps_finished_episodes: ClassVar[bool] = False
     adapts_gymnasium: ClassVar[bool] = False
     library: ClassVar[str] = ""
@@ -116,13 +122,16 @@ class Family:
             UsageError: names the nearest known names, or the value, its source and what to do.
         """
 
-    def check_simulator(self, config: Any) -> None:
-        """Refuse an environment whose library is not installed here; by default by building one environment.
+    def check_simulator(self, config: Any) -> bool:
+        """Tell without building an environment whether its library is installed here.
+
+        Returns:
+            True if it is; False, as by default, if one must be built to tell.
 
         Raises:
             ImportError, SimulatorMissing, UsageError, EnvironmentFailed: what is missing.
         """
-        self.make(config, 1).close()
+        return False
 
     def expected_spec(self, config: Any) -> EnvSpec | None:
         """The specification that follows from the configuration alone; None: only the simulator has it."""

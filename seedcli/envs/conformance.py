@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,8 +13,9 @@ import numpy.typing as npt
 
 from seedcli.envs.checks import first_line
 from seedcli.envs.playing import FILL, MakeEnv, Run, carried_ends, driving, episodes_of, every_action, extremes
+from seedcli.envs.speed import measure_speed
 from seedcli.errors import EnvironmentFailed, SeedError
-from seedcli.specs import ActionSpec, EnvSpec, RowLayout, aligned_empty
+from seedcli.specs import ActionSpec, EnvSpec
 
 Status = Literal["ok", "warning", "failure", "skipped"]
 
@@ -49,6 +49,7 @@ def check_environment(
     *,
     seconds: float = 1.0,
     least: int = 10,
+    clock_terminates: bool = False,
     begin: Callable[[str], None] = lambda name: None,
     found: Callable[[Finding], None] = lambda finding: None,
 ) -> list[Finding]:
@@ -60,6 +61,7 @@ def check_environment(
         make: builds a vector of the given number of environments, as `create_env` does.
         seconds: approximate play time of each check; there are about eight.
         least: minimum number of steps of the first play, on which most checks are based, however long they take.
+        clock_terminates: time limits of these environments terminate, see `Family`.
         begin: called with the name of each check before it begins.
         found: called with each finding.
 
@@ -98,9 +100,9 @@ def check_environment(
     repeatable = seeding.status != "failure"
     judge("isolation", lambda: _isolation(make, seconds) if repeatable else _UNREPEATABLE)
     judge("autoreset", lambda: _autoreset(make, run, seconds, repeatable))
-    judge("truncation", lambda: _truncation(run))
+    judge("truncation", lambda: _truncation(run, clock_terminates))
     judge("actions", lambda: _actions(make, seconds, repeatable))
-    judge("speed", lambda: _speed(make, seconds))
+    judge("speed", lambda: measure_speed(make, seconds))
     return findings
 
 
@@ -294,9 +296,14 @@ def _action_on_final(make: MakeEnv, seconds: float) -> str | None:
     return f"the action on a final record changes what follows, first {difference}" if difference else None
 
 
-def _truncation(run: Run) -> tuple[Status, str, Any]:
-    """Time limits truncate, other ends terminate; only the author can tell them apart, so this only warns."""
+def _truncation(run: Run, clock_terminates: bool) -> tuple[Status, str, Any]:
+    """Time limits truncate, other ends terminate; only the author can tell them apart, so this only warns.
+
+    Nor can it where the simulator does not tell them apart, so that its family declares that its clock terminates.
+    """
     episodes = episodes_of(run)
+    if clock_terminates and not episodes:
+        return "skipped", f"no episode ended in {len(run.reward) - 1:,} steps; these environments end by a clock", None
     if not episodes:
         return "warning", (
             f"no episode ended in {len(run.reward) - 1:,} steps: if none ever does, set a limit where it is "
@@ -306,7 +313,7 @@ def _truncation(run: Run) -> tuple[Status, str, Any]:
     truncated = [e.length for e in episodes if not e.terminated]
     value = {"terminated": len(terminated), "truncated": len(truncated)}
     longest = max(e.length for e in episodes)
-    if longest >= _SHORT and terminated.count(longest) >= 3:
+    if longest >= _SHORT and terminated.count(longest) >= 3 and not clock_terminates:
         return "warning", (
             f"{terminated.count(longest)} episodes were terminated after exactly {longest:,} steps, the largest "
             "length: if that is a time limit, it must truncate instead"
@@ -352,55 +359,3 @@ def _actions(make: MakeEnv, seconds: float, repeatable: bool) -> tuple[Status, s
             if one.difference(two) is None and run.difference(one) is None:
                 return "warning", f"actions made no difference in {len(run.actions)} steps"
     return "ok", f"{len(every)} different actions accepted, invalid ones refused"
-
-
-class _Timed:
-    """Measures the time that an environment's own code takes."""
-
-    def __init__(self, env: Any) -> None:
-        self._env = env
-        self.seconds = 0.0
-
-    def _time(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        begun = time.perf_counter()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            self.seconds += time.perf_counter() - begun
-
-    def step(self, action: Any) -> Any:
-        return self._time(self._env.step, action)
-
-    def reset(self, **kwargs: Any) -> Any:
-        return self._time(self._env.reset, **kwargs)
-
-    def close(self) -> None:
-        self._env.close()
-
-
-def _speed(make: MakeEnv, seconds: float) -> tuple[Status, str, dict[str, float | int | None]]:
-    """Steps per second of one vector, and the share of the time outside its environments' own code."""
-    envs = 8
-    with driving(make, envs) as driver:
-        env: Any = driver.env
-        timed = [_Timed(each) for each in getattr(env, "envs", [])]
-        if timed:
-            env.envs[:] = timed
-        out = RowLayout(env.spec, envs).views(aligned_empty(RowLayout(env.spec, envs).nbytes))
-        random = np.random.default_rng(1)
-        actions = [env.spec.action.sample(random, envs) for _ in range(64)]
-        env.reset(1, out)
-        before = sum(each.seconds for each in timed)
-        begun = time.perf_counter()
-        steps = 0
-        while steps < 3 or time.perf_counter() - begun < seconds:
-            env.step(actions[steps % 64], out)
-            steps += 1
-        took = time.perf_counter() - begun
-        own = sum(each.seconds for each in timed) - before
-        nbytes = env.spec.observation_bytes
-    rate = steps * envs / took
-    outside = 1 - own / took if timed else None
-    share = "" if outside is None else f", {outside:.0%} of the time outside the environment's own code"
-    value = {"steps_per_second": rate, "observation_bytes": nbytes, "share_outside": outside}
-    return "ok", f"{rate:,.0f} steps/s in one process, {nbytes:,} bytes an observation{share}", value

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from seedcli.config.choices import FAMILIES
 from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.base import Family, VectorEnv
 from seedcli.errors import SimulatorMissing, UsageError
-from seedcli.specs import EnvSpec
-
-if TYPE_CHECKING:
-    from seedcli.envs.gymnasium.plain import PlainSpaces
 
 
 def family_of(config: EnvironmentConfig) -> Family:
@@ -29,7 +25,7 @@ def family_of(config: EnvironmentConfig) -> Family:
 
 
 def create_env(config: EnvironmentConfig, num_envs: int, *, render: bool = False, threads: int = 0) -> VectorEnv:
-    """Build the configured family's vector environment.
+    """Build the configured family's vector environment in this process; callers outside `envs` use `envs.placement`.
 
     Args:
         config: the environment section of a configuration.
@@ -48,55 +44,18 @@ def create_env(config: EnvironmentConfig, num_envs: int, *, render: bool = False
     try:
         env = family.make(config, num_envs, render=render, threads=threads)
     except ImportError as error:
-        raise _missing(config, family, error) from error
+        raise missing(config, family, error) from error
     name = f"{config.family}/{config.id}"
     if env.spec.name != name:  # of a family that builds its environments with another's adapter
         env.spec = replace(env.spec, name=name)
     return env
 
 
-def _missing(config: EnvironmentConfig, family: Family, error: ImportError) -> SimulatorMissing:
+def missing(config: EnvironmentConfig, family: Family, error: ImportError) -> SimulatorMissing:
+    """Return the error for a simulator that cannot be imported."""
     return SimulatorMissing(
         f"environment.family {config.family} cannot be used on this machine ({error}); {family.install}"
     )
-
-
-def plain_spaces(config: EnvironmentConfig, spec: EnvSpec) -> PlainSpaces:
-    """What a plain environment, without this package's adapter, gives and takes.
-
-    Where the family is an adapter of Gymnasium environments, one is built to learn its spaces. Environments of other
-    families give and take the arrays of their specification.
-
-    Args:
-        config: the environment section of a configuration.
-        spec: the specification that an agent was built from.
-
-    Raises:
-        UsageError, SimulatorMissing, EnvironmentFailed: see `create_env`.
-    """
-    if not family_of(config).adapts_gymnasium:
-        from seedcli.envs.gymnasium.plain import spaces_of
-
-        return spaces_of(spec)
-    env: Any = create_env(config, 1)
-    try:
-        found: PlainSpaces = env.plain_spaces
-        return found
-    finally:
-        env.close()
-
-
-def check_simulator(config: EnvironmentConfig) -> None:
-    """Refuse an environment whose library is not installed here, without building it where that can be avoided.
-
-    Raises:
-        SimulatorMissing, UsageError, EnvironmentFailed: what is missing, and how it is obtained.
-    """
-    family = family_of(config)
-    try:
-        family.check_simulator(config)
-    except ImportError as error:
-        raise _missing(config, family, error) from error
 
 
 def check_environment(config: EnvironmentConfig, kwargs_source: str = "") -> None:

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from seedcli.config.sections import EnvironmentConfig
+from seedcli.envs.placement import create_env_beside_tensorflow
 from seedcli.export.function import ActingFunction
 from seedcli.models.description import ACTION
 from seedcli.models.runtimes import Arrays, Model
-from seedcli.roles.evaluator.episodes import build
 from seedcli.specs import EnvSpec, RowLayout, Rows, aligned_empty
 
 LIMIT = 1e-5  # largest difference that passes
@@ -53,7 +53,7 @@ def compare(function: ActingFunction, models: list[Model], environment: Environm
     random = np.random.default_rng(_SEED)
     state = models[0].zeros("state", rows)
     worst = [Checked(0.0, ACTION, STEPS * rows) for _ in models]
-    env = build(environment, rows, render=False, again=False)
+    env = create_env_beside_tensorflow(environment, rows)
     try:
         out = _rows(env.spec, rows)
         first = np.ones(rows, np.bool_)

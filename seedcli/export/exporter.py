@@ -6,7 +6,7 @@ from pathlib import Path
 
 from seedcli import __version__
 from seedcli.config.schema import Config
-from seedcli.envs.registry import plain_spaces
+from seedcli.envs.placement import plain_spaces
 from seedcli.export.check import Checked, compare
 from seedcli.export.function import Acting, ActingFunction
 from seedcli.export.writing import WRITERS

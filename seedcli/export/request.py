@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from seedcli.config.schema import Config
 from seedcli.config.sources import from_toml_file
-from seedcli.envs.registry import check_simulator
+from seedcli.envs.placement import check_simulator
 from seedcli.errors import UsageError
 from seedcli.models.formats import FORMATS, Format, require
 from seedcli.training.checkpoint_files import Checkpoint, find_checkpoint

@@ -17,6 +17,10 @@ from seedcli.net.security.token import Token
 Payload = bytes | bytearray | memoryview
 
 
+PING_TIMEOUT_SECONDS = 20.0  # default of `net.timeout_seconds`
+_PINGS = 8  # in a timeout
+
+
 class Peer(NamedTuple):
     """One connection, as the server sees it: hashable, and valid for `send` until `lost` is called.
 
@@ -91,6 +95,8 @@ class ServerTransport(Protocol):
         token: the token that peers must prove they hold; None: no proof, because only this user can connect or the
             listener is open.
         turned_away: connections that failed in the secure handshake; 0 if the library does not report them (gRPC).
+        pings: the library itself pings its peers, whose libraries answer even while their Python is blocked, and loses
+            a connection before it has been without an answer for the timeout that the listener was given.
     """
 
     name: str
@@ -99,6 +105,7 @@ class ServerTransport(Protocol):
     shares_memory: bool
     token: Token | None
     turned_away: int
+    pings: bool
 
     def fileno(self) -> int:
         """Return a descriptor that polls readable whenever frames may be waiting."""
@@ -189,6 +196,15 @@ class ClientTransport(Protocol):
 
     def close(self) -> None:
         """Close the connection; safe to call twice."""
+
+
+def ping_milliseconds(timeout: float) -> tuple[int, int]:
+    """Return the interval of pings and how long to wait for an answer, together at most `timeout` seconds.
+
+    As long as possible, so that a connection outlives short cuts.
+    """
+    interval = max(1, int(1000 * timeout / _PINGS))
+    return interval, max(1, int(1000 * timeout) - 2 * interval)
 
 
 def frame_limit(payload_bytes: Sequence[int], max_payload: int) -> int:

@@ -24,7 +24,7 @@ import grpc
 
 from seedcli.errors import ProtocolError, VersionError
 from seedcli.net.addresses import bindable_ip, join_host_port, listen_error, plain_address, shown_host
-from seedcli.net.base import FrameHandler, Payload, Peer, frame_limit
+from seedcli.net.base import PING_TIMEOUT_SECONDS, FrameHandler, Payload, Peer, frame_limit, ping_milliseconds
 from seedcli.net.frames import (
     ANSWER_LIMIT,
     CONTROL_LIMIT,
@@ -33,7 +33,7 @@ from seedcli.net.frames import (
     pack_header,
     unpack_header,
 )
-from seedcli.net.grpc_client import KEEPALIVE, METHOD, OTHER_VERSION, SERVICE, GrpcClient
+from seedcli.net.grpc_client import METHOD, OTHER_VERSION, SERVICE, GrpcClient
 from seedcli.net.security.keys import Security, tls_identity
 
 __all__ = ["GrpcClient", "GrpcServer"]
@@ -82,6 +82,7 @@ class GrpcServer:
         port: TCP port; 0 for any free one.
         security: token and certificates; None: no encryption and no authentication.
         max_payload: limit for the rows of all sessions, bytes.
+        timeout: seconds without an answer to pings, after which a connection is lost.
 
     Raises:
         UsageError: the port is in use, the host is not on this machine, or a certificate is unusable.
@@ -90,13 +91,21 @@ class GrpcServer:
     name = "grpc"
     shares_memory = False
     turned_away = 0
+    pings = True  # between the threads of the two libraries
 
     def __init__(
-        self, host: str, port: int, *, security: Security | None = None, max_payload: int = MAX_PAYLOAD
+        self,
+        host: str,
+        port: int,
+        *,
+        security: Security | None = None,
+        max_payload: int = MAX_PAYLOAD,
+        timeout: float = PING_TIMEOUT_SECONDS,
     ) -> None:
         self.token = security.token if security is not None else None
         self._identity = tls_identity(security, "learner") if security is not None else None
         self._max_payload = max_payload
+        self._ping = ping_milliseconds(timeout)
         self._bind = join_host_port(bindable_ip(host, port, setting=_SETTING), port)
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._ready: deque[_Connection] = deque()  # one element per entry of an inbox
@@ -146,7 +155,10 @@ class GrpcServer:
                 ("grpc.http2.max_ping_strikes", 0),
                 ("grpc.max_concurrent_streams", _STREAMS),
                 ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MILLISECONDS),
-                *KEEPALIVE,
+                ("grpc.keepalive_time_ms", self._ping[0]),
+                ("grpc.keepalive_timeout_ms", self._ping[1]),
+                ("grpc.http2.ping_timeout_ms", self._ping[1]),
+                ("grpc.http2.max_pings_without_data", 0),  # no limit
             ]
         )
         handler = grpc.stream_stream_rpc_method_handler(self._connect)

@@ -22,6 +22,7 @@ class InProcessServer:
     name = "inprocess"
     turned_away = 0
     shares_memory = False  # its clients may encode rows
+    pings = False
     port: int | None = None
     token: Token | None = None
 

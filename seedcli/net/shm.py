@@ -17,7 +17,7 @@ from typing import Any
 import zmq
 
 from seedcli.errors import ConnectionLost, ProtocolError, RefusedError, UsageError
-from seedcli.net.base import Peer
+from seedcli.net.base import PING_TIMEOUT_SECONDS, Peer
 from seedcli.net.frames import CONTROL_LIMIT, Header
 from seedcli.net.zmq import ZmqClient
 from seedcli.net.zmq_router import RouterServer
@@ -62,6 +62,7 @@ class ShmServer(RouterServer):
 
     Args:
         path: path of the ipc socket to create; only this user should have access to its directory.
+        timeout: seconds without an answer to pings, after which a connection is lost.
 
     Raises:
         UsageError: the socket cannot be created.
@@ -69,7 +70,7 @@ class ShmServer(RouterServer):
 
     shares_memory = True
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, timeout: float = PING_TIMEOUT_SECONDS) -> None:
         path = os.path.abspath(path)
         if len(os.fsencode(path)) > _PATH_LIMIT:
             raise UsageError(
@@ -78,7 +79,7 @@ class ShmServer(RouterServer):
         self._mappings: dict[Hashable, _Mapping] = {}
         self._path = path
         try:
-            super().__init__("shm", f"ipc://{path}", max_payload=CONTROL_LIMIT)
+            super().__init__("shm", f"ipc://{path}", max_payload=CONTROL_LIMIT, timeout=timeout)
         except zmq.ZMQError as error:
             raise UsageError(f'cannot create a socket at "{path}" ({error.strerror}): check the folder') from error
         os.chmod(path, 0o600)

@@ -43,24 +43,31 @@ class Transport:
         """What its addresses begin with, as a user types them: its name, "zmq://"."""
         return f"{self.name}://"
 
-    def listen(self, host: str, port: int, security: Security | None) -> ServerTransport:
+    def listen(self, host: str, port: int, security: Security | None, timeout: float) -> ServerTransport:
         """Open a listener named `name` on a host and TCP port, 0: any free one; only with a `port_key`.
 
         Its address is `prefix` followed by "host:port".
+
+        Args:
+            host: the address to bind.
+            port: the TCP port.
+            security: of the connections; None: none.
+            timeout: of pings, seconds, if it has them (`ServerTransport.pings`).
 
         Raises:
             UsageError: the port is in use, the host is not on this machine, or a certificate is unusable.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement listen, or have no port_key")
 
-    def listen_here(self, folder: Path, security: Security | None) -> ServerTransport:
+    def listen_here(self, folder: Path, security: Security | None, timeout: float) -> ServerTransport:
         """Open a listener for `seed train`, which only this machine can reach; by default on its loopback interface.
 
         Args:
             folder: for sockets; only this user can open it.
             security: of TCP listeners.
+            timeout: as of `listen`.
         """
-        return self.listen(_LOOPBACK, 0, security)
+        return self.listen(_LOOPBACK, 0, security, timeout)
 
     def connect(self, where: str, security: Security | None) -> ClientTransport:
         """A client for what follows `prefix` in an address, not yet connected.
@@ -82,10 +89,10 @@ class GrpcTransport(Transport):
         """Nothing: it is the default."""
         return ""
 
-    def listen(self, host: str, port: int, security: Security | None) -> ServerTransport:
+    def listen(self, host: str, port: int, security: Security | None, timeout: float) -> ServerTransport:
         from seedcli.net.grpc import GrpcServer
 
-        return GrpcServer(host, port, security=security)
+        return GrpcServer(host, port, security=security, timeout=timeout)
 
     def connect(self, where: str, security: Security | None) -> ClientTransport:
         from seedcli.net.grpc_client import GrpcClient
@@ -98,10 +105,10 @@ class ZmqTransport(Transport):
 
     port_key = "zmq_port"
 
-    def listen(self, host: str, port: int, security: Security | None) -> ServerTransport:
+    def listen(self, host: str, port: int, security: Security | None, timeout: float) -> ServerTransport:
         from seedcli.net.zmq import ZmqServer
 
-        return ZmqServer(host, port, security=security)
+        return ZmqServer(host, port, security=security, timeout=timeout)
 
     def connect(self, where: str, security: Security | None) -> ClientTransport:
         from seedcli.net.zmq import ZmqClient
@@ -112,10 +119,10 @@ class ZmqTransport(Transport):
 class ShmTransport(Transport):
     """Shared memory. The permissions of its socket keep other users out, so it needs no token."""
 
-    def listen_here(self, folder: Path, security: Security | None) -> ServerTransport:
+    def listen_here(self, folder: Path, security: Security | None, timeout: float) -> ServerTransport:
         from seedcli.net.shm import ShmServer
 
-        return ShmServer(str(folder / "actors"))
+        return ShmServer(str(folder / "actors"), timeout=timeout)
 
     def connect(self, where: str, security: Security | None) -> ClientTransport:
         from seedcli.net.shm import ShmClient

@@ -21,13 +21,14 @@ from zmq.utils.monitor import parse_monitor_message
 
 from seedcli.errors import ConnectionLost, DistrustedError, ProtocolError, UsageError
 from seedcli.net.addresses import bindable_ip, check_known, join_host_port, listen_error, shown_host
-from seedcli.net.base import Frame, Payload
+from seedcli.net.base import PING_TIMEOUT_SECONDS, Frame, Payload
 from seedcli.net.frames import ANSWER_LIMIT, unpack_header
 from seedcli.net.greeting import not_a_learner, other_protocol, unanswered
 from seedcli.net.security.curve import protect_client
 from seedcli.net.security.keys import Security
 from seedcli.net.security.refusal import refusal
-from seedcli.net.zmq_router import RouterServer, keep_alive, skip, watch
+from seedcli.net.zmq_router import RouterServer
+from seedcli.net.zmq_sockets import keep_alive, skip, watch
 from seedcli.specs import aligned_empty
 
 MAX_PAYLOAD = 256 * 2**20  # bytes of one row; ZeroMQ needs the limit at bind, before any specification is known
@@ -48,17 +49,24 @@ class ZmqServer(RouterServer):
         port: TCP port; 0 for any free one.
         security: token and certificates; None: no encryption and no authentication.
         max_payload: limit for the rows of all sessions, bytes.
+        timeout: seconds without an answer to pings, after which a connection is lost.
 
     Raises:
         UsageError: the port is in use, or the host is not on this machine.
     """
 
     def __init__(
-        self, host: str, port: int, *, security: Security | None = None, max_payload: int = MAX_PAYLOAD
+        self,
+        host: str,
+        port: int,
+        *,
+        security: Security | None = None,
+        max_payload: int = MAX_PAYLOAD,
+        timeout: float = PING_TIMEOUT_SECONDS,
     ) -> None:
         address = join_host_port(bindable_ip(host, port, setting=_SETTING), port)
         try:
-            super().__init__("zmq", f"tcp://{address}", max_payload=max_payload, security=security)
+            super().__init__("zmq", f"tcp://{address}", max_payload=max_payload, security=security, timeout=timeout)
         except zmq.ZMQError as error:
             raise listen_error(host, port, error.errno or 0, setting=_SETTING) from error
         self.address = f"zmq://{join_host_port(shown_host(host), int(self.endpoint.rpartition(':')[2]))}"

@@ -20,10 +20,11 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from seedcli.errors import ProtocolError
-from seedcli.net.base import FrameHandler, Payload, Peer, frame_limit
+from seedcli.net.base import PING_TIMEOUT_SECONDS, FrameHandler, Payload, Peer, frame_limit, ping_milliseconds
 from seedcli.net.frames import CONTROL_LIMIT, Header, Kind, pack_header, unpack_header
 from seedcli.net.security.curve import HANDSHAKE_MILLISECONDS, ZapHandler, protect_listener
 from seedcli.net.security.keys import Security
+from seedcli.net.zmq_sockets import keep_alive, property_of, skip, watch
 
 _FRAMES_PER_CALL = 256
 _INCOMING = 64  # messages queued per connection before TCP's flow control holds the actor back
@@ -32,48 +33,11 @@ _DROPPED = 1024  # dropped identities that are remembered
 _SUSPICION_SECONDS = 1.0  # for which a connection that may have ended is probed
 _NOWAIT = zmq.NOBLOCK
 _MORE = zmq.SNDMORE | zmq.NOBLOCK
-_NOTHING = bytearray()
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 _UNKNOWN = pack_header(Kind.UNKNOWN)
 _PROBE = pack_header(Kind.HEARTBEAT_ACK)
-
-
-def skip(socket: zmq.Socket[bytes]) -> None:
-    """Discard the remaining parts of the message being received."""
-    while socket.getsockopt(zmq.RCVMORE):
-        socket.recv_into(_NOTHING)
-
-
-def keep_alive(socket: zmq.Socket[bytes]) -> None:
-    """Enable TCP keepalive, so that the kernel detects a lost machine."""
-    for option, value in (
-        (zmq.TCP_KEEPALIVE, 1),
-        (zmq.TCP_KEEPALIVE_IDLE, 30),
-        (zmq.TCP_KEEPALIVE_INTVL, 10),
-        (zmq.TCP_KEEPALIVE_CNT, 3),
-    ):
-        socket.setsockopt(option, value)
-
-
-def watch(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-    """Return a socket that receives the monitor's `events` of `socket`."""
-    address = f"inproc://monitor-{id(socket)}"
-    socket.monitor(address, events)
-    monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
-    # Unbounded: with a limit, ZeroMQ's I/O thread would wait for the reader.
-    monitor.setsockopt(zmq.RCVHWM, 0)
-    monitor.connect(address)
-    return monitor
-
-
-def _property(frame: zmq.Frame, name: int | str) -> int | str | bytes | None:
-    """Return a property of a message's connection; None if unknown, as for peers of the first ZeroMQ protocol."""
-    try:
-        return frame.get(name)
-    except zmq.ZMQError:
-        return None
 
 
 class _Connection:
@@ -97,14 +61,24 @@ class RouterServer:
         url: ZeroMQ URL to bind.
         max_payload: limit for the rows of all sessions, bytes.
         security: token and certificates; None: no encryption and no authentication.
+        timeout: seconds without an answer to pings, after which a connection is lost.
 
     Raises:
         zmq.ZMQError: the address cannot be bound.
     """
 
     shares_memory = False
+    pings = True  # between the I/O threads of the two libraries
 
-    def __init__(self, name: str, url: str, *, max_payload: int, security: Security | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        max_payload: int,
+        security: Security | None = None,
+        timeout: float = PING_TIMEOUT_SECONDS,
+    ) -> None:
         self.name = name
         self.address = url
         self.port: int | None = None
@@ -122,6 +96,7 @@ class RouterServer:
         self._closed = False
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        ping_interval, ping_timeout = ping_milliseconds(timeout)
         for option, value in (
             (zmq.ROUTER_MANDATORY, 1),
             (zmq.ROUTER_HANDOVER, 1),
@@ -132,6 +107,8 @@ class RouterServer:
             (zmq.IPV6, int(url.startswith("tcp://["))),
             (zmq.BACKLOG, 1024),
             (zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS),
+            (zmq.HEARTBEAT_IVL, ping_interval),
+            (zmq.HEARTBEAT_TIMEOUT, ping_timeout),
         ):
             self._socket.setsockopt(option, value)
         keep_alive(self._socket)
@@ -242,14 +219,14 @@ class RouterServer:
         try:
             header = unpack_header(first.bytes)
             if owner is not identity:
-                self._heartbeat(owner, header, handler, _property(first, zmq.SRCFD))
+                self._heartbeat(owner, header, handler, property_of(first, zmq.SRCFD))
                 return
             if header.kind != Kind.HELLO:
                 # A frame of a session that has ended or was with a previous learner: the actor must start a handshake.
                 skip(socket)
                 self._post(identity, _UNKNOWN)
                 return
-            descriptor = _property(first, zmq.SRCFD)
+            descriptor = property_of(first, zmq.SRCFD)
             if not isinstance(descriptor, int):
                 raise ProtocolError("the peer uses an outdated ZeroMQ protocol")
             connection = _Connection(self._peer(identity, first), descriptor)
@@ -282,7 +259,7 @@ class RouterServer:
             self._end(owner, str(error), handler, malformed=True)
 
     def _peer(self, identity: bytes, frame: zmq.Frame) -> Peer:
-        address = str(_property(frame, "Peer-Address") or "an unknown address")
+        address = str(property_of(frame, "Peer-Address") or "an unknown address")
         if not self.endpoint.startswith("tcp://"):
             address = f"process {address.rpartition(':')[2]}"  # ipc: ":user:group:process"
         return Peer(self.name, identity, address)

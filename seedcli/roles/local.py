@@ -213,7 +213,7 @@ def run_train(resolved: Resolved, folder: RunFolder, *, live: bool, profile: boo
         token = new_token()
         # Out of reach of other machines, and of other users of this one.
         security = Security(Token(token, "this run"))
-        transport = transport_of(config.net.transport).listen_here(sockets, security)
+        transport = transport_of(config.net.transport).listen_here(sockets, security, config.net.timeout_seconds)
         actors = ActorProcesses(config, transport.address, folder.path / "logs", token)
 
         def announce(learner: Learner, view: View) -> None:

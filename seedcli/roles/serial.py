@@ -8,6 +8,7 @@ import time
 import tensorflow as tf
 
 from seedcli.config.sources import Resolved
+from seedcli.envs.placement import create_env_beside_tensorflow
 from seedcli.errors import EXIT_DONE
 from seedcli.net.inprocess import InProcessServer
 from seedcli.roles.actor.session import ActorSession, Environments
@@ -38,7 +39,7 @@ def _open_actors(learner: Learner, server: InProcessServer, profile: Profile) ->
         session = ActorSession(
             client,
             # One worker thread: more could change the order in which native vector environments return.
-            Environments(threads=1),
+            Environments(threads=1, create=create_env_beside_tensorflow),
             actor_id=f"serial-{index}",
             envs=actors.envs,
             streams=min(actors.streams, actors.envs),

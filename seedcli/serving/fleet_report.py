@@ -66,8 +66,11 @@ class FleetWatch:
         return list(rows.values())
 
     def _state(self, session: Session) -> State:
-        # Relative to the service's last turn: while it builds an agent it reads no heartbeats.
-        if self._service.last_turn - session.last_seen > SILENT_HEARTBEATS * self._heartbeat:
+        # Relative to the service's last turn: while it builds an agent it reads no frames.
+        turn = self._service.last_turn
+        if session.stepping and turn - session.moved > self._service.settings.timeout_seconds:
+            return "busy"
+        if turn - session.last_seen > SILENT_HEARTBEATS * self._heartbeat:
             return "silent"
         now = time.perf_counter()
         held = all(stream.pending and now - stream.arrived > _WAITING_SECONDS for stream in session.streams)

@@ -114,7 +114,8 @@ class Reception:
         body = encode_control(message)
         transport.send(peer, pack_header(kind, len(body)), body)
         if kind == Kind.CONFIGURE:
-            entry.deadline = time.monotonic() + HANDSHAKE_SECONDS
+            entry.limit = HANDSHAKE_SECONDS + self._settings.longest_step
+            entry.deadline = time.monotonic() + entry.limit
             transport.trust(peer)
         if entry.handshake.notice:
             log_notice(_log, entry.handshake.notice)

@@ -70,7 +70,7 @@ def open_transports(config: Config, security: Security | None) -> list[ServerTra
         for each in listening(config.net.transport):
             port = _port(config, each)
             if port >= 0:
-                transports.append(each.listen(host, port, security))
+                transports.append(each.listen(host, port, security, config.net.timeout_seconds))
     except SeedError:
         for transport in transports:
             transport.close()

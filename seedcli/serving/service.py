@@ -41,7 +41,7 @@ class InferenceService:
 
     Args:
         transports: listeners, already bound.
-        settings: settings of the actors.
+        settings: settings of the actors; also an attribute.
         engine_for: returns the step engine for a specification and a fault callback; called on every SPEC, and builds
             the agent on the first; raises RefusedError, naming the field, for a specification other than the agent's.
 
@@ -64,7 +64,7 @@ class InferenceService:
     ) -> None:
         self._transports = {transport.name: transport for transport in transports}
         self._turns = deque(transports)
-        self._settings = settings
+        self.settings = settings
         self._engine_for = engine_for
         self._engine: StepEngine | None = None
         self._sessions: dict[Peer, Session] = {}
@@ -81,14 +81,11 @@ class InferenceService:
         self.full = False
         self.profile = Profile()
         self.protocol_errors = 0
-        self.row_bytes_received = 0
-        self.row_bytes_raw = 0
-        self.sessions_opened = 0
-        self.sessions_lost = 0
+        self.row_bytes_received = self.row_bytes_raw = 0
+        self.sessions_opened = self.sessions_lost = 0
         self.departed: deque[Departed] = deque(maxlen=_DEPARTED)
         self.last_turn = time.monotonic()
-        self.environment_failures = 0
-        self.turned_away = 0
+        self.environment_failures = self.turned_away = 0
         self.admission_control = AdmissionControl(transports, lambda: self.last_turn)
         self.reception = Reception(
             self._transports,
@@ -181,6 +178,7 @@ class InferenceService:
         payload = actions.tobytes()
         header = pack_header(Kind.ACTION, len(payload), stream=stream.index, sequence=sequence, session=session.number)
         self._transports[session.peer.transport].send(session.peer, header, payload)
+        session.moved = time.monotonic()
 
     # -- FrameHandler -----------------------------------------------------------------------------------------
 
@@ -211,7 +209,7 @@ class InferenceService:
             session.decoders[stream.index].decode(payload, destination.row)
         self.row_bytes_received += header.payload_bytes
         self.row_bytes_raw += len(destination.row)
-        session.last_seen = time.monotonic()
+        session.last_seen = session.moved = time.monotonic()
         session.steps += stream.num_envs
         self._engine.arrived(stream)
         # A full batch is answered before more rows are read: its actors step in the meantime.
@@ -286,14 +284,14 @@ class InferenceService:
     def _admit(
         self, peer: Peer, hello: Hello, spec: EnvSpec, codecs: dict[str, str], evaluation: int
     ) -> dict[str, Any]:
-        check_codecs(spec, codecs, self._settings.offered_codecs(self._transports[peer.transport]))
+        check_codecs(spec, codecs, self.settings.offered_codecs(self._transports[peer.transport]))
         self._engine = self._engine_for(spec, self.fault)
         earlier = self._by_actor.get(hello.actor_id)
         if earlier is not None:
             self._end_session(earlier)
             self._transports[earlier.peer.transport].drop(earlier.peer)
         session = Session(secrets.randbits(63) + 1, hello.actor_id, peer)
-        session.started = session.last_seen = time.monotonic()
+        session.started = session.last_seen = session.moved = time.monotonic()
         try:
             split = split_envs(hello.envs, hello.streams, evaluation)
             for index, envs in enumerate(split):
@@ -301,7 +299,7 @@ class InferenceService:
                 stream = self._engine.open_stream(session, index, envs, role)
                 if stream is None:
                     raise RefusedError(
-                        f"{hello.envs} environments do not fit in the free slots of {self._settings.max_envs}: "
+                        f"{hello.envs} environments do not fit in the free slots of {self.settings.max_envs}: "
                         "lower --envs or raise inference.max_envs"
                     )
                 session.streams.append(stream)
@@ -323,9 +321,9 @@ class InferenceService:
             "session": session.number,
             "stream_envs": [stream.num_envs for stream in session.streams],
             "payload_bytes": payload_bytes,
-            "heartbeat_seconds": self._settings.heartbeat_seconds,
-            "timeout_seconds": self._settings.timeout_seconds,
-            "reconnect_timeout": self._settings.reconnect_timeout,
+            "heartbeat_seconds": self.settings.heartbeat_seconds,
+            "timeout_seconds": self.settings.timeout_seconds,
+            "reconnect_timeout": self.settings.reconnect_timeout,
             **extra,
         }
 
@@ -360,11 +358,20 @@ class InferenceService:
         if late:
             return  # this thread was held up, and frames received meanwhile are not read yet
         for session in list(self._by_number.values()):
-            silent = now - session.last_seen
-            if silent > self._settings.timeout_seconds:
-                self.lost(session.peer, f"silent for {silent:.0f} s")
-                self._transports[session.peer.transport].drop(session.peer)
+            self._judge_silence(session, now - session.last_seen)
         self.reception.end_overdue(now)
+
+    def _judge_silence(self, session: Session, silent: float) -> None:
+        """Lose an actor without a frame for `silent` seconds, unless its environments may block it."""
+        transport = self._transports[session.peer.transport]
+        if silent <= self.settings.timeout_seconds:
+            return
+        if transport.pings and session.stepping and silent <= self.settings.longest_silence:
+            sentence = "%s is busy: its environments have blocked it in a reset or step for %.0f s"
+            log_once_per(f"busy {session.actor_id}", 60.0, _log, logging.INFO, sentence, session, silent)
+            return
+        self.lost(session.peer, f"silent for {silent:.0f} s")
+        transport.drop(session.peer)
 
     def _count_turned_away(self) -> None:
         count = self.admission_control.ended + sum(transport.turned_away for transport in self._transports.values())

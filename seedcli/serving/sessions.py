@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from seedcli.net.messages import Hello
 from seedcli.serving.admission_control import MAX_UNAUTHENTICATED, PROOF_SECONDS
 from seedcli.specs import EnvSpec, RowLayout
 
-HANDSHAKE_SECONDS = 120.0  # from the proof to Ready; includes building the environments
+HANDSHAKE_SECONDS = 120.0  # from the proof to Ready, beyond `environment.step_timeout`
 
 
 @dataclass
@@ -27,6 +28,7 @@ class Session:
         peer: the connection for answers.
         streams: its streams, by index.
         started, last_seen: monotonic seconds.
+        moved: when it last took a row or gave an answer, monotonic seconds.
         steps: environment records received.
         decoders: one per stream; empty if rows are not encoded.
     """
@@ -37,6 +39,7 @@ class Session:
     streams: list[Stream] = field(default_factory=list)
     started: float = 0.0
     last_seen: float = 0.0
+    moved: float = 0.0
     steps: int = 0
     decoders: list[RowDecoder] = field(default_factory=list)
 
@@ -47,6 +50,11 @@ class Session:
     def envs(self) -> int:
         """Environments of all its streams."""
         return sum(stream.num_envs for stream in self.streams)
+
+    @property
+    def stepping(self) -> bool:
+        """Whether the actor has yet to send a row, so that its environments may be in a reset or step."""
+        return not all(stream.pending for stream in self.streams)
 
     @property
     def evaluation_envs(self) -> int:
@@ -69,19 +77,20 @@ class Admission:
     Attributes:
         handshake: its state.
         deadline: of the proof or, after the proof, of READY, monotonic seconds.
+        limit: seconds for which the deadline was set.
         evaluation_envs: evaluation environments assigned in it.
     """
 
     handshake: ServerHandshake
     deadline: float
+    limit: float = PROOF_SECONDS
     evaluation_envs: int = 0
 
     @property
     def overdue(self) -> str:
         """The reason for ending the handshake after its deadline."""
-        if self.handshake.proved:
-            return f"no environments within {HANDSHAKE_SECONDS:.0f} s"
-        return f"no proof within {PROOF_SECONDS:.0f} s"
+        what = "environments" if self.handshake.proved else "proof"
+        return f"no {what} within {self.limit:.0f} s"
 
 
 def oldest_unauthenticated(admissions: Mapping[Peer, Admission]) -> Peer | None:
@@ -126,6 +135,7 @@ class FleetSettings:
         fleet_envs: environments of the configured fleet.
         evaluation_envs: number of these that only evaluate.
         compression: "auto", "off" or "on"; see `config.NetConfig`.
+        step_timeout: `environment.step_timeout`.
     """
 
     environment: dict[str, Any]
@@ -137,6 +147,20 @@ class FleetSettings:
     fleet_envs: int = 1
     evaluation_envs: int = 0
     compression: str = "auto"
+    step_timeout: float = 300.0
+
+    @property
+    def longest_step(self) -> float:
+        """How long environments may take for a reset or step, seconds; infinite without a limit."""
+        return self.step_timeout or math.inf
+
+    @property
+    def longest_silence(self) -> float:
+        """Seconds without a frame after which an actor is lost although its connection answers pings.
+
+        While environments hold the interpreter's lock, no thread of the actor sends heartbeats.
+        """
+        return self.longest_step + self.timeout_seconds
 
     def offered_codecs(self, transport: ServerTransport) -> tuple[str, ...]:
         """Return the codecs that actors on `transport` may use; only raw for rows in shared memory."""

@@ -1,4 +1,4 @@
-"""The learner's view of its actors: one row per actor, in one of five states."""
+"""The learner's view of its actors: one row per actor, in one of six states."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-State = Literal["lost", "silent", "joining", "waiting", "stepping"]
+State = Literal["lost", "silent", "busy", "joining", "waiting", "stepping"]
 # Those that need attention come first.
 STATES: tuple[State, ...] = get_args(State)
-CONNECTED: tuple[State, ...] = ("silent", "waiting", "stepping")
+CONNECTED: tuple[State, ...] = ("silent", "busy", "waiting", "stepping")
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class ActorRow:
         steps_per_second: environment steps received per second; None if not yet known.
         last_seen_seconds: seconds since its last message; None while it joins.
         state: "joining": authenticated, building its environments; "stepping"; "waiting": waiting for answers, because
-            training is the bottleneck; "silent": heartbeats are overdue; "lost": its session ended without a GOODBYE.
+            training is the bottleneck; "busy": connected, but its environments have been in a reset or step for longer
+            than `net.timeout_seconds`; "silent": heartbeats are overdue; "lost": its session ended without a GOODBYE.
         steps: environment records received in its session.
         reason: why it was lost; "" otherwise.
     """

@@ -234,7 +234,13 @@ class PlainView:
         ]
         if snapshot.actors == 0:
             parts.append("(no actors)")
-        trouble = say_states({"silent": snapshot.actors_silent or 0, "lost": snapshot.actors_lost or 0})
+        trouble = say_states(
+            {
+                "busy": snapshot.actors_busy or 0,
+                "silent": snapshot.actors_silent or 0,
+                "lost": snapshot.actors_lost or 0,
+            }
+        )
         if trouble:
             parts.append(f"({trouble})")
         self.log(" ".join(parts))

@@ -26,7 +26,7 @@ _ASCII_BLOCKS = " .:-=+*#@"
 _FRAME = "bright_black"
 _WARNING = "bold yellow"
 _WARNING_LINES = 3  # the log has the full text
-_STATE_STYLES = {"lost": "red", "silent": "yellow", "waiting": "dim"}
+_STATE_STYLES = {"lost": "red", "silent": "yellow", "busy": "cyan", "waiting": "dim"}
 
 
 @dataclass

@@ -126,7 +126,8 @@ class Snapshot:
             a restored replay adds its own count.
         actors: actors connected.
         envs: their environments.
-        actors_stepping, actors_waiting, actors_silent: those connected by state, see `telemetry.fleet.ActorRow`.
+        actors_stepping, actors_waiting, actors_busy, actors_silent: those connected by state, see
+            `telemetry.fleet.ActorRow`.
         actors_joining: actors that are joining.
         actors_lost: actors lost within the last minute.
         sessions_lost: sessions that ended without a GOODBYE, since the learner started.
@@ -172,6 +173,7 @@ class Snapshot:
     envs: int = 0
     actors_stepping: int | None = 0
     actors_waiting: int | None = 0
+    actors_busy: int | None = 0
     actors_silent: int | None = 0
     actors_joining: int | None = 0
     actors_lost: int | None = 0

@@ -2,8 +2,8 @@
 
 import json
 import os
-import shlex
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -57,7 +57,7 @@ def role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Role:
             setattr(module, function, role)
         monkeypatch.setitem(sys.modules, module_name, module)
     # The checks before a role is called are tested elsewhere.
-    for name in ("seedcli.envs.registry.check_simulator", "seedcli.roles.evaluator.request.check_request"):
+    for name in ("seedcli.envs.placement.check_simulator", "seedcli.roles.evaluator.request.check_request"):
         monkeypatch.setattr(name, lambda *_, **__: None)
     monkeypatch.setattr("seedcli.serving.listeners.check_listeners", lambda config: None)
     monkeypatch.setattr("seedcli.tensorflow_import.import_tensorflow", lambda: None)

@@ -78,6 +78,12 @@ def test_ambiguous_behaviour_is_only_a_warning(name: str, warnings: list[str]) -
     assert [(f.name, f.status) for f in findings if f.status != "ok"] == [(name, "warning") for name in warnings]
 
 
+@pytest.mark.parametrize(("name", "status"), [("LimitTerminates", "ok"), ("Endless", "skipped")])
+def test_a_clock_that_terminates_by_declaration_is_no_warning(name: str, status: str) -> None:
+    findings = {f.name: f for f in check_environment(making(name), seconds=0.2, clock_terminates=True)}
+    assert findings["truncation"].status == status
+
+
 @pytest.mark.parametrize(("name", "words"), [("Unseeded", "after two resets"), ("Remembers", "after two resets")])
 def test_unrepeatable_seeds_are_found(name: str, words: str) -> None:
     findings = {f.name: f for f in examined(making(name))}

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from seedcli.errors import ConnectionLost, ProtocolError, RefusedError
-from seedcli.net.base import ClientTransport, Destination, Payload, Peer, ServerTransport
+from seedcli.net.base import PING_TIMEOUT_SECONDS, ClientTransport, Destination, Payload, Peer, ServerTransport
 from seedcli.net.connect import connect
 from seedcli.net.frames import Header, Kind, encode_control, pack_header
 from seedcli.net.handshake import ClientHandshake, NoAuthenticator, ServerHandshake
@@ -51,10 +51,11 @@ def make_server(kind: str, host: str = "127.0.0.1", port: int = 0, **options: An
     if kind.startswith(OWN):
         from tests.own_code.my_transport import MyTransport
 
-        return MyTransport(OWN).listen(host, port, **options)
+        return MyTransport(OWN).listen(host, port, **({"timeout": PING_TIMEOUT_SECONDS} | options))
     from seedcli.net.shm import ShmServer
 
-    return ShmServer(os.path.join(tempfile.mkdtemp(), "learner"))
+    del options["security"]
+    return ShmServer(os.path.join(tempfile.mkdtemp(), "learner"), **options)
 
 
 class Lost(NamedTuple):

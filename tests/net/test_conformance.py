@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import threading
 import time
@@ -15,7 +16,7 @@ import pytest
 from seedcli.errors import ConnectionLost, RefusedError, UnreachableError
 from seedcli.net.connect import connect
 from seedcli.net.frames import CONTROL_LIMIT, Kind, encode_control, pack_header
-from tests.net.harness import LIMIT, OWN, Actor, Learner, Row, expect, make_server, security_of, wait_until_gone
+from tests.net.harness import KINDS, LIMIT, OWN, Actor, Learner, Row, expect, make_server, security_of, wait_until_gone
 
 Join = Callable[..., Actor]
 Spawn = Callable[..., "subprocess.Popen[str]"]
@@ -155,6 +156,40 @@ def test_a_killed_actor_is_noticed(kind: str, learner: Learner, join: Join, spaw
     good.echo(0, b"g" * 1000)
     again = join(learner, "actor")
     again.echo(0, b"a" * 1000)
+
+
+BLOCKED = """
+import ctypes, sys
+from seedcli.net.frames import Kind
+from tests.net.harness import Actor, expect, security_of
+actor = Actor(sys.argv[1], "blocked", security_of(sys.argv[2]))
+actor.echo(0, bytes(1000))
+actor.step(1, bytes(500))  # answered while nothing runs here
+print("blocked", flush=True)
+ctypes.PyDLL(None).usleep(5_000_000)  # holds the interpreter's lock
+expect(actor.client, Kind.ACTION)
+actor.echo(0, bytes(1000))
+print("continues", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_pings_tell_an_actor_whose_python_is_blocked_from_a_stopped_one(spawn: Spawn) -> None:
+    learners = {kind: Learner(make_server(kind, timeout=3.0), [1000, 500]).start() for kind in KINDS}
+    try:
+        assert all(learner.server.pings for learner in learners.values())
+        processes = {kind: spawn("-c", BLOCKED, each.server.address, kind) for kind, each in learners.items()}
+        for line in ("blocked", "continues"):
+            for kind, process in processes.items():
+                assert process.stdout is not None and process.stdout.readline() == f"{line}\n", kind
+        for kind, learner in learners.items():
+            assert learner.lost_peers.empty(), kind
+            processes[kind].send_signal(signal.SIGSTOP)
+        for kind, learner in learners.items():
+            assert learner.lost_peers.get(timeout=LIMIT).peer == learner.peers["blocked"], kind
+    finally:
+        for learner in learners.values():
+            learner.close()
 
 
 def test_a_killed_learner_is_noticed_at_once(kind: str, join: Join, spawn: Spawn) -> None:

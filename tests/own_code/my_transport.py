@@ -26,9 +26,12 @@ class MyTransport(Transport):
     Config = MyConfig
     port_key = "my_port"
 
-    def listen(self, host: str, port: int, security: Security | None, **options: Any) -> ServerTransport:
+    def listen(
+        self, host: str, port: int, security: Security | None, timeout: float, **options: Any
+    ) -> ServerTransport:
         url = f"tcp://{host}:{port or '*'}"
-        server = RouterServer(self.name, url, security=security, **({"max_payload": MAX_PAYLOAD} | options))
+        options = {"max_payload": MAX_PAYLOAD} | options
+        server = RouterServer(self.name, url, security=security, timeout=timeout, **options)
         server.address = f"{self.prefix}127.0.0.1:{server.port}"
         return server
 

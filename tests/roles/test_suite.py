@@ -30,6 +30,7 @@ from seedcli.roles.evaluator.suite_runs import check_chart
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from seedcli.training.checkpoint import Checkpointer, list_checkpoints
 from tests.configs import env_config
+from tests.envs.dmlab.lab_double import LOG
 from tests.envs.dmlab.lab_double import install as install_lab
 from tests.test_package import build
 
@@ -51,6 +52,7 @@ TINY_LAB = (
     "environment.height=16",
     "environment.width=16",
     "environment.kwargs={episodeLengthSeconds = 1}",
+    "environment.level_cache=",
 )
 
 
@@ -416,12 +418,14 @@ def test_levels_are_evaluated_on_their_held_out_versions(
     make_run(runs / "b", "rooms_watermaze", 200, lab=True)
     make_run(runs / "c", "rooms_exploit_deferred_effects_test", 300, lab=True)
     make_run(runs / "d", "lt_chasm", 300, lab=True)
-    double = install_lab(monkeypatch, tmp_path)
+    install_lab(monkeypatch, tmp_path)
+    monkeypatch.setenv(LOG, str(tmp_path / "labs"))  # they are in other processes, apart from TensorFlow
     chart = tmp_path / "chart.png"
     arguments = ["--suite", "dmlab30", str(runs), "--episodes", "4", "--envs", "2", "--sample", "--chart", str(chart)]
     assert main(["eval", *arguments, "--json"]) == 0
     captured = capsys.readouterr()
-    levels = [(lab.level, lab.settings["mixerSeed"], lab.settings["episodeLengthSeconds"]) for lab in double.made]
+    labs = [json.loads(line) for line in (tmp_path / "labs").read_text().splitlines()]
+    levels = [(level, settings["mixerSeed"], settings["episodeLengthSeconds"]) for level, settings in labs]
     one, other = "contributed/dmlab30/rooms_collect_good_objects_test", "contributed/dmlab30/rooms_watermaze"
     assert levels == [(level, "1611489005", "1") for level in (one, one, other, other)]
     found = json.loads(captured.out)

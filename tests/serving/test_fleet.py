@@ -75,6 +75,37 @@ def test_an_actor_without_heartbeats_is_silent_until_the_next_one(watched: Watch
     assert watched.states() == {"quiet": "stepping", "loud": "stepping"}
 
 
+def test_an_actor_whose_environments_take_long_is_busy(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With heartbeats, and without them as long as its transport answers pings."""
+    watched.fleet.server.pings = True
+    beating, _ = watched.fleet.join("beating"), watched.fleet.join("blocked")
+    for _ in range(12):
+        watched.pass_seconds(1.0)
+        watched.beat(beating)
+    assert watched.states() == {"beating": "busy", "blocked": "busy"}
+    beating.send(0)
+    beating.answers()
+    assert watched.states() == {"beating": "stepping", "blocked": "busy"}
+    for _ in range(300):
+        watched.pass_seconds(1.0)
+        watched.beat(beating)
+    assert watched.states() == {"beating": "busy", "blocked": "lost"}, "environment.step_timeout is over"
+
+
+def test_an_actor_that_owes_no_row_needs_heartbeats(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched.fleet.server.pings = True
+    waiting = watched.fleet.join("waiting")
+    monkeypatch.setattr(watched.fleet.engine, "_turn_over", lambda stream: False)  # the arena is full
+    sequence = 0
+    waiting.send(sequence)
+    while waiting.answers():
+        sequence += 1
+        waiting.send(sequence)
+    for _ in range(12):
+        watched.pass_seconds(1.0)
+    assert watched.states() == {"waiting": "lost"}
+
+
 def test_no_actor_is_silent_while_the_service_is_busy(watched: Watched) -> None:
     watched.fleet.join("a")
     watched.fleet.now += 100.0  # no turn, as while an agent is built

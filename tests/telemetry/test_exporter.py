@@ -112,7 +112,7 @@ def raw(exporter: Exporter, *pieces: bytes, end: bool = False) -> bytes:
 
 def test_every_metric_is_exported_in_base_units() -> None:
     found = samples(render(Status({}, 5_000, Snapshot(**VALUES), (row("a"), row("b", "lost")))))
-    by_state = {f"actors_{state}" for state in ("stepping", "waiting", "joining", "silent", "lost")}
+    by_state = {f"actors_{state}" for state in ("stepping", "waiting", "busy", "joining", "silent", "lost")}
     covered = {figure.field for figure in FIGURES} | by_state | set(BY_LABEL)
     assert covered == {field.name for field in dataclasses.fields(Snapshot)}, "a field without a Prometheus name"
     assert len({figure.name for figure in FIGURES}) == len(FIGURES)
@@ -163,7 +163,7 @@ def test_each_actor_has_its_metrics_and_one_state() -> None:
     states = {key[1]: key[3] for key, value in found.items() if key[0] == "seed_actor_state" and value == 1}
     assert states == {"a": "stepping", 'b"\\c': "silent", "c": "joining"}
     assert {key[1]: value for key, value in found.items() if key[0] == "seed_actors"} == {
-        "stepping": 1, "silent": 1, "joining": 1, "waiting": 0, "lost": 0
+        "stepping": 1, "silent": 1, "busy": 0, "joining": 1, "waiting": 0, "lost": 0
     }  # fmt: skip
 
 

@@ -56,10 +56,10 @@ def test_a_joining_actor_is_shown_but_not_counted() -> None:
 
 def test_states_are_counted_and_ordered() -> None:
     counts = count_states(FLEET)
-    assert counts == {"lost": 1, "silent": 1, "joining": 0, "waiting": 0, "stepping": 198}
+    assert counts == {"lost": 1, "silent": 1, "busy": 0, "joining": 0, "waiting": 0, "stepping": 198}
     assert say_states(count_states([])) == ""
     assert say_states(dict.fromkeys(STATES, 1000)) == (
-        "1,000 stepping, 1,000 waiting, 1,000 joining, 1,000 silent, 1,000 lost"
+        "1,000 stepping, 1,000 waiting, 1,000 joining, 1,000 busy, 1,000 silent, 1,000 lost"
     )
     ordered = trouble_first(FLEET)
     assert [row.actor_id for row in ordered[:3]] == ["gone", "quiet", "actor-0"]

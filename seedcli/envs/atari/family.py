@@ -33,9 +33,8 @@ class AtariFamily(Family):
 
         check_game(config.id)
 
-    def check_simulator(self, config: AtariConfig) -> None:
-        if importlib.util.find_spec("ale_py") is None:
-            self.make(config, 1).close()  # raises the error with its message
+    def check_simulator(self, config: AtariConfig) -> bool:
+        return importlib.util.find_spec("ale_py") is not None
 
     def expected_spec(self, config: AtariConfig) -> EnvSpec:
         """With the full action set."""

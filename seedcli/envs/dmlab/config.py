@@ -19,10 +19,12 @@ class LabConfig(EnvironmentConfig):
         json_schema_extra={"of": "environment.id"},
     )
     frame_skip: PositiveInt = Field(4, description="frames for which each action is repeated")
-    height: PositiveInt = Field(84, description="observation height, pixels")
-    width: PositiveInt = Field(84, description="observation width, pixels")
+    height: PositiveInt = Field(84, multiple_of=4, description="observation height, pixels")
+    width: PositiveInt = Field(84, multiple_of=4, description="observation width, pixels")
     instructions: Literal["off", "hashed"] = Field(
         "off", description="the level's instruction text, hashed to integers"
     )
-    level_cache: str = Field("", description="folder that caches compiled levels; empty: no cache")
+    level_cache: str = Field(
+        "auto", description="folder that caches compiled levels; auto: in the user's cache folder; empty: no cache"
+    )
     renderer: Literal["software", "hardware"] = Field("software", description="renderer of the frames")

@@ -3,8 +3,10 @@
 Facts about that module that this file builds on (python/dmlab_module.c of github.com/google-deepmind/lab): a setting
 and its value are strings; an action is an int array [7] of exactly C's int; a seed is a Python int; `step` with
 `num_steps` returns the sum of the rewards, and stops at the end of an episode; after that end there is no observation;
-every array it returns is a fresh one; it holds the interpreter's lock while it simulates; each Lab of a process loads
-a library of its own, so that several can be there; levels write their log to C's stdout.
+every array it returns is a fresh one; it holds the interpreter's lock while it simulates and while it compiles a map;
+each Lab of a process loads a library of its own, so that several can be there; levels write their log to C's stdout. A
+seed determines the episodes of a fresh Lab, but a later reset of the same Lab with the same seed begins elsewhere. A
+missing map ends the process (exit status 1), an error in a level's script aborts it.
 """
 
 from __future__ import annotations
@@ -14,13 +16,9 @@ import ctypes
 import functools
 import hashlib
 import importlib
-import logging
 import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,13 +26,12 @@ import numpy.typing as npt
 
 from seedcli.envs.checks import check_actions, first_line
 from seedcli.envs.dmlab.config import LabConfig
+from seedcli.envs.dmlab.level_cache import open_level_cache
 from seedcli.envs.dmlab.levels import check_level, lab_settings, level_path
-from seedcli.errors import EnvironmentFailed, UsageError
+from seedcli.errors import EnvironmentFailed
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, Rows
 
-__all__ = ["ACTIONS", "INSTRUCTION_SIZE", "LabVectorEnv", "LevelCache", "check_level", "hash_instruction"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["ACTIONS", "INSTRUCTION_SIZE", "LabVectorEnv", "check_level", "hash_instruction"]
 
 _CONTROLS = (
     "LOOK_LEFT_RIGHT_PIXELS_PER_FRAME",
@@ -65,6 +62,7 @@ ACTIONS: npt.NDArray[np.intc] = np.array(
 INSTRUCTION_SIZE = 256
 
 _FRAME, _INSTRUCTION = "RGB_INTERLEAVED", "INSTR"
+_NONE = -1  # no environment
 _SEEDS = 2**31  # an environment's own seed is an int32
 _EPISODE_SEEDS = 2**31 - 1  # SEED RL draws an episode's seed below this
 
@@ -107,77 +105,6 @@ def hash_instruction(text: str) -> npt.NDArray[np.float32]:
     return vector
 
 
-class LevelCache:
-    """A cache of compiled maps in a folder that any number of actors may share, also on a network file system.
-
-    The interface is Lab's. Files are written atomically; two writers of the same key write the same contents. If the
-    folder fails later, maps are recompiled and episodes continue.
-
-    Args:
-        folder: created if it does not exist.
-
-    Raises:
-        UsageError: the folder cannot be created or written to.
-    """
-
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder).expanduser()
-        self._failed = False
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            writable = os.access(self._folder, os.W_OK | os.X_OK)
-        except OSError:
-            writable = False
-        if not writable:
-            raise UsageError(f"environment.level_cache {folder!r} cannot be used: name a folder you may write to")
-
-    def fetch(self, key: str, pk3_path: str) -> bool:
-        """Copy the map of `key` to `pk3_path`; False where it is not there."""
-        try:
-            shutil.copyfile(self._path(key), pk3_path)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            self._warn("read", error)
-            return False
-        return True
-
-    def write(self, key: str, pk3_path: str) -> None:
-        """Keep the map at `pk3_path` as that of `key`, if there is none yet."""
-        path = self._path(key)
-        if path.exists():
-            return
-        temporary = None
-        try:
-            path.parent.mkdir(exist_ok=True)
-            with open(pk3_path, "rb") as source, tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as target:
-                temporary = target.name
-                shutil.copyfileobj(source, target)
-                target.flush()
-                os.fsync(target.fileno())  # or a crash could leave the name with half a map
-            os.chmod(temporary, 0o644)  # other users' actors may share the folder
-            os.replace(temporary, path)
-        except OSError as error:
-            if temporary is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-            self._warn("written", error)
-
-    def _path(self, key: str) -> Path:
-        name = hashlib.sha256(key.encode()).hexdigest()
-        return self._folder / name[:2] / name[2:]
-
-    def _warn(self, done: str, error: OSError) -> None:
-        if not self._failed:
-            self._failed = True
-            _log.warning(
-                "environment.level_cache %s could not be %s (%s): maps are recompiled until it can be",
-                self._folder,
-                done,
-                error.strerror,
-            )
-
-
 class LabVectorEnv:
     """E simulators of one level, stepped one after the other.
 
@@ -190,11 +117,14 @@ class LabVectorEnv:
     ended.
 
     Environment i of seed s draws the seeds of its episodes from a RandomState seeded with (s + i) mod 2³¹, as SEED RL
-    does. Episodes are numbered from 0 at each reset, because levels may use the number.
+    does. Episodes are numbered from 0 at each reset, because levels may use the number. Each reset but the first
+    builds the simulators again, because only those of a fresh one repeat; about 5 file descriptors and 3 to 5 MiB each
+    time are not given back.
 
     Attributes:
         spec: named "dmlab/<level>"; `frames_per_step` is the number of frames an action is repeated.
         num_envs: E.
+        current: [1] int32, the environment that is being reset or stepped, -1: none.
     """
 
     def __init__(self, config: LabConfig, num_envs: int, *, render: bool = False) -> None:
@@ -212,8 +142,12 @@ class LabVectorEnv:
             EnvironmentFailed: the simulator cannot load the level.
         """
         check_level(config.id)
-        settings = lab_settings(config)
-        cache = LevelCache(config.level_cache) if config.level_cache else None
+        self._level = level_path(config.id)
+        self._options = {
+            "config": lab_settings(config),
+            "renderer": config.renderer,
+            "level_cache": open_level_cache(config.level_cache),
+        }
         frame = ArraySpec((config.height, config.width, 3), "uint8")
         instruction = ArraySpec((INSTRUCTION_SIZE,), "float32")
         self._hashed = config.instructions == "hashed"
@@ -227,24 +161,18 @@ class LabVectorEnv:
         self._frame_shape = frame.shape
         self._rendering = render
         self._labs: list[Any] = []
-        deepmind_lab = importlib.import_module("deepmind_lab")
+        self._module = importlib.import_module("deepmind_lab")
         try:
             with _stdout_is_stderr():
                 for _ in range(num_envs):
-                    lab = deepmind_lab.Lab(
-                        level_path(config.id),
-                        [_FRAME, _INSTRUCTION] if self._hashed else [_FRAME],
-                        config=settings,
-                        renderer=config.renderer,
-                        level_cache=cache,
-                    )
-                    self._labs.append(lab)
+                    self._labs.append(self._build())
                 controls = tuple(control["name"] for control in self._labs[0].action_spec())
         except BaseException as error:
             self.close()
             if not isinstance(error, Exception):
                 raise
-            raise EnvironmentFailed(f"{self.spec.name} cannot be built: {first_line(error)}") from error
+            remedy = "; take it out of environment.kwargs" if "Invalid setting" in str(error) else ""
+            raise EnvironmentFailed(f"{self.spec.name} cannot be built: {first_line(error)}{remedy}") from error
         if controls != _CONTROLS:
             self.close()
             raise EnvironmentFailed(
@@ -257,6 +185,12 @@ class LabVectorEnv:
         self._episode = [0] * num_envs
         self._seen: list[tuple[npt.NDArray[np.uint8], str] | None] = [None] * num_envs
         self._over = [False] * num_envs
+        self._fresh = True
+        self.current: npt.NDArray[np.int32] = np.full(1, _NONE, np.int32)
+
+    def _build(self) -> Any:
+        observations = [_FRAME, _INSTRUCTION] if self._hashed else [_FRAME]
+        return self._module.Lab(self._level, observations, **self._options)
 
     def reset(self, seed: int, out: Rows) -> None:
         """Seed environment i with (seed + i) mod 2³¹, start new episodes, write their first records.
@@ -272,8 +206,12 @@ class LabVectorEnv:
         with _stdout_is_stderr():
             for index in range(self.num_envs):
                 with self._naming(index, "reset"):
+                    if not self._fresh:
+                        self._labs[index].close()
+                        self._labs[index] = self._build()
                     self._begin(index)
                 self._write(index, out)
+        self._fresh = False
 
     def step(self, actions: npt.NDArray[np.int32], out: Rows) -> None:
         """Take actions [E] in 0 to 8 and write the next records into `out`.
@@ -332,8 +270,10 @@ class LabVectorEnv:
     @contextlib.contextmanager
     def _naming(self, index: int, where: str) -> Iterator[None]:
         """Turn what the simulator raises into a sentence that names the environment."""
+        self.current[0] = index
         try:
             yield
+            self.current[0] = _NONE
         except EnvironmentFailed:
             raise
         except Exception as error:

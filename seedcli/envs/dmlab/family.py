@@ -10,6 +10,7 @@ from seedcli.envs.dmlab.config import LabConfig
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 
 _FRAMES_PER_SECOND = 60
+_MODULES = ("deepmind_lab", "dm_env")  # the first imports the second
 
 
 class LabFamily(Family):
@@ -17,10 +18,13 @@ class LabFamily(Family):
 
     Config = LabConfig
     install: ClassVar[str] = (
-        "build DeepMind Lab's Python module, or the package dmlab-gym that builds it (docs/deepmind-lab.md)"
+        "build DeepMind Lab's Python module, or install the package dmlab-gym, which builds it, and pip install dm-env "
+        "(docs/deepmind-lab.md)"
     )
     preset: ClassVar[str] = "dmlab_vtrace"
-    isolation = "never"
+    isolation = "always"  # it draws through Mesa, see `envs.isolated`
+    may_end_process = True
+    clock_terminates = True
 
     def make(self, config: LabConfig, num_envs: int, *, render: bool = False, threads: int = 0) -> VectorEnv:
         from seedcli.envs.dmlab.env import LabVectorEnv
@@ -32,9 +36,8 @@ class LabFamily(Family):
 
         check_level(config.id)
 
-    def check_simulator(self, config: LabConfig) -> None:
-        if importlib.util.find_spec("deepmind_lab") is None:
-            self.make(config, 1).close()  # raises the error with its message
+    def check_simulator(self, config: LabConfig) -> bool:
+        return all(importlib.util.find_spec(name) is not None for name in _MODULES)
 
     def expected_spec(self, config: LabConfig) -> EnvSpec:
         from seedcli.envs.dmlab.env import ACTIONS

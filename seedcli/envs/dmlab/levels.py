@@ -46,6 +46,8 @@ FRAMES_PER_SECOND = 60  # the speed that DMLab-30's levels, and the published re
 
 # Settings that other fields hold. What a level is called is an argument of its own.
 _ELSEWHERE = {"width": "environment.width", "height": "environment.height", "levelName": "environment.id"}
+# Commands for the engine's console. Without this one, each simulator listens on two UDP ports of all interfaces.
+_CONSOLE, _NO_NETWORK = "appendCommand", "+set net_enabled 0"
 _SETTING = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
 
@@ -81,6 +83,7 @@ def lab_settings(config: LabConfig) -> dict[str, str]:
         "height": str(config.height),
         "fps": str(FRAMES_PER_SECOND),
         "logLevel": "WARN",
+        _CONSOLE: _NO_NETWORK,
     }
     if level_path(config.id).removeprefix(_DMLAB_30_FOLDER) in DMLAB_30_TEST:
         settings.update(TEST_SETTINGS)
@@ -92,5 +95,6 @@ def lab_settings(config: LabConfig) -> dict[str, str]:
                 f"environment.kwargs holds {name} = {value!r}: a setting of DeepMind Lab is text, a number, "
                 "or true or false"
             )
-        settings[name] = str(value).lower() if isinstance(value, bool) else str(value)
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        settings[name] = f"{_NO_NETWORK} {text}" if name == _CONSOLE else text
     return settings

@@ -36,9 +36,8 @@ class FootballFamily(Family):
 
         check_scenario(config.id)
 
-    def check_simulator(self, config: FootballConfig) -> None:
-        if importlib.util.find_spec(config.engine) is None:
-            self.make(config, 1).close()  # raises the error with its message
+    def check_simulator(self, config: FootballConfig) -> bool:
+        return importlib.util.find_spec(config.engine) is not None
 
     def expected_spec(self, config: FootballConfig) -> EnvSpec:
         planes = ArraySpec(PLANES, "uint8", binary=(0, MARKED))

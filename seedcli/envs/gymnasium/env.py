@@ -70,17 +70,18 @@ def _require_id(env_id: str) -> None:
         ) from error
 
 
-def check_simulator(config: GymnasiumConfig) -> None:
-    """Refuse an environment whose module, or a library of it, is not installed here.
+def has_simulator(config: GymnasiumConfig) -> bool:
+    """Whether what makes an environment can be imported here.
 
     Raises:
-        UsageError, SimulatorMissing, EnvironmentFailed: as for building it.
+        UsageError: its id or module is unknown.
     """
     _require_id(config.id)
     try:
         _creator(config.id)
     except (*_FAILURES, ImportError):
-        GymnasiumVectorEnv(config, 1).close()  # raises the error with its message
+        return False
+    return True
 
 
 def _registered(env_id: str) -> Any:

@@ -28,10 +28,10 @@ class GymnasiumFamily(Family):
         if config.kwargs:
             env.check_kwargs(config, kwargs_source)
 
-    def check_simulator(self, config: GymnasiumConfig) -> None:
+    def check_simulator(self, config: GymnasiumConfig) -> bool:
         from seedcli.envs.gymnasium import env
 
-        env.check_simulator(config)
+        return env.has_simulator(config)
 
     def preset_for(self, config: GymnasiumConfig) -> str:
         from seedcli.envs.gymnasium.env import is_mujoco

@@ -18,7 +18,8 @@ import numpy.typing as npt
 from seedcli.config.schema import make_environment_config
 from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.base import VectorEnv
-from seedcli.envs.registry import create_env, family_of
+from seedcli.envs.placement import create_env_in_actor
+from seedcli.envs.registry import family_of
 from seedcli.errors import ConnectionLost, ProtocolError, RefusedError
 from seedcli.net.addresses import machine_id
 from seedcli.net.base import ClientTransport, Payload
@@ -47,6 +48,7 @@ class Environments:
 
     Args:
         threads: see `envs.create_env`.
+        create: builds environments; another one where the actor shares the learner's process.
         renew: replaces the process with a new one; None: not supported.
         on_hang: called in another thread with a message when environments hang; None: hangs are not detected.
         signalled: see `Watchdog`.
@@ -59,11 +61,13 @@ class Environments:
         self,
         threads: int,
         *,
+        create: Callable[..., VectorEnv] = create_env_in_actor,
         renew: Callable[[], None] | None = None,
         on_hang: Callable[[str], None] | None = None,
         signalled: Callable[[], int] = lambda: 0,
     ) -> None:
         self._threads = threads
+        self._create = create
         self._renew = renew
         self._on_hang = on_hang
         self._signalled = signalled
@@ -87,7 +91,7 @@ class Environments:
             self._broken = True  # until all are built
             with self._watchdog:
                 for envs in split:
-                    self._envs.append(create_env(config, envs, threads=self._threads))
+                    self._envs.append(self._create(config, envs, threads=self._threads))
             self._broken = False
             self._codecs = {}
         if self.notice:
@@ -149,7 +153,7 @@ class Environments:
         assert self._config is not None
         if not family_of(self._config).keeps_finished_episodes:
             return choose_codecs(self._envs[0], seed, known)
-        probe = create_env(self._config, min(_PROBES, self._envs[0].num_envs), threads=self._threads)
+        probe = self._create(self._config, min(_PROBES, self._envs[0].num_envs), threads=self._threads)
         try:
             return choose_codecs(probe, seed, known)
         finally:
@@ -216,7 +220,7 @@ class ActorSession:
         self._rows: list[npt.NDArray[np.uint8]] = []
         self._buffers: list[memoryview] = []
         self._sequence: list[int] = []
-        self._last_heard = time.monotonic()
+        self._unanswered = 0.0  # seconds of waiting since the last frame
         self._stop_heartbeat = threading.Event()
         self._heartbeat: threading.Thread | None = None
         self.ready: Ready | None = None
@@ -263,7 +267,6 @@ class ActorSession:
         self._views = [layout.views(row) for layout, row in zip(layouts, self._rows, strict=True)]
         self._sequence = [0] * len(layouts)
         self.ready = ready
-        self._last_heard = time.monotonic()
         self._start_heartbeat(ready)
         for stream, layout in enumerate(layouts):
             begun = time.perf_counter()
@@ -311,14 +314,16 @@ class ActorSession:
         """
         begun = time.perf_counter()
         frame = self._transport.receive(timeout)
-        self.profile.add("waiting", time.perf_counter() - begun)
+        waited = time.perf_counter() - begun
+        self.profile.add("waiting", waited)
         assert self.ready is not None
         if frame is None:
-            silent = time.monotonic() - self._last_heard
-            if silent > self.ready.timeout_seconds:
-                raise ConnectionLost(f"the learner has been silent for {silent:.0f} s")
+            # Environments may have held the lock for long: time in which nothing was received does not count.
+            self._unanswered += waited
+            if self._unanswered > self.ready.timeout_seconds:
+                raise ConnectionLost(f"the learner has been silent for {self._unanswered:.0f} s")
             return False
-        self._last_heard = time.monotonic()
+        self._unanswered = 0.0
         header, payload = frame
         if header.kind == Kind.ACTION:
             self._act(header, payload)

@@ -8,33 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.base import VectorEnv
 from seedcli.envs.checks import check_finite
-from seedcli.envs.isolated import IsolatedEnv
-from seedcli.envs.registry import create_env, family_of
 from seedcli.roles.evaluator.video import VideoWriter
 from seedcli.specs import RowLayout, Rows, aligned_empty
 
 # Records [E, ...] and where they begin an episode → actions [E, ...].
 Act = Callable[[Rows, npt.NDArray[np.bool_]], npt.NDArray[Any]]
-
-
-def build(environment: EnvironmentConfig, envs: int, *, render: bool, again: bool) -> VectorEnv:
-    """Build environments, in a process of their own where the family needs that.
-
-    Args:
-        environment: the environment.
-        envs: how many.
-        render: the first one renders pictures.
-        again: environments are built repeatedly in this process.
-    """
-    family = family_of(environment)
-    apart = family.isolation == "always" or (render and family.isolation == "rendering")
-    apart = apart or (again and family.keeps_finished_episodes)
-    make = IsolatedEnv if apart else create_env
-    env: VectorEnv = make(environment, envs, render=render)
-    return env
 
 
 def play(

@@ -13,11 +13,12 @@ from pydantic import ValidationError
 from seedcli.config.schema import make_environment_config
 from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.base import VectorEnv
-from seedcli.envs.registry import check_environment, check_simulator, family_of
+from seedcli.envs.placement import check_simulator, create_env_beside_tensorflow
+from seedcli.envs.registry import check_environment, family_of
 from seedcli.errors import EXIT_DONE, CheckpointError, UsageError
 from seedcli.models.acting import ModelActor
 from seedcli.models.runtimes import Model, open_model
-from seedcli.roles.evaluator.episodes import build, play
+from seedcli.roles.evaluator.episodes import play
 from seedcli.roles.evaluator.report import Evaluation, film, report
 from seedcli.roles.evaluator.request import check_video
 from seedcli.roles.evaluator.video import VideoWriter
@@ -45,7 +46,7 @@ class ModelPlayer:
         Raises:
             CheckpointError: the model is for another environment.
         """
-        env = build(self.environment, envs, render=render, again=False)
+        env = create_env_beside_tensorflow(self.environment, envs, render=render)
         expected = replace(self._model.description.env_spec, name=env.spec.name)
         difference = expected.difference(env.spec)
         if difference is not None:

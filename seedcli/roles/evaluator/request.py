@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from seedcli.config.sources import from_toml_file
-from seedcli.envs.registry import check_simulator
+from seedcli.envs.placement import check_simulator
 from seedcli.errors import UsageError
 from seedcli.models.formats import format_of_file
 from seedcli.roles.evaluator.logged import check_logged

@@ -15,10 +15,11 @@ from seedcli.config.schema import Config
 from seedcli.config.sections import EnvironmentConfig
 from seedcli.config.sources import from_toml_file
 from seedcli.envs.base import VectorEnv
+from seedcli.envs.placement import create_env_beside_tensorflow
 from seedcli.envs.registry import family_of
 from seedcli.errors import EXIT_DONE, CheckpointError
 from seedcli.inference.device_memory import building
-from seedcli.roles.evaluator.episodes import build, play
+from seedcli.roles.evaluator.episodes import play
 from seedcli.roles.evaluator.logged import log_evaluation
 from seedcli.roles.evaluator.report import Evaluation, film, report
 from seedcli.roles.evaluator.stored import keep_evaluation
@@ -90,7 +91,7 @@ class Player:
         Raises:
             CheckpointError: their specification differs from the agent's.
         """
-        env = build(self.config.environment, envs, render=render, again=again)
+        env = create_env_beside_tensorflow(self.config.environment, envs, render=render, again=again)
         notice = getattr(env, "notice", "")
         if notice and not self._noticed:
             print(f"seed: {notice}", file=sys.stderr)

@@ -43,6 +43,7 @@ def fleet_settings(config: Config, hosts: int = 1) -> FleetSettings:
         max_envs=config.inference.max_envs,
         heartbeat_seconds=config.net.heartbeat_seconds,
         timeout_seconds=config.net.timeout_seconds,
+        step_timeout=config.environment.step_timeout,
         reconnect_timeout=config.net.reconnect_timeout,
         fleet_envs=-(-config.actors.count * config.actors.envs // hosts),
         evaluation_envs=config.actors.evaluation_envs,

@@ -1,15 +1,22 @@
 """A double of the module `deepmind_lab`, as strict as the real one, and the fixture that installs it.
 
-It accepts, refuses and returns the same as python/dmlab_module.c of github.com/google-deepmind/lab. The simulated
-world is a simple one: it has neither the renderer nor the levels of the real module.
+It accepts, refuses and returns the same as python/dmlab_module.c of github.com/google-deepmind/lab, and behaves as the
+real module was seen to (commit b1db91af). The simulated world is a simple one: it has neither the renderer nor the
+levels of the real module.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import importlib
 import importlib.util
+import json
 import os
+import shutil
+import socket
 import sys
-import types
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +43,19 @@ _CONTROLS = [
     {"name": "CROUCH", "min": 0, "max": 1},
 ]
 _COLORS = ("red", "green", "blue", "black")
+# Settings of the engine, and of levels.
+_SETTINGS = set(
+    "width height fps logLevel appendCommand mixerSeed allowHoldOutLevels episodeLengthSeconds datasetPath "
+    "botCount gadgetSelect gadgetSwitch".split()
+)
+_UNKNOWN_CLOCK = "tests/"  # levels that ignore episodeLengthSeconds
+_FIRST_PORT = 27960
+MODULE = Path(__file__).parent / "module"
+ROOT = Path(__file__).parents[3]
+# Environment variables: how long a map takes to compile; a file for the level and settings of each instance.
+COMPILE_SECONDS, LOG = "LAB_DOUBLE_COMPILE_SECONDS", "LAB_DOUBLE_LOG"
+# Levels whose reset ends the process: the map is missing, or the script has an error.
+EXITS, ABORTS = "tests/missing_map", "tests/script_error"
 _LEVELS = {f"contributed/dmlab30/{level}" for level in (*DMLAB_30, *DMLAB_30_TEST)} | set(FIRST_LEVELS)
 
 
@@ -43,7 +63,10 @@ class Lab:
     """A walk on a plane. Each frame in which the player moves forward gives reward 1/64, one in which it fires 1.
 
     Episodes end by the clock, up to seven frames early, so that some end in the middle of a step. A level of
-    DMLab-30 compiles a map, of one of three keys, on every reset, unless the cache holds it.
+    DMLab-30 compiles a map, of one of three keys, on every reset, unless the cache holds it; meanwhile it holds the
+    interpreter's lock. An episode depends on the seed, its number, and how often this instance has been reset. Each
+    instance has a temporary folder and, unless it is told otherwise, two UDP sockets. A process that has TensorFlow in
+    it dies.
 
     Attributes:
         made: every instance, in order of creation.
@@ -52,6 +75,7 @@ class Lab:
     """
 
     made: list[Lab] = []
+    crashes_beside_tensorflow = True
 
     def __init__(
         self,
@@ -72,6 +96,10 @@ class Lab:
         for key, value in (config or {}).items():
             if not isinstance(key, str) or not isinstance(value, str):
                 raise TypeError("bad argument type for built-in operation")
+            if key in ("width", "height") and int(value) % 4:
+                raise RuntimeError(f"Failed to apply setting '{key} = {value}' - \"must be a multiple of 4\"")
+            if key not in _SETTINGS:
+                raise RuntimeError(f'Failed to init environment - "Invalid setting: "{key}""')
         if level not in _LEVELS and not level.startswith("tests/"):
             raise RuntimeError(f"Failed to init environment - \"Level not found: '{level}'\"")
         self.level, self.settings, self.renderer = level, dict(config or {}), renderer
@@ -81,12 +109,20 @@ class Lab:
             if name not in ("RGB_INTERLEAVED", "INSTR", "VEL.TRANS"):
                 raise ValueError(f"Unknown observation '{name}'.")
         self.observation_names = observations
+        if "tensorflow" in sys.modules and self.crashes_beside_tensorflow:
+            os.kill(os.getpid(), 11)
+        self._sockets = [] if "+set net_enabled 0" in self.settings.get("appendCommand", "") else _listen()
+        self._folder = tempfile.mkdtemp(prefix="dmlab_temp_folder_", dir=os.environ.get("TMPDIR", "/tmp"))
+        self._resets = 0
         self._cache = level_cache
         self._status = "uninitialized"
         self._episode = 0
         self.calls: list[tuple[str, Any]] = []
         self.fail: str | None = None
         Lab.made.append(self)
+        if LOG in os.environ:
+            with open(os.environ[LOG], "a") as log:
+                log.write(json.dumps([level, self.settings]) + "\n")
 
     def action_spec(self) -> list[dict[str, Any]]:
         extra = [{"name": "SWITCH_GADGET", "min": -1, "max": 1}]
@@ -100,13 +136,21 @@ class Lab:
         if self._status == "closed":
             raise RuntimeError("the context was released")  # the real one crashes
         self._called("reset", (episode, seed))
+        if self.level == EXITS:
+            os._exit(1)
+        if self.level == ABORTS:
+            os.abort()
+        if self.level.endswith("psychlab_continuous_recognition") and "datasetPath" not in self.settings:
+            raise RuntimeError('Failed to start environment - "datasetPath is not set"')
         if episode >= 0:
             self._episode = episode
         seed = seed if seed is not None else int.from_bytes(os.urandom(4), "little")
         mixed = [seed % 2**32, int(self.settings.get("mixerSeed", "0"))]
-        self._random = np.random.default_rng([*mixed, self._episode, *self.level.encode()])
+        self._random = np.random.default_rng([*mixed, self._episode, self._resets, *self.level.encode()])
+        self._resets += 1
         self._frames = 0
-        seconds = float(self.settings.get("episodeLengthSeconds", "90"))
+        clock = {} if self.level.startswith(_UNKNOWN_CLOCK) else self.settings
+        seconds = float(clock.get("episodeLengthSeconds", "90"))
         self._length = int(seconds * int(self.settings.get("fps", "60"))) - int(self._random.integers(8))
         self._position, self._angle = self._random.uniform(size=2), float(self._random.uniform(0, 360))
         self._texture = self._random.integers(64, 256, (8, 8, 3))
@@ -120,19 +164,16 @@ class Lab:
         return True
 
     def _compile(self, key: str) -> None:
-        if self._cache is None:
+        path = Path(self._folder) / "map.pk3"
+        fetched = self._cache is not None and self._cache.fetch(key, str(path))
+        self.calls.append(("fetch", fetched))
+        if fetched:
+            assert path.read_bytes() == key.encode() * 1000
             return
-        path = Path(os.environ["TMPDIR"]) / f"lab_double_{id(self)}.pk3"
-        try:
-            fetched = self._cache.fetch(key, str(path))
-            self.calls.append(("fetch", fetched))
-            if fetched:
-                assert path.read_bytes() == key.encode() * 1000
-            else:
-                path.write_bytes(key.encode() * 1000)
-                self._cache.write(key, str(path))
-        finally:
-            path.unlink(missing_ok=True)
+        ctypes.PyDLL(None).usleep(int(1e6 * float(os.environ.get(COMPILE_SECONDS, "0"))))
+        path.write_bytes(key.encode() * 1000)
+        if self._cache is not None:
+            self._cache.write(key, str(path))
 
     def is_running(self) -> bool:
         return self._status == "running"
@@ -188,6 +229,9 @@ class Lab:
     def close(self) -> bool:
         was_open = self._status != "closed"
         self._status = "closed"
+        while self._sockets:
+            self._sockets.pop().close()
+        shutil.rmtree(self._folder, ignore_errors=True)
         return was_open
 
     def _called(self, name: str, arguments: Any) -> None:
@@ -196,19 +240,47 @@ class Lab:
             raise ValueError(f'Failed to {name} environment "script error:\n[string "x.lua"]:12"')
 
 
+def _listen() -> list[socket.socket]:
+    """The engine's two sockets, on the first free port."""
+    for port in range(_FIRST_PORT, 2**16):
+        sockets: list[socket.socket] = []
+        with contextlib.suppress(OSError):
+            for family, host in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+                sockets.append(socket.socket(family, socket.SOCK_DGRAM))
+                if family == socket.AF_INET6:
+                    sockets[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                sockets[-1].bind((host, port))
+            return sockets
+        for each in sockets:
+            each.close()
+    raise RuntimeError("no free port")
+
+
 def lab_config(level: str = LEVEL, **fields: Any) -> EnvironmentConfig:
     """A level with episodes of a second and small pictures."""
-    fields = {"kwargs": SECOND, "height": 24, "width": 32, **fields}
+    fields = {"kwargs": SECOND, "height": 24, "width": 32, "level_cache": "", **fields}
     return env_config(family="dmlab", id=level, **fields)
 
 
 def install(monkeypatch: pytest.MonkeyPatch, folder: Path) -> type[Lab]:
-    """Replace the module, installed or not, by the double; maps are compiled in `folder`."""
-    module = types.ModuleType("deepmind_lab")
-    module.Lab = Lab  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "deepmind_lab", module)
-    monkeypatch.setenv("TMPDIR", str(folder))
+    """Replace the module, installed or not, by the double, here and in processes that are started from here.
+
+    Temporary files are in `folder`. Here the double plays although TensorFlow may be loaded.
+    """
+    monkeypatch.syspath_prepend(str(MODULE))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(MODULE), str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    for name in ("dm_env", "deepmind_lab"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        module = importlib.import_module(name)
+        del sys.modules[name]  # so that the end of the test removes it
+        monkeypatch.setitem(sys.modules, name, module)
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     monkeypatch.setattr(Lab, "made", [])
+    monkeypatch.setattr(Lab, "crashes_beside_tensorflow", False)
     return Lab
 
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
+from pydantic import ValidationError
 
 from seedcli.envs.dmlab.env import ACTIONS, INSTRUCTION_SIZE
 from seedcli.envs.dmlab.levels import DMLAB_30_TEST, lab_settings
+from seedcli.envs.placement import check_simulator, create_env_beside_tensorflow, create_env_in_actor
 from seedcli.envs.registry import check_environment, create_env
 from seedcli.errors import EnvironmentFailed, UsageError
-from seedcli.specs import ActionSpec, ArraySpec, map_arrays
-from tests.envs.dmlab.lab_double import LEVEL, MAZE, Lab, lab_config
+from seedcli.specs import ActionSpec, ArraySpec, RowLayout, aligned_empty, map_arrays
+from seedcli.tensorflow_import import import_tensorflow
+from tests.envs.dmlab.lab_double import ABORTS, EXITS, LEVEL, MAZE, Lab, lab_config
 from tests.envs.helpers import Played, assert_same, play
+
+ALWAYS = {"fps": "60", "logLevel": "WARN", "appendCommand": "+set net_enabled 0"}
 
 
 @pytest.fixture(params=["double", "real"])
@@ -73,6 +81,46 @@ def test_episodes_of_a_seed_differ_from_one_another(either: None) -> None:
         assert_same(played.reset(5), first)
 
 
+def test_a_second_reset_repeats_the_first_in_later_episodes_too(either: None) -> None:
+    with Played(lab_config(MAZE), 2) as played:
+        first = played.run(5, 40)
+        assert first.terminated.any(axis=0).all()
+        assert_same(played.run(5, 40), first)
+    assert_same(play(lab_config(MAZE), 2, seed=5, steps=40), first)
+
+
+def test_no_port_is_opened(either: None) -> None:
+    before = psutil.Process().net_connections("inet")
+    with Played(lab_config(), 2) as played:
+        played.reset(1)
+        assert psutil.Process().net_connections("inet") == before
+
+
+def test_an_unknown_setting_is_refused_as_the_level_is_built(either: None) -> None:
+    with pytest.raises(EnvironmentFailed, match="cannot be built: .*Invalid setting: .*foo.*; take it out of env"):
+        create_env(lab_config(kwargs={"foo": 1}), 1)
+
+
+def test_eight_simulators_in_one_process(either: None) -> None:
+    alone = play(lab_config(), 1, seed=7, steps=20)
+    with Played(lab_config(), 8) as played:
+        many = played.run(0, 0)
+        assert len({picture.tobytes() for picture in many.observation[0]}) == 8
+        np.testing.assert_array_equal(many.observation[0, 7], alone.observation[0, 0])
+
+
+def test_a_level_without_its_data_fails_in_reset(either: None) -> None:
+    with Played(lab_config("psychlab_continuous_recognition", kwargs={}), 1) as played:
+        with pytest.raises(EnvironmentFailed, match="^environment 0 of dmlab/psychlab_.* failed in reset: "):
+            played.reset(1)
+
+
+@pytest.mark.parametrize("size", [{"width": 98}, {"height": 30}])
+def test_pictures_have_sides_of_multiples_of_4(size: dict[str, int]) -> None:
+    with pytest.raises(ValidationError, match="multiple of 4"):
+        lab_config(**size)
+
+
 def test_instructions(either: None) -> None:
     level = "language_select_located_object"
     with Played(lab_config(level, instructions="hashed"), 2) as played:
@@ -107,6 +155,80 @@ def test_a_level_that_does_not_load(either: None) -> None:
         create_env(lab_config("my_folder/no_such_level"), 1)
 
 
+def test_a_level_may_ignore_its_length(lab_double: type[Lab]) -> None:
+    assert not play(lab_config("tests/empty_room_test"), 1, seed=1, steps=40).terminated.any()
+
+
+def test_console_commands_are_kept() -> None:
+    settings = lab_settings(lab_config(kwargs={"appendCommand": "+set r_gamma 2"}))
+    assert settings["appendCommand"] == "+set net_enabled 0 +set r_gamma 2"
+
+
+# In a process of its own
+
+
+@pytest.mark.parametrize(("level", "status"), [(EXITS, "1"), (ABORTS, r"-6 \(SIGABRT\)")])
+def test_a_simulator_that_ends_its_process_is_a_failure(lab_double: type[Lab], level: str, status: str) -> None:
+    env = create_env_in_actor(lab_config(level), 3)
+    try:
+        layout = RowLayout(env.spec, 3)
+        expected = f"^the process of dmlab/{level} ended with status {status} in reset of environment 0$"
+        with pytest.raises(EnvironmentFailed, match=expected):
+            env.reset(1, layout.views(aligned_empty(layout.nbytes)))
+    finally:
+        env.close()
+
+
+def test_its_temporary_files_are_removed_when_it_is_killed(lab_double: type[Lab], tmp_path: Path) -> None:
+    def temporary() -> list[str]:
+        return [path.name for path in (tmp_path / "scratch").rglob("dmlab_temp_folder_*")]
+
+    env = create_env_in_actor(lab_config(), 2)
+    try:
+        assert len(temporary()) == 2
+        env._process.kill()  # type: ignore[attr-defined]
+    finally:
+        env.close()
+    assert temporary() == [] and list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_temporary_files_of_killed_actors_are_removed_by_the_next(lab_double: type[Lab], tmp_path: Path) -> None:
+    code = (
+        "import sys, time\nfrom seedcli.envs.placement import create_env_in_actor\n"
+        "from tests.envs.dmlab.lab_double import lab_config\n"
+        "if __name__ == '__main__':\n    env = create_env_in_actor(lab_config(), 1)\n"
+        "    print('built', flush=True)\n    time.sleep(600)\n"
+    )
+    script = tmp_path / "actor.py"
+    script.write_text(code)
+    actor = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path / "scratch")},
+    )
+    try:
+        assert actor.stdout is not None and actor.stdout.readline() == "built\n"
+        (folder,) = (tmp_path / "scratch").iterdir()
+        create_env_in_actor(lab_config(), 1).close()
+        assert list(folder.glob("dmlab_temp_folder_*")), "those of a running actor stay"
+    finally:
+        actor.kill()
+        actor.communicate()
+    create_env_in_actor(lab_config(), 1).close()
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_environments_beside_tensorflow_are_in_a_process_of_their_own(lab_double: type[Lab]) -> None:
+    """The double, like the real module, does not survive TensorFlow: it would end this process."""
+    import_tensorflow()
+    lab_double.crashes_beside_tensorflow = True
+    env = create_env_beside_tensorflow(lab_config(), 1)
+    env.close()
+    check_simulator(lab_config())
+    assert not lab_double.made
+
+
 # Calls of the simulator
 
 
@@ -114,7 +236,7 @@ def test_levels_and_settings_reach_the_simulator(lab_double: type[Lab]) -> None:
     create_env(lab_config(MAZE, height=72, width=96, renderer="hardware", kwargs={}), 2).close()
     one, other = lab_double.made
     assert one.level == other.level == "contributed/dmlab30/explore_goal_locations_small"
-    assert one.settings == {"width": "96", "height": "72", "fps": "60", "logLevel": "WARN"}
+    assert one.settings == {"width": "96", "height": "72", **ALWAYS}
     assert one.renderer == "hardware" and one.observation_names == ["RGB_INTERLEAVED"]
     assert not one.is_running()
 
@@ -131,7 +253,7 @@ def test_further_settings_are_passed_on_as_strings() -> None:
     kwargs = {"datasetPath": "/data/brady", "botCount": 2, "gadgetSelect": False, "episodeLengthSeconds": 1.5}
     settings = lab_settings(lab_config(kwargs=kwargs))
     assert settings == {
-        **{"width": "32", "height": "24", "fps": "60", "logLevel": "WARN"},
+        **{"width": "32", "height": "24", **ALWAYS},
         **{"datasetPath": "/data/brady", "botCount": "2", "gadgetSelect": "false", "episodeLengthSeconds": "1.5"},
     }
 
@@ -180,10 +302,11 @@ def test_seeds_and_episode_numbers(lab_double: type[Lab]) -> None:
             found = resets(lab)
             assert len(found) >= 4
             assert found == list(enumerate(seeds))[: len(found)]
-        before = [len(resets(lab)) for lab in lab_double.made]
+        assert len(lab_double.made) == 2, "no simulator is built between episodes"
         played.reset(7)
-        for lab, seeds, count in zip(lab_double.made, expected, before, strict=True):
-            assert resets(lab)[count:] == [(0, seeds[0])], "episodes are counted from the reset"
+        assert [lab.is_running() for lab in lab_double.made] == [False, False, True, True]
+        for lab, seeds in zip(lab_double.made[2:], expected, strict=True):
+            assert resets(lab) == [(0, seeds[0])], "episodes are counted from the reset"
 
 
 def test_simulator_does_not_write_to_stdout(lab_double: type[Lab], capfd: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from seedcli.config.sources import load_config
-from seedcli.envs.dmlab.env import INSTRUCTION_SIZE, LevelCache, hash_instruction
+from seedcli.envs.dmlab.config import LabConfig
+from seedcli.envs.dmlab.env import INSTRUCTION_SIZE, hash_instruction
+from seedcli.envs.dmlab.level_cache import LevelCache, open_level_cache
 from seedcli.envs.dmlab.levels import DMLAB_30, DMLAB_30_TEST, FIRST_LEVELS, check_level, level_path
 from seedcli.envs.registry import check_environment, create_env
 from seedcli.errors import UsageError
@@ -139,6 +141,41 @@ def test_an_unusable_cache_folder_is_refused(tmp_path: Path, lab_double: type[La
     with pytest.raises(UsageError, match=r"environment.level_cache '.*file' cannot be used: name a folder"):
         create_env(lab_config(MAZE, level_cache=str(tmp_path / "file")), 1)
     assert not lab_double.made
+
+
+def test_the_default_cache_is_in_the_users_cache_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
+    cache = open_level_cache(LabConfig().level_cache)
+    assert cache is not None and (tmp_path / "mine" / "seed" / "dmlab").is_dir()
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says the XDG specification
+    monkeypatch.setenv("HOME", str(tmp_path))
+    open_level_cache("auto")
+    assert (tmp_path / ".cache" / "seed" / "dmlab").is_dir()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with caplog.at_level(logging.WARNING):
+        assert open_level_cache("auto") is None
+    assert "compiled maps are not cached" in caplog.text
+    assert open_level_cache("") is None
+
+
+def test_a_limited_cache_keeps_the_maps_used_last(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(bytes(1000))
+    folder = tmp_path / "cache"
+    cache = LevelCache(str(folder), most_bytes=3000)
+    for key in ("a", "b", "c"):
+        cache.write(key, str(source))
+    for path in folder.glob("*/*"):
+        os.utime(path, (1, 1))
+    assert cache.fetch("a", str(target))
+    for key in ("d", "e"):
+        cache.write(key, str(source))
+    again = LevelCache(str(folder), most_bytes=3000)
+    assert [key for key in "abcde" if again.fetch(key, str(target))] == ["a", "d", "e"]
+    assert len(list(folder.glob("*/*"))) == 3
 
 
 # The preset

@@ -13,7 +13,8 @@ from hypothesis import assume, given, settings
 
 from seedcli.envs.gymnasium.plain import PlainSpaces, spaces_of, unbatched
 from seedcli.envs.gymnasium.spaces import Actions, Observations
-from seedcli.envs.registry import create_env, plain_spaces
+from seedcli.envs.placement import plain_spaces
+from seedcli.envs.registry import create_env
 from seedcli.errors import UsageError
 from seedcli.specs import DTYPES, ActionSpec, ArraySpec, EnvSpec, map_arrays
 from tests.configs import env_config

@@ -1,0 +1,1 @@
+"""Stands for the package dm-env, of which nothing is used here."""
