@@ -2,8 +2,8 @@
 
 import json
 import os
-import shlex
 import re
+import shlex
 import socket
 import subprocess
 import sys
