@@ -135,8 +135,9 @@ class LearnerCore:
                 on_fault=on_fault,
             )
             self.trainer = Trainer(self.agent, config.training, config.run.steps, devices, seed=config.run.seed)
-            # Now, because an algorithm whose loss is invalid must end the start, not the run.
-            self.trainer.trace(zero_unrolls(self.agent, spec, self.local_batch_size))
+            if team is None:  # several hosts wait for each other here
+                # Now, because an algorithm whose loss is invalid must end the start, not the run.
+                self.trainer.trace(zero_unrolls(self.agent, spec, self.local_batch_size))
             self.checkpointer = Checkpointer(
                 checkpoints,
                 config_text,
