@@ -41,10 +41,13 @@ def test_runs_are_listed_with_their_state(folder: Path, capsys: pytest.CaptureFi
     make_run(folder / "c1", None, sessions=failed)
     assert main(["runs", str(folder)]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[0].split() == ["run", "preset", "environment", "seed", "steps", "of", "return", "steps/s", "state"]
-    row = f"{folder}/a1 slow gymnasium/CartPole-v1 1 4.00 k 4.00 k 40.00 100 finished"
-    assert out[1].split() == row.split()
-    assert out[3].split()[-1] == "resumable" and out[4].split()[-3:] == ["-", "-", "failed"]
+    assert out[0].split() == ["run", "preset", "environment", "seed", "steps", "return", "steps/s", "state"]
+    assert out[1].split() == f"{folder}/a1 slow CartPole-v1 1 4.00 k 40.00 100 finished".split()
+    assert out[3].split()[-8:] == "4.00 k of 9.00 k 120.0 100 resumable".split() and out[4].split()[-3:] == [
+        "-",
+        "-",
+        "failed",
+    ]
     assert out[5] == f"{folder}/c1 failed: the simulator broke"
     assert main(["runs", str(folder), "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
@@ -80,13 +83,14 @@ def test_groups_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert [run["env_steps_to_threshold"] for run in slow["runs"]] == [[4000.0, None]] * 2
     assert main(arguments) == 0
     out = capsys.readouterr().out
+    assert out.startswith("gymnasium/CartPole-v1\n") and "4.00 k, 0.50 min" in out
     assert "not reached in 4.00 k steps" in out and "40.00 to 48.00" in out and "one run" in out
 
 
 def test_a_threshold_that_some_seeds_reach_says_how_many(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(folder / "a3", rising(12.5), preset="slow", seed=3, steps=4000)
     assert main(["compare", str(folder / "a1"), str(folder / "a2"), str(folder / "a3"), "--threshold", "45"]) == 0
-    assert "4.00 k (2 of 3 runs)" in capsys.readouterr().out
+    assert "4.00 k, 0.50 min (2 of 3 runs)" in capsys.readouterr().out
     assert main(["compare", str(folder / "a1"), str(folder / "a2"), str(folder / "a3"), "--threshold", "49"]) == 0
     assert "not reached by 2 of 3 runs in 4.00 k steps" in capsys.readouterr().out
 
