@@ -50,6 +50,7 @@ def arguments(settings: dict[str, Any], folder: Path) -> list[str]:
         "rollout": settings["unroll"],
         "recurrence": 1 if ppo else settings["unroll"],  # V-trace wants unrolls as a whole
         "with_vtrace": not ppo,
+        "normalize_returns": ppo,  # not supported with V-trace
         "batch_size": settings["batch"] // settings["minibatches"],
         "num_batches_per_epoch": settings["minibatches"],
         "num_epochs": settings["epochs"],
