@@ -62,6 +62,7 @@ def arguments(settings: dict[str, Any], folder: Path) -> list[str]:
         "save_every_sec": 10**6,
         "restart_behavior": "overwrite",
         "decorrelate_experience_max_seconds": 0,
+        "decorrelate_envs_on_one_worker": False,
     }
     if ppo:
         options |= {"learning_rate": settings["learning_rate"], "ppo_clip_ratio": settings["clip"]}
