@@ -48,8 +48,8 @@ def arguments(settings: dict[str, Any], folder: Path) -> list[str]:
         "num_envs_per_worker": settings["envs"] // workers,
         "worker_num_splits": 2,
         "rollout": settings["unroll"],
-        "recurrence": 1 if ppo else settings["unroll"],  # V-trace wants unrolls as a whole
-        "with_vtrace": not ppo,
+        "recurrence": 1,
+        "with_vtrace": False,  # version 2.1.1 fails with it as soon as it writes a summary
         "batch_size": settings["batch"] // settings["minibatches"],
         "num_batches_per_epoch": settings["minibatches"],
         "num_epochs": settings["epochs"],
@@ -61,6 +61,7 @@ def arguments(settings: dict[str, Any], folder: Path) -> list[str]:
         "save_every_sec": 10**6,
         "restart_behavior": "overwrite",
         "decorrelate_experience_max_seconds": 0,
+        "decorrelate_envs_on_one_worker": False,
     }
     if ppo:
         options |= {"learning_rate": settings["learning_rate"], "ppo_clip_ratio": settings["clip"]}
