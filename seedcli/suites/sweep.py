@@ -260,12 +260,17 @@ def _names(points: Sequence[Values]) -> Iterator[str]:
     """A name for each point, for its folder: from its values alone, so that other points keep theirs."""
     labels = short_keys(points)
     for values in points:
-        texts = {key: value if isinstance(value, str) else format_value(value) for key, value in values.items()}
-        whole = ",".join(f"{labels[key]}={text}" for key, text in texts.items()) or "all"
+        whole = ",".join(f"{labels[key]}={_text(value)}" for key, value in values.items()) or "all"
         name = re.sub(r"[^\w.,=+-]+", "_", whole)
         if name != whole or len(name) > _NAME:
             name = f"{name[: _NAME - 9]}-{zlib.crc32(whole.encode()):08x}"
         yield name
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "x".join(map(_text, value))
+    return value if isinstance(value, str) else format_value(value)
 
 
 def _check_decided(task: Task) -> None:

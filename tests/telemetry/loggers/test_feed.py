@@ -132,7 +132,12 @@ def test_only_the_first_learner_host_has_an_entry_in_a_service(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("folder", "name"), [("runs/pong/20250101-120000", "pong/20250101-120000"), ("results/slow", "slow")]
+    ("folder", "name"),
+    [
+        ("runs/pong/20250101-120000", "pong/20250101-120000"),
+        ("runs/sweeps/rates/learning_rate=0.1/seed-2", "sweeps/rates/learning_rate=0.1/seed-2"),
+        ("results/rates/seed-2", "rates/seed-2"),
+    ],
 )
 def test_a_run_is_named_by_its_folder(tmp_path: Path, folder: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
