@@ -55,8 +55,8 @@ def show_ranking(sweep: Sweep, outcome: SuiteOutcome, json_output: bool) -> None
     """Print the points, the best first, as a table or as JSON."""
     points = rank(sweep, outcome)
     if json_output:
-        rows = [_json(point) for point in points]
-        print(json.dumps({"sweep": sweep.suite.name, "results": str(outcome.results), "points": rows}))
+        found = [_json(point) for point in points]
+        print(json.dumps({"sweep": sweep.suite.name, "results": str(outcome.results), "points": found}))
         return
     labels = short_keys([point.values for point in points])
     headings = (*labels.values(), "finished", "training, last 100", *ACTIONS)

@@ -188,7 +188,7 @@ def _read(path: Path) -> _File:
     try:
         return _File.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
-        raise UsageError(f"{path}: {_sentence(error)}") from error
+        raise UsageError(f"{path}: {_sentence(error, _File)}") from error
 
 
 def _points(path: Path, file: _File) -> Iterator[dict[str, Any]]:
@@ -233,7 +233,7 @@ def _draws(path: Path, file: _File) -> Iterator[dict[str, Any]]:
         try:
             ranges[key] = Range.model_validate_json(json.dumps(values), strict=True)
         except ValidationError as error:
-            raise UsageError(f"{path}: random.{key} = {format_value(values)}: {_sentence(error)}") from error
+            raise UsageError(f"{path}: random.{key} = {format_value(values)}: {_sentence(error, Range)}") from error
         generator = np.random.default_rng((file.sweep.draw, zlib.crc32(key.encode())))
         shares[key] = generator.random(file.sweep.samples)
     for number in range(file.sweep.samples):
@@ -260,12 +260,17 @@ def _names(points: Sequence[Values]) -> Iterator[str]:
     """A name for each point, for its folder: from its values alone, so that other points keep theirs."""
     labels = short_keys(points)
     for values in points:
-        texts = {key: value if isinstance(value, str) else format_value(value) for key, value in values.items()}
-        whole = ",".join(f"{labels[key]}={text}" for key, text in texts.items()) or "all"
+        whole = ",".join(f"{labels[key]}={_text(value)}" for key, value in values.items()) or "all"
         name = re.sub(r"[^\w.,=+-]+", "_", whole)
         if name != whole or len(name) > _NAME:
             name = f"{name[: _NAME - 9]}-{zlib.crc32(whole.encode()):08x}"
         yield name
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "x".join(map(_text, value))
+    return value if isinstance(value, str) else format_value(value)
 
 
 def _check_decided(task: Task) -> None:
@@ -277,17 +282,19 @@ def _check_decided(task: Task) -> None:
             raise UsageError(f"{key} is set by {decided[key]}: leave one of the two out")
 
 
-_TABLES: Mapping[str, type[Section]] = {"sweep": Head, "slurm": ArrayOptions}
+def _sentence(error: ValidationError, section: type[Section]) -> str:
+    """The first error as one sentence: key, value, rule.
 
-
-def _sentence(error: ValidationError) -> str:
-    """The first error as one sentence: key, value, rule."""
+    Args:
+        error: of the values of a section.
+        section: the section.
+    """
     fault = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     place = [str(part) for part in fault["loc"]]
     key = ".".join(place)
     if fault["type"] == "extra_forbidden":
-        known = _TABLES[place[0]] if len(place) > 1 and place[0] in _TABLES else _File if len(place) < 2 else Range
-        return f"unknown key {key}: {nearest_of(place[-1], list(known.model_fields))}"
+        of: type[Section] = (Head if place[0] == "sweep" else ArrayOptions) if len(place) > 1 else section
+        return f"unknown key {key}: {nearest_of(place[-1], list(of.model_fields))}"
     if fault["type"] == "missing":
         return f"{key} is missing"
     if fault["type"] == "value_error":

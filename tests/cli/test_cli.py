@@ -207,7 +207,7 @@ def test_the_configuration_holds_no_token(role: Role, monkeypatch: pytest.Monkey
 
 
 def test_eval_passes_all_options_on(role: Role) -> None:
-    assert main("eval D --episodes 3 --sample --seed 5 --json --video v.mp4 --watch --envs 2".split()) == 0
+    assert main("eval D --episodes 3 --sample --seed 5 --json --video v.mp4 --watch --log --envs 2".split()) == 0
     (path,), options = role.calls[0]
     assert path == Path("D")
     assert options == {
@@ -217,6 +217,7 @@ def test_eval_passes_all_options_on(role: Role) -> None:
         "json_output": True,
         "video": Path("v.mp4"),
         "watch": True,
+        "log": True,
         "envs": 2,
     }
     main(["eval", "D", "--greedy"])

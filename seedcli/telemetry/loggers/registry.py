@@ -103,10 +103,10 @@ def open_loggers(folder: Path, config: Config, *, resumed_at: int | None = None,
     """
     names = [name for name in config.telemetry.loggers if chief or LOGGERS[name].local]
     path = folder.absolute()
-    # runs/pong/20250101-120000 is called pong/20250101-120000, any other folder by its own name.
-    name = "/".join(path.parts[-2:]) if path.parent.parent.name == RUNS else path.name
+    # The path below a folder "runs", or else the last two folders: pong/20250101-120000.
+    below = path.parts[::-1].index(RUNS) if RUNS in path.parts else 2
     values = config.model_dump(mode="json", by_alias=True)
-    return Loggers(names, LoggedRun(name, path, values, resumed_at))
+    return Loggers(names, LoggedRun("/".join(path.parts[-max(1, below) :]), path, values, resumed_at))
 
 
 def _make(kind: LoggerKind, run: LoggedRun) -> Logger:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -121,6 +123,21 @@ def test_a_logger_that_is_not_installed_is_refused_by_name(monkeypatch: pytest.M
     )
 
 
+def test_the_command_refuses_it_before_tensorflow_is_loaded(tmp_path: Path) -> None:
+    code = (
+        "import sys; from seedcli.telemetry.loggers import registry; registry.find_spec = lambda name: None;"
+        "from seedcli.cli.main import main; status = main(sys.argv[1:]); print(status, 'tensorflow' in sys.modules)"
+    )
+    arguments = ["train", "--preset", "cartpole_vtrace", "--set", 'telemetry.loggers=["mlflow"]']
+    arguments += ["--logdir", str(tmp_path / "run")]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["2", "False"]
+    assert done.stderr.startswith('seed: telemetry.loggers has "mlflow", whose package is not installed: pip install')
+    assert not (tmp_path / "run").exists()
+
+
 def test_only_the_first_learner_host_has_an_entry_in_a_service(tmp_path: Path) -> None:
     config = make_config({"telemetry": {"loggers": list(LOGGERS)}})
     before = set(threading.enumerate())
@@ -132,7 +149,12 @@ def test_only_the_first_learner_host_has_an_entry_in_a_service(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("folder", "name"), [("runs/pong/20250101-120000", "pong/20250101-120000"), ("results/slow", "slow")]
+    ("folder", "name"),
+    [
+        ("runs/pong/20250101-120000", "pong/20250101-120000"),
+        ("runs/sweeps/rates/learning_rate=0.1/seed-2", "sweeps/rates/learning_rate=0.1/seed-2"),
+        ("results/rates/seed-2", "rates/seed-2"),
+    ],
 )
 def test_a_run_is_named_by_its_folder(tmp_path: Path, folder: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
