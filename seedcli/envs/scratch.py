@@ -43,7 +43,7 @@ class ScratchFolder:
 
 def _remove_if_unused(folder: Path) -> None:
     with contextlib.suppress(OSError):  # another user's, in use, or removed meanwhile
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
