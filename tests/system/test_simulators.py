@@ -120,8 +120,8 @@ def test_a_simulator_that_ends_its_process_ends_the_run_with_its_name(labs: Flee
 
 
 def test_levels_that_compile_for_long_are_trained_and_cached(labs: Fleet) -> None:
-    labs.environ[COMPILE_SECONDS] = "3"
-    values = ("net.timeout_seconds=2", "environment.kwargs={episodeLengthSeconds = 1}", "agent.entropy_cost=0.01")
+    labs.environ[COMPILE_SECONDS] = "5"
+    values = ("net.timeout_seconds=4", "environment.kwargs={episodeLengthSeconds = 1}", "agent.entropy_cost=0.01")
     training = labs.start(*train(labs, "explore_goal_locations_small", *values), "--steps", "300")
     training.ends_with(0)
     run = labs.folder / "run"
