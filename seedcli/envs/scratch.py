@@ -22,11 +22,9 @@ class ScratchFolder:
     """
 
     def __init__(self) -> None:
-        root = Path(tempfile.gettempdir())
-        for old in root.glob(f"{_PREFIX}*"):
-            _remove_if_unused(old)
+        remove_unused_folders()
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
             self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(self._lock, fcntl.LOCK_SH)
             if self.path.exists():
@@ -41,9 +39,15 @@ class ScratchFolder:
             self._lock = -1
 
 
+def remove_unused_folders() -> None:
+    """Remove the folders of processes that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        _remove_if_unused(folder)
+
+
 def _remove_if_unused(folder: Path) -> None:
     with contextlib.suppress(OSError):  # another user's, in use, or removed meanwhile
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)

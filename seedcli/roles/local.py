@@ -19,6 +19,7 @@ from typing import IO
 
 from seedcli.config.schema import Config
 from seedcli.config.sources import Resolved, set_for_listeners
+from seedcli.envs.scratch import remove_unused_folders
 from seedcli.errors import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_USAGE, RefusedError, SeedError, UsageError
 from seedcli.net.security.keys import Security
 from seedcli.net.security.token import VARIABLE, Token, new_token
@@ -238,3 +239,4 @@ def run_train(resolved: Resolved, folder: RunFolder, *, live: bool, profile: boo
         if actors is not None:
             actors.end()
         shutil.rmtree(sockets, ignore_errors=True)
+        remove_unused_folders()  # of simulators whose actor had to be killed
