@@ -7,11 +7,13 @@ from pathlib import Path
 from seedcli import __version__
 from seedcli.config.schema import Config
 from seedcli.envs.placement import plain_spaces
+from seedcli.errors import CheckpointError, SeedError
 from seedcli.export.check import Checked, compare
 from seedcli.export.function import Acting, ActingFunction
 from seedcli.export.writing import WRITERS
 from seedcli.inference.device_memory import building
 from seedcli.models.description import Description
+from seedcli.models.formats import FORMATS
 from seedcli.models.runtimes import Model, open_model
 from seedcli.roles.trained_agent import TrainedAgent
 from seedcli.training.checkpoint_files import Checkpoint, check_environment
@@ -72,11 +74,17 @@ class Exporter:
         """Write a model and load it.
 
         Raises:
-            SeedError: names an operation that the format has not.
+            SeedError: names an operation that the format has not, or says why the runtime refuses the model.
             OSError: the file cannot be written.
         """
         WRITERS[format_name](self._function, self.description, path)
-        return open_model(path)
+        try:
+            return open_model(path)
+        except CheckpointError as error:
+            raise SeedError(
+                f"{FORMATS[format_name].runtime} cannot run the agent's act: {error.__cause__ or error}".splitlines()[0]
+                + "; write it with other operations, or use --format savedmodel"
+            ) from error
 
     def check(self, models: list[Model]) -> list[Checked]:
         """Compare models with the original on real observations; see `check.compare`."""

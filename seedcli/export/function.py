@@ -23,6 +23,7 @@ from seedcli.models.description import ACTION, GREEDY_ACTION, Input, Output
 from seedcli.specs import ArraySpec
 
 _NEXT = "next_"
+_SMALL = (tf.uint8, tf.int8, tf.int16)
 _MEANINGS = {
     "value": "value of the state, the expected discounted return",
     "q_values": "Q value of each action, on the network's scale",
@@ -168,7 +169,10 @@ class ActingFunction:
         kept = given.get(("state", name))
         if kept is None:
             return tf.repeat(initial, tf.shape(first)[0], axis=0)
-        return tf.where(tf.reshape(first, [-1] + [1] * (initial.shape.rank - 1)), initial, kept)
+        mask = tf.reshape(first, [-1] + [1] * (initial.shape.rank - 1))
+        # TensorFlow Lite does not select among small integers.
+        wide = tf.int32 if initial.dtype in _SMALL else initial.dtype
+        return tf.cast(tf.where(mask, tf.cast(initial, wide), tf.cast(kept, wide)), initial.dtype)
 
     def _shaped(self, x: tf.Tensor) -> tf.Tensor:
         return tf.ensure_shape(x, [self.acting.batch, *x.shape[1:]])

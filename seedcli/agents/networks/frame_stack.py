@@ -24,11 +24,16 @@ def one_hot(values: tf.Tensor, array: ArraySpec, dtype: tf.DType = tf.float32) -
     A value outside the categories, such as -1, becomes a vector of zeros.
     """
     values = tf.cast(values, tf.int32)
+
+    def hot_of(x: tf.Tensor, n: int) -> tf.Tensor:
+        # tf.one_hot in uint8 has no counterpart in the formats of exported models.
+        return tf.cast(tf.equal(x[..., tf.newaxis], tf.range(n)), dtype)
+
     if not array.shape:
-        return tf.one_hot(values, array.categories[0], dtype=dtype)
+        return hot_of(values, array.categories[0])
     batch = tf.shape(values)[: len(values.shape) - len(array.shape)]
     parts, widest = len(array.categories), max(array.categories)
-    hot = tf.one_hot(tf.reshape(values, tf.concat([batch, [parts]], axis=0)), widest, dtype=dtype)
+    hot = hot_of(tf.reshape(values, tf.concat([batch, [parts]], axis=0)), widest)
     hot = tf.reshape(hot, tf.concat([batch, [parts * widest]], axis=0))
     if min(array.categories) == widest:
         return hot

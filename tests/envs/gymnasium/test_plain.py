@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from gymnasium import spaces
 from hypothesis import assume, given, settings
 
-from seedcli.envs.gymnasium.plain import PlainSpaces, spaces_of, unbatched
+from seedcli.envs.gymnasium.plain import PlainSpaces, spaces_from, spaces_of, unbatched
 from seedcli.envs.gymnasium.spaces import Actions, Observations
 from seedcli.envs.placement import plain_spaces
 from seedcli.envs.registry import create_env
@@ -166,3 +167,44 @@ def test_spaces_are_those_of_the_configured_environment() -> None:
     _, batch = ours.read(pendulum.reset(seed=1)[0])
     assert batch is None
     np.testing.assert_array_equal(unbatched(ours.write(np.array([[0.5]], np.float32))), np.array([1.0], np.float32))
+
+
+@settings(max_examples=60, deadline=None)
+@given(ANY)
+def test_spaces_are_made_again_from_what_is_kept_of_them(space: spaces.Space[Any]) -> None:
+    assume(not isinstance(space, spaces.Discrete) or space.n > 0)
+    space.seed(3)
+    values = stacked([space.sample() for _ in range(3)])
+    ours = plain(space)
+    again = spaces_from(ours.spec, json.loads(json.dumps(ours.forms)))
+    assert again.forms == ours.forms
+    map_arrays(np.testing.assert_array_equal, again.read(values)[0], ours.read(values)[0])
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(3, start=-1),
+        spaces.MultiDiscrete([2, 3], start=[5, -2]),
+        spaces.MultiDiscrete([4]),
+        spaces.Box(np.array([[-2.0, 0.0]]), np.array([[6.0, np.inf]]), dtype=np.float32),
+        spaces.Box(0.0, 500.0, (2, 2), np.float64),
+    ],
+)
+def test_actions_are_made_again_and_inverted(space: spaces.Space[Any]) -> None:
+    ours = plain(CARTPOLE, space)
+    again = spaces_from(ours.spec, json.loads(json.dumps(ours.forms)))
+    chosen = ours.spec.action.sample(np.random.default_rng(1), 20)
+    native = again.write(chosen)
+    np.testing.assert_array_equal(native, ours.write(chosen))
+    assert native.dtype == space.dtype and all(space.contains(each) for each in native)
+    inverted = again.from_native(native)
+    assert inverted.dtype == chosen.dtype and inverted.shape == chosen.shape
+    np.testing.assert_allclose(again.write(inverted), native, rtol=1e-6)
+
+
+def test_forms_of_another_specification_are_refused() -> None:
+    ours, other = plain(CARTPOLE), plain(PARTS)
+    for spec, forms in ((ours.spec, other.forms), (other.spec, ours.forms)):
+        with pytest.raises((KeyError, ValueError)):
+            spaces_from(spec, forms)
