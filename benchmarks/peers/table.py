@@ -62,6 +62,9 @@ def _rate(rounds: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _reached(rounds: Sequence[Mapping[str, Any]]) -> str:
+    rounds = [each for each in rounds if not each["error"]]
+    if not rounds:
+        return ""
     times = sorted(each["seconds_to_threshold"] for each in rounds if each["seconds_to_threshold"] is not None)
     if not times:
         return f"not reached in {max(each['env_steps'] for each in rounds):,.0f} steps"
