@@ -5,6 +5,7 @@ FROM python:3.11-slim AS build
 ARG EXTRAS=""
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
+COPY benchmarks/suites benchmarks/suites
 COPY presets presets
 COPY seedcli seedcli
 RUN python -m venv /opt/seed \

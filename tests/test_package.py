@@ -11,6 +11,7 @@ import pytest
 
 import seedcli
 from seedcli.config.presets import preset_names
+from seedcli.suites.suite import suite_names
 
 ROOT = Path(__file__).resolve().parent.parent
 LISTING = "import seedcli.config.presets as l; print(l.__file__); print(*l.preset_names())"
@@ -45,6 +46,8 @@ def test_a_wheel_holds_the_presets_the_licence_and_the_command(tmp_path: Path) -
     module, names = listing(site)
     assert module == site / "seedcli" / "config" / "presets.py"
     assert names == preset_names()
+    suites = {path.stem for path in (site / "seedcli" / "benchmarks").iterdir()}
+    assert suites == {path.stem for path in (ROOT / "benchmarks" / "suites").iterdir()} == set(suite_names())
     (info,) = site.glob("seedcli-*.dist-info")
     assert info.name == f"seedcli-{seedcli.__version__}.dist-info"
     assert (site / "seedcli" / "py.typed").is_file()

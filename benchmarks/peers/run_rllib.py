@@ -60,6 +60,11 @@ def configure(settings: dict[str, Any]) -> Any:
             entropy_coeff=settings["entropy"],
             clip_param=settings["clip"],
             gamma=settings["discount"],
+            lambda_=0.95,  # this and what follows as in Stable-Baselines3
+            vf_clip_param=float("inf"),
+            vf_loss_coeff=0.5,
+            use_kl_loss=False,
+            grad_clip=0.5,
         )
     else:
         config = config.training(
@@ -89,7 +94,9 @@ def configure(settings: dict[str, Any]) -> Any:
         )
         .learners(num_learners=0)
         .rl_module(model_config=network)
-        .reporting(min_time_s_per_iteration=1, metrics_num_episodes_for_smoothing=100)
+        .reporting(
+            min_time_s_per_iteration=1, min_sample_timesteps_per_iteration=0, metrics_num_episodes_for_smoothing=100
+        )
         .debugging(seed=settings["seed"])
     )
 

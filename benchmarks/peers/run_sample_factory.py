@@ -28,6 +28,11 @@ class Reporter(AlgoObserver):
         self._progress.write(runner.env_steps.get(0, 0), list(returns))
 
 
+def make_one(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
+    """An environment, as Sample Factory asks for it in its workers."""
+    return make_env(name)
+
+
 def arguments(settings: dict[str, Any], folder: Path) -> list[str]:
     """Sample Factory's own options."""
     workers = len(os.sched_getaffinity(0))
@@ -43,8 +48,8 @@ def arguments(settings: dict[str, Any], folder: Path) -> list[str]:
         "num_envs_per_worker": settings["envs"] // workers,
         "worker_num_splits": 2,
         "rollout": settings["unroll"],
-        "recurrence": 1 if ppo else settings["unroll"],  # V-trace wants unrolls as a whole
-        "with_vtrace": not ppo,
+        "recurrence": 1,
+        "with_vtrace": False,  # version 2.1.1 fails with it as soon as it writes a summary
         "batch_size": settings["batch"] // settings["minibatches"],
         "num_batches_per_epoch": settings["minibatches"],
         "num_epochs": settings["epochs"],
@@ -56,6 +61,7 @@ def arguments(settings: dict[str, Any], folder: Path) -> list[str]:
         "save_every_sec": 10**6,
         "restart_behavior": "overwrite",
         "decorrelate_experience_max_seconds": 0,
+        "decorrelate_envs_on_one_worker": False,
     }
     if ppo:
         options |= {"learning_rate": settings["learning_rate"], "ppo_clip_ratio": settings["clip"]}
@@ -72,7 +78,7 @@ def arguments(settings: dict[str, Any], folder: Path) -> list[str]:
 def main() -> None:
     """Train."""
     settings, path = json.loads(sys.argv[1]), Path(sys.argv[2]).absolute()
-    register_env(settings["env"], lambda name, cfg, env_config, render_mode=None: make_env(name))
+    register_env(settings["env"], make_one)
     given = arguments(settings, path.parent / "sample_factory")
     parser, _ = parse_sf_args(given)
     _, runner = make_runner(parse_full_cfg(parser, given))

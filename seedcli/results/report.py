@@ -92,8 +92,8 @@ def make_page(selection: Selection, runs: Sequence[RunData], thresholds: Sequenc
         style=(files / "report.css").read_text(encoding="utf-8"),
         script=(files / "report.js").read_text(encoding="utf-8"),
         body="\n".join(parts),
-        # Inside a script element only "</" could end it.
-        data=json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
+        # Nothing in it may end or open a script element.
+        data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
     )
 
 

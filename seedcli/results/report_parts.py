@@ -61,7 +61,7 @@ def runs_part(
 
 def comparison_part(figures: Sequence[GroupFigures]) -> str:
     """A table with one line a group, as `seed compare` prints it."""
-    reached = [f"{name} to {each.threshold:g}" for each in figures[0].reached for name in ("steps", "minutes")]
+    reached = [f"reaches {each.threshold:g} after" for each in figures[0].reached]
     rows = []
     for each in figures:
         rows.append(
@@ -72,7 +72,7 @@ def comparison_part(figures: Sequence[GroupFigures]) -> str:
                 say_interval(each.final_return),
                 number(each.iqm.value),
                 say_interval(each.iqm),
-                *(text for found in each.reached for text in (say_reached(found), say_minutes(found.minutes))),
+                *map(say_reached, each.reached),
             ]
         )
     note = (

@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from seedcli.errors import EXIT_DONE, UsageError
-from seedcli.results.comparison import GroupFigures, compare
+from seedcli.results.comparison import compare
 from seedcli.results.groups import Selection
 from seedcli.results.runs import RunData, collect_runs, read_run
-from seedcli.results.words import say_interval, say_minutes, say_reached
+from seedcli.results.words import say_interval, say_reached
 from seedcli.roles.evaluator.suite_runs import warn
 from seedcli.telemetry.numbers import NOTHING, count, number, short
 
@@ -41,15 +41,14 @@ def list_runs(folder: Path, json_output: bool) -> int:
     if json_output:
         print(json.dumps([_run_dict(run) for run in runs]))
         return EXIT_DONE
-    table = _table(("run", "preset", "environment"), ("seed", "steps", "of", "return", "steps/s"), "state")
+    table = _table(("run", "preset", "environment"), ("seed", "steps", "return", "steps/s"), "state")
     for run in runs:
         table.add_row(
             str(run.path),
             run.preset,
-            run.task,
+            run.task.partition("/")[2],
             str(run.seed),
-            short(run.env_steps),
-            short(run.total_steps),
+            short(run.env_steps) + ("" if run.state == "finished" else f" of {short(run.total_steps)}"),
             number(run.final_return),
             count(round(run.steps_per_second)) if math.isfinite(run.steps_per_second) else NOTHING,
             Text(run.state, style=_STYLES[run.state]),
@@ -95,12 +94,13 @@ def print_comparison(
         return EXIT_DONE
     evaluated = any(math.isfinite(figures.evaluation_return) for figures in found)
     columns = ["runs", "steps", "return", "95 %", "IQM", "95 %", *(["evaluation"] if evaluated else []), "steps/s"]
-    reached = [name for each in thresholds for name in (f"steps to {each:g}", f"minutes to {each:g}")]
-    table = _table(("task", "group"), (*columns, *reached))
+    several = len(selection.tasks) > 1
+    reached = [f"reaches {each:g} after" for each in thresholds]
+    table = _table((*(["task"] if several else []), "group"), (*columns, *reached))
     for figures in found:
         steps = [run.run.env_steps for run in figures.runs]
         table.add_row(
-            figures.group.task,
+            *([figures.group.task.partition("/")[2]] if several else []),
             figures.group.label,
             str(len(figures.runs)),
             short(min(steps)) + (f" to {short(max(steps))}" if short(min(steps)) != short(max(steps)) else ""),
@@ -110,9 +110,11 @@ def print_comparison(
             say_interval(figures.iqm),
             *([number(figures.evaluation_return)] if evaluated else []),
             count(round(figures.steps_per_second)) if math.isfinite(figures.steps_per_second) else NOTHING,
-            *_reached_cells(figures),
+            *map(say_reached, figures.reached),
         )
     console = _console()
+    if not several:
+        console.print(Text(selection.tasks[0], style="bold"))
     console.print(table)
     window = f"the last {smooth or 100} training episodes"
     console.print(
@@ -124,10 +126,6 @@ def print_comparison(
         soft_wrap=True,
     )
     return EXIT_DONE
-
-
-def _reached_cells(figures: GroupFigures) -> list[str]:
-    return [cell for each in figures.reached for cell in (say_reached(each), say_minutes(each.minutes))]
 
 
 def _table(left: Sequence[str], right: Sequence[str], *last: str) -> Table:

@@ -75,12 +75,12 @@ class Commands:
         return out
 
     def stop(self) -> None:
-        """Ask all commands to stop (SIGINT); kill those that take longer than a minute. Later ones do not start."""
+        """Ask all commands to stop (SIGTERM); kill those that take longer than a minute. Later ones do not start."""
         with self._lock:
             self._stopping = True
             running = list(self._running)
             for process in running:
-                process.send_signal(signal.SIGINT)
+                process.terminate()
         killer = threading.Timer(_STOP_SECONDS, _kill, [running])
         killer.daemon = True
         killer.start()

@@ -13,7 +13,9 @@ import numpy as np
 
 from seedcli.envs.scores import Estimate, aggregate
 from seedcli.envs.scores import Task as Scores
+from seedcli.results.comparison import Reached, compare
 from seedcli.results.curves import curve_of, reached_at
+from seedcli.results.groups import Group
 from seedcli.results.runs import RunData, read_run
 from seedcli.results.statistics import estimate
 from seedcli.roles.run_folder import CONFIG
@@ -137,6 +139,13 @@ class TaskOutcome:
         """Interquartile mean of the evaluations over seeds, with its 95 % bootstrap interval; None without any."""
         returns = self.returns(actions)
         return estimate([np.array(returns)]) if returns else None
+
+    def reached(self) -> Reached | None:
+        """How the runs that have taken their steps reached the threshold; None without one, or without such a run."""
+        done = [run.data for run in self.runs if run.data and run.data.state == "finished"]
+        if self.task.threshold is None or not done:
+            return None
+        return compare([Group(self.name, self.task.env, done)], [self.task.threshold])[0].reached[0]
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""

@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from seedcli.envs.scores import Estimate
-from seedcli.results.statistics import median_reached
+from seedcli.results.words import say_reached
 from seedcli.suites.members import ACTIONS
 from seedcli.suites.outcomes import RunOutcome, SuiteOutcome, TaskOutcome
-from seedcli.telemetry.numbers import NOTHING, count, counted, duration, number
+from seedcli.telemetry.numbers import NOTHING, count, counted, duration, number, short
 
 _NAMES = {"median": "median", "mean": "mean", "iqm": "interquartile mean", "capped_mean": "mean, each capped at 100 %"}
 
@@ -123,11 +123,18 @@ def _task_row(task: TaskOutcome) -> list[str]:
     for index, actions in enumerate(ACTIONS):
         if shares := task.normalised(actions):
             figures[index] += f", {np.mean(shares):.0%}"
-    steps = f"{task.task.steps:,}"
-    runs = f"{done} of {len(task.runs)}"
-    threshold = number(task.task.threshold)
-    return [task.name, task.task.preset, _environment(task), steps, runs, *figures, number(task.reference), threshold,
-            _median(task)]  # fmt: skip
+    reached = task.reached()
+    return [
+        task.name,
+        task.task.preset,
+        _environment(task),
+        short(task.task.steps),
+        f"{done} of {len(task.runs)}",
+        *figures,
+        number(task.reference),
+        number(task.task.threshold),
+        say_reached(reached) if reached else NOTHING,
+    ]
 
 
 def _environment(task: TaskOutcome) -> str:
@@ -153,16 +160,8 @@ def _reached(run: RunOutcome) -> str:
     if run.data is None or np.isnan(steps):
         return NOTHING
     if np.isinf(steps):
-        return f"not reached in {run.data.env_steps:,} steps"
-    return f"{steps:,.0f} steps" + ("" if np.isnan(minutes) else f", {duration(60 * minutes)}")
-
-
-def _median(task: TaskOutcome) -> str:
-    steps = [run.reached[0] for run in task.runs if run.state == "finished" and not np.isnan(run.reached[0])]
-    if not steps:
-        return NOTHING
-    median = median_reached(np.array(steps))
-    return f"not reached in {task.task.steps:,}" if np.isinf(median) else f"{median:,.0f}"
+        return f"not reached in {short(run.data.env_steps)} steps"
+    return short(steps) + ("" if np.isnan(minutes) else f", {duration(60 * minutes)}")
 
 
 def _interval(found: Estimate | None) -> str:

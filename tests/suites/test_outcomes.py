@@ -62,12 +62,12 @@ def test_figures_of_a_task(tmp_path: Path) -> None:
     estimate = outcome.tasks[0].estimate("greedy")
     assert estimate is not None and estimate.value == 200 and 100 <= estimate.low < estimate.high <= 300
     row = task_grid(outcome).rows[0]
-    assert row[:5] == ["easy", "cartpole_vtrace", "CartPole-v1", "1,000", "3 of 3"]
+    assert row[:5] == ["easy", "cartpole_vtrace", "CartPole-v1", "1.00 k", "3 of 3"]
     assert row[5].startswith("200.0 [1") and row[6].startswith("100.0 [")
-    assert row[7:] == ["500.0", "50.00", "1,000"]
+    assert row[7:] == ["500.0", "50.00", "1.00 k (2 of 3 runs)"]
     third = run_grid(outcome).rows[2]
     assert third == ["easy", "finished", "3", "30.00", "300.0 ± 0.0000", "150.0 ± 0.0000",
-                     "not reached in 1,000 steps", "100", "0:10"]  # fmt: skip
+                     "not reached in 1.00 k steps", "100", "0:10"]  # fmt: skip
     found = json.loads(json.dumps(outcome.to_dict(), allow_nan=False))
     assert [run["threshold_steps"] for run in found["tasks"][0]["runs"]] == [1000, 1000, None]
     assert found["tasks"][0]["reference"] == 500 and found["tasks"][0]["source"] == "made up, PPO"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from seedcli.roles.run_lock import is_running
 from tests.system.harness import COUNTER, TINY, Fleet, checkpoints, last, metrics, wait_for
@@ -74,3 +77,23 @@ def test_a_killed_suite_resumes_and_repeats_no_finished_run(fleet: Fleet) -> Non
     assert "2 runs, 1 finished and 1 failed before" in suite.stderr
     assert "failed before: broken, seed 1: --retry-failed tries them again" in suite.stderr
     assert {path: path.stat().st_mtime_ns for path in results.rglob("seed-1/metrics.jsonl")} == written
+
+
+@pytest.mark.slow
+def test_an_interrupted_suite_stops_its_trainings_with_a_checkpoint(fleet: Fleet) -> None:
+    (fleet.folder / "mine.toml").write_text(SUITE.replace("steps = 2000", "steps = 1_000_000"))
+    suite = fleet.start("benchmark", "run", "mine.toml", "--results", "results", "--jobs", "2")
+    run = fleet.folder / "results" / "counter" / "seed-1"
+    wait_for(lambda: checkpoints(run) and last(run, "learner_updates") > 2, "the first run trains")
+    other = fleet.start("benchmark", "run", "mine.toml", "--results", "results")
+    other.ends_with(2)
+    other.killed = True
+    assert "results belongs to another seed benchmark run" in other.sentence
+    before = checkpoints(run)[-1]
+    suite.send(signal.SIGINT)
+    suite.ends_with(130)
+    suite.killed = True
+    assert "stopping; the same command resumes the suite" in suite.stderr
+    assert not is_running(run) and checkpoints(run)[-1] > before
+    record = read(run.with_name("seed-1.json"))
+    assert not record["error"] and not record["trained"]
