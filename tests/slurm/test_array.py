@@ -53,4 +53,7 @@ def test_an_array_trains_each_run_and_resumes_one_that_is_stopped(cluster: Clust
     for job in (stopped, Job(cluster, f"{number}_1", second.folder)):
         job.wait_for_state("COMPLETED")
         assert read_run(job.run).state == "finished"
-    assert f"at {at:,} environment steps" in (first.folder / "learner.log").read_text()
+    sessions = read_run(first.folder).sessions
+    assert [session.status for session in sessions] == [143, 0]
+    steps = read_run(first.folder).metrics["env_steps"]
+    assert list(steps) == sorted(steps) and steps[0] < at < steps[-1], "resumed, not started again"
