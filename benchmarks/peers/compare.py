@@ -208,7 +208,7 @@ def versions(python: Path) -> dict[str, str]:
     """Package → version of an environment."""
     code = (
         "import importlib.metadata as m, json, sys\n"
-        "found = {d.metadata['Name'].lower(): d.version for d in m.distributions()}\n"
+        "found = {d.metadata['Name'].lower().replace('_', '-'): d.version for d in m.distributions()}\n"
         "print(json.dumps({n: found[n] for n in sys.argv[1:] if n in found}))"
     )
     out = subprocess.run([python, "-c", code, *PACKAGES], check=True, capture_output=True, text=True).stdout

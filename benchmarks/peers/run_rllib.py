@@ -105,12 +105,15 @@ def main() -> None:
     """Train."""
     settings, progress = json.loads(sys.argv[1]), Progress(sys.argv[2])
     register_env("peer", _make)
+    # Otherwise Ray starts its workers with the least priority but four, below whatever else the machine does.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     ray.init(include_dashboard=False, num_cpus=max(2, len(os.sched_getaffinity(0))))
     algorithm = configure(settings).build_algo()
     while True:
-        found = algorithm.train()["env_runners"]
+        found = algorithm.train().get("env_runners", {})
         episodes = min(100, int(found.get("num_episodes_lifetime", 0)))
-        progress.write(found["num_env_steps_sampled_lifetime"], [found.get("episode_return_mean", 0.0)] * episodes)
+        steps = found.get("num_env_steps_sampled_lifetime", 0)  # none in the first results of IMPALA
+        progress.write(steps, [found.get("episode_return_mean", 0.0)] * episodes)
 
 
 if __name__ == "__main__":

@@ -62,11 +62,15 @@ def _rate(rounds: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _reached(rounds: Sequence[Mapping[str, Any]]) -> str:
+    rounds = [each for each in rounds if not each["error"]]
+    if not rounds:
+        return ""
     times = sorted(each["seconds_to_threshold"] for each in rounds if each["seconds_to_threshold"] is not None)
     if not times:
         return f"not reached in {max(each['env_steps'] for each in rounds):,.0f} steps"
     if len(times) < len(rounds):
-        return f"{_clock(times[0])} to {_clock(times[-1])}, {len(rounds) - len(times)} of {len(rounds)} not reached"
+        some = " to ".join(dict.fromkeys((_clock(times[0]), _clock(times[-1]))))
+        return f"{some}, {len(rounds) - len(times)} of {len(rounds)} not reached"
     return f"{_clock(statistics.median(times))} ({_clock(times[0])} to {_clock(times[-1])})"
 
 

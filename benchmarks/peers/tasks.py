@@ -101,7 +101,14 @@ TASKS = {
                 "seed",
                 "V-trace",
                 ("--preset", "cartpole_vtrace", *_LONG)
-                + tuple(_sets("agent.separate_value=true", "training.unroll_length=16", "training.batch_size=32")),
+                + tuple(
+                    _sets(
+                        "agent.separate_value=true",
+                        "agent.discount=0.99",
+                        "training.unroll_length=16",
+                        "training.batch_size=32",
+                    )
+                ),
             ),
             Entry("stable_baselines3", "A2C"),
             Entry("sample_factory", "APPO"),

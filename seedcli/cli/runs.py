@@ -67,7 +67,10 @@ def runs(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """List the runs in a folder: preset, seed, steps, return, speed, and whether each runs, finished or failed."""
+    """List the runs in a folder, and how each ended.
+
+    A run is running, finished, resumable (stopped, with a checkpoint) or failed.
+    """
     from seedcli.results.tables import list_runs
 
     return list_runs(folder, json_output)
@@ -90,7 +93,10 @@ def plot(
     ] = None,
     debug: Debug = False,
 ) -> int:
-    """Plot the returns of runs of one task: the mean over seeds, with a 95 % bootstrap interval."""
+    """Plot returns of runs, with intervals over seeds.
+
+    The runs are of one task. A line is the mean over the runs of a group, with its 95 % bootstrap interval.
+    """
     from seedcli.results.plots import plot_runs
 
     return plot_runs(paths, axis=x, group_by=group_by, thresholds=threshold or (), smooth=smooth, out=out)
@@ -104,7 +110,10 @@ def compare(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Compare runs in a table: final return, interquartile mean, speed, steps and minutes to a threshold."""
+    """Compare runs in a table, with intervals over seeds.
+
+    It shows final return, interquartile mean, speed, and steps and minutes to a threshold.
+    """
     from seedcli.results.groups import select
     from seedcli.results.tables import print_comparison
 
@@ -118,7 +127,11 @@ def report(
     threshold: Thresholds = None,
     debug: Debug = False,
 ) -> int:
-    """Write one self-contained HTML page about runs of one task: curves, configuration, time, machine, command."""
+    """Write a page about runs, one self-contained HTML file.
+
+    The runs are of one task. It holds curves, configuration, where the time went, evaluation, videos, machine and
+    versions, and the commands that repeat the runs.
+    """
     from seedcli.results.report import write_report
 
     return write_report(paths, out=out, group_by=group_by, thresholds=threshold or ())

@@ -31,10 +31,21 @@ RLIABLE = [
         (0.581875, 0.480625, 0.675625),
         (0.595, 0.516875, 0.673125),
     ),
+    (  # final returns in thousands of recorded runs of mujoco_vtrace: three seeds of five tasks
+        [
+            [6.621, 1.789, 9.356, 3.336, -0.267],
+            [1.851, 1.659, 9.356, 2.815, -0.768],
+            [1.879, 2.139, 9.356, 2.693, -0.889],
+        ],
+        (2.7535555555555558, 2.134555555555556, 3.771555555555556),
+        (3.395066666666667, 3.0089333333333332, 4.003135),
+    ),
 ]
 
 
-@pytest.mark.parametrize(("scores", "iqm", "average"), RLIABLE, ids=["one task", "three tasks", "four tasks"])
+@pytest.mark.parametrize(
+    ("scores", "iqm", "average"), RLIABLE, ids=["one task", "three tasks", "four tasks", "recorded"]
+)
 def test_estimates_are_those_of_rliable(
     scores: list[list[float]], iqm: tuple[float, ...], average: tuple[float, ...]
 ) -> None:

@@ -64,7 +64,7 @@ def test_figures_of_a_task(tmp_path: Path) -> None:
     row = task_grid(outcome).rows[0]
     assert row[:5] == ["easy", "cartpole_vtrace", "CartPole-v1", "1.00 k", "3 of 3"]
     assert row[5].startswith("200.0 [1") and row[6].startswith("100.0 [")
-    assert row[7:] == ["500.0", "50.00", "1.00 k (2 of 3 runs)"]
+    assert row[7:] == ["500.0", "50.00", "1.00 k, 0.17 min (2 of 3 runs)"]
     third = run_grid(outcome).rows[2]
     assert third == ["easy", "finished", "3", "30.00", "300.0 ± 0.0000", "150.0 ± 0.0000",
                      "not reached in 1.00 k steps", "100", "0:10"]  # fmt: skip
