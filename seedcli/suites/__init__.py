@@ -1,4 +1,4 @@
-"""`seed benchmark`: suites of tasks that are trained and evaluated with several seeds each, and the table of what they
-reach. It may import `results` and `slurm` and what lies below them, and never TensorFlow: each run is a process of
-`seed`. Nothing but `cli` imports it.
+"""`seed benchmark` and `seed sweep`: suites of tasks that are trained and evaluated with several seeds each, and the
+tables of what they reach. It may import `results` and `slurm` and what lies below them, and never TensorFlow: each run
+is a process of `seed`. Nothing but `cli` imports it.
 """

@@ -22,7 +22,7 @@ from pydantic import Field, ValidationError, model_validator
 from seedcli.config.faults import broken_rule
 from seedcli.config.layers import flatten
 from seedcli.config.presets import read_toml
-from seedcli.config.sections import Name, NonNegative, PositiveInt, Section
+from seedcli.config.sections import Name, PositiveInt, Section
 from seedcli.config.sources import load_config
 from seedcli.config.toml_text import format_value
 from seedcli.errors import UsageError
@@ -118,7 +118,7 @@ class ArrayOptions(Section):
     """
 
     cpus: PositiveInt = 2
-    gpus: NonNegative = 0
+    gpus: Annotated[int, Field(ge=0)] = 0
     at_once: Annotated[int, Field(ge=0)] = 0
     time: str = ""
     mem: str = ""

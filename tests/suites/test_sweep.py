@@ -155,7 +155,14 @@ def test_the_best_point_is_shown_first(tmp_path: Path, capsys: pytest.CaptureFix
     assert "learning_rate" in shown and "8 runs: 7 finished, 1 not started" in " ".join(shown.split())
 
 
-SLURM = '[slurm]\ncpus = 4\ntime = "1:00:00"\nat_once = 3\nsbatch = ["--qos=long"]\nsetup = ["setup_line() { :; }"]\n'
+SLURM = """[slurm]
+cpus = 4
+gpus = 1
+time = "1:00:00"
+at_once = 3
+sbatch = ["--qos=long"]
+setup = ["setup_line() { :; }"]
+"""
 
 
 def test_a_job_array_runs_each_run_once(tmp_path: Path) -> None:
@@ -165,7 +172,14 @@ def test_a_job_array_runs_each_run_once(tmp_path: Path) -> None:
     first, *others = members_of(sweep.suite.tasks, results)
     finish(first, {}, [1.0, 1.0])
     script = array_script(sweep, results)
-    for option in ("--array=0-2%3", "--job-name=two_words", "--cpus-per-task=4", "--time=1:00:00", "--qos=long"):
+    for option in (
+        "--array=0-2%3",
+        "--job-name=two_words",
+        "--cpus-per-task=4",
+        "--gpus=1",
+        "--time=1:00:00",
+        "--qos=long",
+    ):
         assert f"\n#SBATCH {option}\n" in script
     programs = tmp_path / "bin"
     programs.mkdir()

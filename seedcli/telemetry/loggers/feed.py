@@ -14,6 +14,7 @@ from seedcli.telemetry.numbers import counted
 _log = logging.getLogger(__name__)
 
 CAPACITY = 1000  # lines that wait: half an hour's at two seconds a line, a few megabytes
+_QUIET_SECONDS = 1.0  # of waiting at the end of a run before it is announced
 
 Call = Callable[[Logger], None]
 
@@ -64,7 +65,11 @@ class Feed:
             return
         self._closed = True
         self._queue.put(None)
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        self._thread.join(min(_QUIET_SECONDS, max(0.0, deadline - time.monotonic())))
+        left = deadline - time.monotonic()
+        if self._thread.is_alive() and left > 0:
+            _log.info("waiting at most %.0f s for %s to store this run", left, self._name)
+            self._thread.join(left)
         if self._thread.is_alive():
             _log.warning("%s is still busy at the end of the run: what it has not stored by now is lost", self._name)
         if self.lost:
