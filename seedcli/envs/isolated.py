@@ -186,7 +186,7 @@ def _serve(
                 if what in ("reset", "step"):
                     getattr(env, what)(*arguments, out)
                     pipe.send(None)
-                    pipe.send_bytes(memoryview(row))
+                    pipe.send_bytes(row.data)
                 else:
                     found = getattr(env, what)
                     pipe.send(found() if callable(found) else found)
