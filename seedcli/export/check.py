@@ -24,8 +24,8 @@ class Checked(NamedTuple):
     """The largest difference found.
 
     Attributes:
-        difference: |a - b| / max(1, |b|) over all outputs and steps, b the original's; infinite where one
-            is not finite.
+        difference: |a - b| / max(1, max |b|) over all outputs and steps, where b is the original's, and its maximum that
+            of one environment's numbers of the output; infinite where one is not finite.
         output: name of the output that has it.
         observations: compared.
     """
@@ -98,4 +98,6 @@ def _apart(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
     a, b = found.astype(np.float64), expected.astype(np.float64)
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return np.inf
-    return float(np.max(np.abs(a - b) / np.maximum(1.0, np.abs(b)), initial=0.0))
+    a, b = a.reshape(len(a), -1), b.reshape(len(b), -1)
+    scale = np.maximum(1.0, np.abs(b).max(axis=1, keepdims=True, initial=0.0))
+    return float(np.max(np.abs(a - b) / scale, initial=0.0))

@@ -79,15 +79,10 @@ class ActingFunction:
         self._states = ["/".join(map(str, path)) for path, _ in keras.tree.flatten_with_path(self._initial)]
         self.inputs = list(_named(self._all_inputs()))
         self._next = {each.of: _NEXT + each.name for each in self.inputs if each.kind == "state"}
-        # Traced once to see which inputs are used, and once with these alone.
-        first_trace = self._trace()
-        used = _used(first_trace)
-        self.inputs = [
-            each.model_copy(update={"shape": (self._noise_used,)}) if each.kind == "noise" else each
-            for each, is_used in zip(self.inputs, used, strict=True)
-            if is_used
-        ]
         concrete = self._trace()
+        # Traced again with the inputs that are used, until all are.
+        while self._keep(_used(concrete)):
+            concrete = self._trace()
         self.outputs = [
             self._output(name, ArraySpec(tuple(x.shape[1:]), x.dtype.name))
             for name, x in concrete.structured_outputs.items()
@@ -110,6 +105,16 @@ class ActingFunction:
         ]
         self.traced = tf.function(self._act, autograph=False, input_signature=self.specs)
         return self.concrete()
+
+    def _keep(self, used: list[bool]) -> bool:
+        """Leave out unused inputs and set the width of the noise; whether that has changed anything."""
+        before = self.inputs
+        self.inputs = [
+            each.model_copy(update={"shape": (self._noise_used,)}) if each.kind == "noise" else each
+            for each, is_used in zip(before, used, strict=True)
+            if is_used
+        ]
+        return self.inputs != before
 
     def _all_inputs(self) -> Iterator[Input]:
         observations = self.acting.spaces.spec.arrays
@@ -157,7 +162,8 @@ class ActingFunction:
             found[GREEDY_ACTION] = _native(outputs.greedy_action, units)
         found |= {_plain(name): value for name, value in outputs.details.items()}
         for name, value in zip(self._states, tf.nest.flatten(after), strict=True):
-            found[self._next[name]] = value
+            if ("state", name) in given:  # otherwise it is never read
+                found[self._next[name]] = value
         # Copied, so that an output that is an input, or is given twice, is a tensor of its own.
         return {name: tf.identity(self._shaped(value)) for name, value in found.items()}
 

@@ -59,7 +59,7 @@ def readme(name: str, format_name: str, description: Description, checked: Check
 A policy for {spec.name}: {config["agent"]["algorithm"]}, {how} actions, trained for {description.env_steps:,}
 environment steps and exported by seedcli {description.seedcli}. Over {checked.observations:,} observations of the
 environment its outputs differ from the original's by at most {checked.difference:.1e} (in {checked.output};
-relative, of values below 1 absolute). The limit is {LIMIT:.0e}.
+relative to the output's largest number if that is above 1). The limit is {LIMIT:.0e}.
 
 It answers {batch} at once: N is the first axis of every array.
 

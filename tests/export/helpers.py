@@ -35,8 +35,14 @@ def random_agent(config: Config, spec: EnvSpec, seed: int = 3) -> Agent:
     rng = np.random.default_rng(seed)
     for variable in agent.network.variables:
         shape = tuple(variable.shape)
-        if variable.dtype == "float64":  # statistics: count, mean, squares
-            variable.assign(rng.uniform(50.0, 100.0, shape) if shape else 70.0)
+        if variable.dtype == "float64":  # statistics
+            mean, deviation = (60.0, 40.0) if len(shape) == 3 else (0.0, 1.0)
+            drawn = {
+                "count": np.full(shape, 100.0),
+                "mean": rng.normal(mean, 0.3 * deviation, shape),
+                "squares": 100.0 * deviation**2 * rng.uniform(0.5, 2.0, shape),
+            }
+            variable.assign(drawn.get(variable.name, np.ones(shape)))
         elif len(shape) >= 2:
             variable.assign(rng.normal(size=shape) / np.sqrt(np.prod(shape[:-1])) * 1.5)
         else:
@@ -92,6 +98,8 @@ def observations(spec: EnvSpec, rows: int, rng: np.random.Generator) -> Any:
             drawn = rng.normal(size=shape)
         else:
             drawn = rng.integers(0, 2 if array.dtype == "bool" else 127, shape)
+            if len(array.shape) == 3:  # pictures that are bright in another half
+                drawn[:, :, : array.shape[1] // 2] //= rng.integers(1, 100, (rows, 1, 1, 1))
         return np.asarray(drawn).astype(array.dtype)
 
     return map_arrays(values, spec.observation)

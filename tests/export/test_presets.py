@@ -51,18 +51,20 @@ def test_the_agent_of_every_preset_in_every_format(preset: str, tmp_path: Path) 
         actors[name] = ModelActor(open_model(path), seed=1)
     policy = AgentPolicy(agent, plain.spec, max_slots=ROWS, seed=1, greedy=True, detailed=True).devices[0]
     rng = np.random.default_rng(4)
-    first, chosen = np.ones(ROWS, bool), []
+    first, seen = np.ones(ROWS, bool), []
     for _ in range(STEPS):
         observation = observations(plain.spec, ROWS, rng)
         reward = np.where(first, 0.0, rng.normal(size=ROWS)).astype(np.float32)
         decision = policy.act(observation, reward, first, np.arange(ROWS, dtype=np.int32))
         expected = plain.write(decision.action)
-        chosen += list(decision.action.reshape(ROWS, -1).tolist())
+        seen.append(np.concatenate([x.reshape(ROWS, -1) for x in decision.details.values()], axis=1))
         for name, actor in actors.items():
             acted = actor.act(observation, reward, first)
             np.testing.assert_allclose(acted.action, expected, rtol=1e-4, atol=1e-5, err_msg=name)
             assert set(acted.details) == set(decision.details) - {"greedy_action"}
             for detail, values in acted.details.items():
-                np.testing.assert_allclose(values, decision.details[detail], rtol=1e-4, atol=1e-4, err_msg=name)
+                wanted = decision.details[detail]
+                scale = max(1.0, float(np.abs(wanted).max()))
+                np.testing.assert_allclose(values, wanted, rtol=0, atol=2e-5 * scale, err_msg=f"{name} {detail}")
         first = rng.random(ROWS) < 0.2
-    assert len({tuple(each) for each in chosen}) > 1, "an agent that always does the same shows nothing"
+    assert np.std(np.concatenate(seen), axis=0).max() > 0.02, "an agent that always does the same shows nothing"
