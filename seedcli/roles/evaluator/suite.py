@@ -18,7 +18,8 @@ from rich.table import Table
 from seedcli.config.sources import from_toml_file
 from seedcli.envs.scores import Estimate, Suite, aggregate
 from seedcli.errors import EXIT_DONE, CheckpointError, SeedError
-from seedcli.roles.evaluator.run import Evaluation, Player
+from seedcli.roles.evaluator.report import Evaluation
+from seedcli.roles.evaluator.run import Player
 from seedcli.roles.evaluator.suite_chart import write_chart
 from seedcli.roles.evaluator.suite_runs import Run, say, warn
 from seedcli.training.checkpoint import find_checkpoint
