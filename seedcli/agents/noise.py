@@ -8,7 +8,7 @@ exported models.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -45,7 +45,7 @@ class Noise:
 
 
 # A seed [2] int32, or given numbers.
-Source = tf.Tensor | Noise
+Source: TypeAlias = tf.Tensor | Noise
 
 
 def split(source: Source, count: int) -> list[Source]:

@@ -109,8 +109,8 @@ def measure(act: Act, spec: EnvSpec, seconds: float) -> dict[str, float]:
     first = np.zeros(1, np.bool_)
 
     def calls(length: float) -> npt.NDArray[np.int64]:
-        times, end = [], time.perf_counter_ns() + int(length * 1e9)
-        before = 0
+        times: list[int] = []
+        before, end = 0, time.perf_counter_ns() + int(length * 1e9)
         while before < end:
             observation = observations[len(times) % _OBSERVATIONS]
             before = time.perf_counter_ns()

@@ -24,8 +24,8 @@ class Checked(NamedTuple):
     """The largest difference found.
 
     Attributes:
-        difference: |a - b| / max(1, max |b|) over all outputs and steps, where b is the original's, and its maximum that
-            of one environment's numbers of the output; infinite where one is not finite.
+        difference: |a - b| / max(1, max |b|) over all outputs and steps, where b is the original's and its
+            maximum that of the output's numbers for one environment; infinite where one is not finite.
         output: name of the output that has it.
         observations: compared.
     """

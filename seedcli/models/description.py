@@ -12,7 +12,6 @@ from seedcli.envs.gymnasium.plain import PlainSpaces, spaces_from
 from seedcli.errors import CheckpointError, SeedError
 from seedcli.specs import EnvSpec
 
-FORMAT = 1
 ACTION, GREEDY_ACTION = "action", "greedy_action"
 
 _Size = Annotated[int, Field(ge=1)]
@@ -77,7 +76,7 @@ class Description(_Strict):
         inputs, outputs: of the function, in no particular order.
     """
 
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
     seedcli: str
     greedy: bool
     batch: _Size | None
@@ -138,7 +137,7 @@ def read_description(path: object, text: str | bytes) -> Description:
         if where == "format":
             raise CheckpointError(
                 f"{path} has a description of format {fault['input']!r:.20} and this version of seedcli reads "
-                f"{FORMAT}: use the version that exported it, or export the run again"
+                "format 1: use the version that exported it, or export the run again"
             ) from error
         what = f"{where}: {fault['msg']}" if where else fault["msg"]
         raise CheckpointError(

@@ -6,7 +6,7 @@ import importlib
 import re
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -109,7 +109,7 @@ class SavedModelRuntime:
         return {name: value.numpy() for name, value in found.items()}
 
 
-_RUNTIMES: Mapping[str, type[Runtime]] = {
+_RUNTIMES: Mapping[str, Callable[[Path], Runtime]] = {
     "onnx": OnnxRuntime,
     "tflite": LiteRuntime,
     "savedmodel": SavedModelRuntime,
