@@ -188,7 +188,7 @@ def _of_form(array: ArraySpec, form: Mapping[str, Any]) -> Space[Any]:
         return MultiBinary(array.shape)
     dtype = np.dtype(form["dtype"])
     if dtype.kind == "b":
-        return Box(False, True, array.shape, np.bool_)
+        return Box(0, 1, array.shape, np.bool_)
     limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
     return Box(limits.min, limits.max, array.shape, dtype.type)
 
