@@ -184,9 +184,11 @@ def _of_form(array: ArraySpec, form: Mapping[str, Any]) -> Space[Any]:
         if not array.shape:
             return Discrete(array.categories[0], start=int(start[0]))
         return MultiDiscrete(np.array(array.categories).reshape(array.shape), start=start.reshape(array.shape))
-    if array.dtype == "bool":
+    if array.dtype == "bool" and form["dtype"] != "bool":
         return MultiBinary(array.shape)
     dtype = np.dtype(form["dtype"])
+    if dtype.kind == "b":
+        return Box(0, 1, array.shape, np.bool_)
     limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
     return Box(limits.min, limits.max, array.shape, dtype.type)
 
@@ -215,7 +217,8 @@ def spaces_of(spec: EnvSpec) -> PlainSpaces:
 
 
 def _space(array: ArraySpec) -> Space[Any]:
-    return _of_form(array, {"dtype": array.dtype, "start": [0] * len(array.categories)})
+    dtype = "int8" if array.dtype == "bool" else array.dtype  # MultiBinary's
+    return _of_form(array, {"dtype": dtype, "start": [0] * len(array.categories)})
 
 
 def _action_space(action: ActionSpec) -> Space[Any]:
