@@ -131,7 +131,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pictures]]:
         envs.append(Pictures(num_envs, pause=0.01))
         return envs[-1]
 
-    monkeypatch.setattr(actor_session, "create_env", create)
+    monkeypatch.setattr(actor_session, "create_env_in_actor", create)
     yield envs
 
 

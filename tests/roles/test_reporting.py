@@ -50,6 +50,7 @@ def learner(clock: Clock) -> Any:
         sessions_lost=0,
         protocol_errors=0,
         environment_failures=0,
+        settings=SimpleNamespace(timeout_seconds=20.0),
     )
     return SimpleNamespace(
         config=make_config(),
@@ -106,7 +107,7 @@ def test_a_report_replaces_the_status_as_a_whole(reporter: Reporter, learner: An
     assert first.snapshot is None and first.total_steps == learner.config.run.steps
     peer = Peer("zmq", b"1", "10.0.0.7")
     stream: Any = SimpleNamespace(num_envs=3, pending=False)
-    learner.service.sessions = lambda: [Session(1, "in", peer, [stream], last_seen=clock.now)]
+    learner.service.sessions = lambda: [Session(1, "in", peer, [stream], last_seen=clock.now, moved=clock.now)]
     learner.service.departed.append(Departed("gone", peer, 4, 100, "silent for 20 s", clock.now - 20, clock.now))
     learner.service.sessions_lost = 1
     reporter.enter("serving")
