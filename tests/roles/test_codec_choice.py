@@ -16,7 +16,6 @@ from seedcli.config.schema import make_config
 from seedcli.net.addresses import machine_id
 from seedcli.net.codecs import CODECS, RowDecoder
 from seedcli.net.frames import Kind, unpack_header
-from seedcli.roles.actor import session as actor_session
 from seedcli.roles.actor.codec_choice import Cost, best, choose_codecs, measure_codec
 from seedcli.roles.actor.session import ActorSession, Environments
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, RowLayout, Rows
@@ -131,7 +130,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pictures]]:
         envs.append(Pictures(num_envs, pause=0.01))
         return envs[-1]
 
-    monkeypatch.setattr(actor_session, "create_env_in_actor", create)
+    monkeypatch.setitem(Environments.__init__.__kwdefaults__, "create", create)
     yield envs
 
 
