@@ -15,6 +15,7 @@ from seedcli.net.codecs import CODECS
 SHARES = ("simulator", "adapter", "encoding", "rest")
 
 
+@pytest.mark.slow
 def test_bench_codecs_measures_every_installed_environment(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_bench_codecs(json_output=True) == 0
     result = json.loads(capsys.readouterr().out)

@@ -198,7 +198,7 @@ def test_shapes_are_known_without_the_simulator(
     if preset != "dmlab_vtrace":
         real = environment_spec(wanted)
         assert (real.observation.shape, real.action.categories) == (observation, (actions,))  # type: ignore[union-attr]
-    monkeypatch.setattr(generated, "create_env", missing)
+    monkeypatch.setattr(generated, "create_env_beside_tensorflow", missing)
     spec = environment_spec(wanted)
     assert (spec.observation.shape, spec.action.categories) == (observation, (actions,))  # type: ignore[union-attr]
     values = random_observation(spec, [3, 2])

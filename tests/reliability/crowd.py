@@ -22,7 +22,7 @@ from typing import Any
 from seedcli.errors import SeedError
 from seedcli.roles.actor.run import _Actor
 from seedcli.roles.actor.session import ActorSession
-from seedcli.roles.discovery import ActorTransport, Discovery
+from seedcli.roles.discovery import Discovery
 from seedcli.telemetry.logs import setup_logging
 
 _LOOK_SECONDS = 0.05
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--envs", type=int, default=1)
     options = parser.parse_args()
     setup_logging(None, None)
-    places: list[tuple[str, ActorTransport | None]] = []
+    places: list[tuple[str, str | None]] = []
     for place in options.connect:
         places += [(place, "grpc"), (place, "zmq")] if os.path.isdir(place) else [(place, None)]
     members = []

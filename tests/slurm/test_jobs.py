@@ -145,6 +145,7 @@ def test_a_job_resumes_from_a_checkpoint_after_its_time_limit(cluster: Cluster, 
     assert_continued(job, at)
 
 
+@pytest.mark.slow
 def test_an_array_of_actors_starts_and_ends_with_its_learner(cluster: Cluster, script: Print, tmp_path: Path) -> None:
     job = cluster.submit(script("--array", "--actors", "2", steps=6_000), tmp_path / "run")
     before = job.wait_for_checkpoint()
@@ -162,6 +163,7 @@ def test_an_array_of_actors_starts_and_ends_with_its_learner(cluster: Cluster, s
     assert all("connected" in job.log(f"actor-{second}-{actor}") for actor in (0, 1))
 
 
+@pytest.mark.slow
 def test_a_killed_actor_is_restarted_and_scancel_ends_the_job_with_a_checkpoint(
     cluster: Cluster, script: Print, tmp_path: Path
 ) -> None:
@@ -228,6 +230,7 @@ exit "$status"
 """
 
 
+@pytest.mark.slow
 def test_a_plain_step_of_two_tasks_trains_and_ends_when_a_host_dies(cluster: Cluster, tmp_path: Path) -> None:
     values = sets(*TINY, *counting(0.004), "training.checkpoint_seconds=1000")
     path = tmp_path / "plain.sbatch"

@@ -41,6 +41,7 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_killed_suite_resumes_and_repeats_no_finished_run(fleet: Fleet) -> None:
     (fleet.folder / "mine.toml").write_text(SUITE)
     results = fleet.folder / "results"

@@ -20,6 +20,7 @@ from tests.system.records import Column, marks
 RECORDS = 9  # per unroll
 
 
+@pytest.mark.slow
 def test_chaos_loses_no_record(fleet: Fleet) -> None:
     plan = Plan(
         seconds=13, every=1.0, learner_every=9, timeout=3, checkpoint_seconds=1, records=True, finish_steps=5_000
@@ -32,6 +33,7 @@ def test_chaos_loses_no_record(fleet: Fleet) -> None:
     assert result["records"]["sessions"] > plan.actors * plan.envs
 
 
+@pytest.mark.slow
 def test_fifty_actors_reconnect_after_learner_restart(fleet: Fleet) -> None:
     result = run_restart(50, fleet)
     assert not result["failures"]

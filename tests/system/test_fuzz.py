@@ -30,6 +30,7 @@ def test_mutations_reach_every_branch_of_the_parsers_and_are_only_refused() -> N
         assert outcomes[stage] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["zmq", "grpc", "shm"])
 def test_mutations_over_a_connection_do_not_disturb_training(tmp_path: Path, transport: str) -> None:
     result = fuzz_network(400, 1, transport, tmp_path / "processes")

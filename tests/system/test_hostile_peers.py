@@ -312,6 +312,7 @@ def attacks(addresses: dict[str, str]) -> Iterator[str]:
         yield f"{len(parts)} parts"
 
 
+@pytest.mark.slow
 def test_invalid_messages_do_not_disturb_training(fleet: Fleet) -> None:
     run = fleet.folder / "run"
     # Insecure, so that all messages reach the learner's own checks.
@@ -352,6 +353,7 @@ def test_hostile_connections_are_not_admitted_and_do_not_stop_training(tmp_path:
     assert result["joined_meanwhile"] > 0 and min(map(len, result["attacks"])) > 5
 
 
+@pytest.mark.slow
 def test_a_flood_of_connections_leaves_the_learner_enough_descriptors(tmp_path: Path) -> None:
     """As fast as possible, at a learner with few descriptors: training and checkpoints continue, actors can join."""
     options = argparse.Namespace(connections=24, seconds=12.0, rate=50.0, pause=0.005, slowdown=0.95, descriptors=192)
@@ -392,6 +394,7 @@ def test_an_unauthenticated_peer_cannot_fill_the_memory(tmp_path: Path) -> None:
         assert subject.failures() == []
 
 
+@pytest.mark.slow
 def test_many_authenticated_connections_need_few_resources(tmp_path: Path) -> None:
     """Short form of `python -m tests.reliability connections`."""
     result = connections.run(argparse.Namespace(transport=["both"], count=100, seconds=3.0), tmp_path)

@@ -122,6 +122,7 @@ def test_a_host_that_stalls_while_tensorflow_connects_times_out(fleet: Fleet) ->
     assert time.monotonic() - begun > 18 and NOT_CONNECTED in member.sentence
 
 
+@pytest.mark.slow
 def test_a_host_whose_tensorflow_cannot_listen_is_reported_and_the_others_time_out(fleet: Fleet) -> None:
     fleet.environ[FAULT] = "taken"
     chief, member = learners(fleet, 2, *FAULTY, modules=("seedcli", "tests.system.hosts"))

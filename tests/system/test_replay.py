@@ -169,6 +169,7 @@ def _lines(run: Path) -> list[dict[str, Any]]:
     return lines
 
 
+@pytest.mark.slow
 def test_equal_seeds_produce_equal_runs_with_a_replay(fleet: Fleet) -> None:
     """Equal to the byte; another seed differs; a resumed run continues with its replay."""
     values = sets(*SMALL, "replay.capacity=200", "training.checkpoint_seconds=1000")

@@ -119,6 +119,7 @@ def test_a_simulator_that_ends_its_process_ends_the_run_with_its_name(labs: Flee
     assert not list((labs.folder / "tmp").glob("seed-simulator-*"))
 
 
+@pytest.mark.slow
 def test_levels_that_compile_for_long_are_trained_and_cached(labs: Fleet) -> None:
     labs.environ[COMPILE_SECONDS] = "5"
     values = ("net.timeout_seconds=4", "environment.kwargs={episodeLengthSeconds = 1}", "agent.entropy_cost=0.01")
