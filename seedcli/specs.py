@@ -1,4 +1,4 @@
-"""Specifications of observations, actions and environments, and the memory layout of a step.
+"""What environments give and take: specifications of observations and actions, and the memory layout of a step.
 
 Axis conventions: E environments of one stream, N rows of an inference batch, B columns of a training batch, T time. A
 *row* holds all arrays that one stream sends for one step, one after the other.

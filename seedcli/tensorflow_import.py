@@ -1,4 +1,4 @@
-"""Importing TensorFlow without its start-up messages."""
+"""Importing TensorFlow: without its start-up messages."""
 
 from __future__ import annotations
 
