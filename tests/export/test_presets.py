@@ -10,7 +10,8 @@ import pytest
 from seedcli.config.presets import preset_layers, preset_names
 from seedcli.config.sources import load_config
 from seedcli.envs.gymnasium.plain import PlainSpaces, spaces_of
-from seedcli.envs.registry import create_env, family_of, plain_spaces
+from seedcli.envs.placement import plain_spaces
+from seedcli.envs.registry import create_env, family_of
 from seedcli.errors import EnvironmentFailed
 from seedcli.export.exporter import describe
 from seedcli.export.writing import WRITERS
