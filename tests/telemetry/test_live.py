@@ -342,6 +342,7 @@ def test_chart_by_hand() -> None:
 
 def test_the_axis_has_marks_at_both_ends_and_between() -> None:
     assert axis_marks(0, 500, 1) == ["500.0"]
+    assert axis_marks(32, 32, 4) == ["", "", "", "32.0"]
     assert axis_marks(0, 500, 3) == ["500.0", "", "0.0"]
     assert axis_marks(-20, 20, 5) == ["20.0", "", "0.0", "", "-20.0"]
     assert axis_marks(0, 9, 10) == ["9.0", "", "7.0", "", "5.0", "", "", "2.0", "", "0.0"]
