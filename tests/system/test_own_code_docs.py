@@ -56,19 +56,18 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
     """One seed and few steps of what its reader runs."""
     page = "your-own-algorithm.md"
     (tmp_path / "my_agent.py").write_text(example(page, "class KLAgent(VTraceAgent)"))
-    script = example(page, "seedcli.train(")
-    assert script.count("steps=400_000") == script.count("in (1, 2)") == 1
-    (tmp_path / "compare.py").write_text(script.replace("steps=400_000", "steps=3_000").replace("in (1, 2)", "in (1,)"))
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    (block,) = re.findall(r"```\n(for seed in .*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.S)
+    assert block.count("in 1 2 3;") == 1
+    command = f'seed() {{ {sys.executable} -m seedcli "$@"; }}\n{block.replace("in 1 2 3;", "in 1;")}'
     done = subprocess.run(
-        [sys.executable, "compare.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=380
-    )
+        ["bash", "-ec", command], cwd=tmp_path, capture_output=True, text=True, timeout=380,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "SEED_RUN__STEPS": "3000"},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"V-trace, seed 1: mean return \d+\nwith KL term, seed 1: mean return \d+\n", done.stdout)
+    for group in ("my_agent:KLAgent", "vtrace"):
+        assert re.search(rf"^{group} +1 +3\.\d* k ", done.stdout, re.M), done.stdout
     assert (tmp_path / "comparison.png").stat().st_size > 5_000
-    lines = [
-        json.loads(line) for line in (tmp_path / "runs" / "with_KL_term_1" / "metrics.jsonl").read_text().splitlines()
-    ]
+    lines = [json.loads(line) for line in (tmp_path / "runs" / "kl_1" / "metrics.jsonl").read_text().splitlines()]
     divergences = [line["kl"] for line in lines if line.get("kl") is not None]
     assert divergences and min(divergences) >= 0.0
-    assert "kl_cost = 0.5  # --set" in (tmp_path / "runs" / "with_KL_term_1" / "config.toml").read_text()
+    assert "kl_cost = 0.5  # --set" in (tmp_path / "runs" / "kl_1" / "config.toml").read_text()
