@@ -219,7 +219,8 @@ def run_train(resolved: Resolved, folder: RunFolder, *, live: bool, profile: boo
 
         def announce(learner: Learner, view: View) -> None:
             envs = counted(config.actors.envs, "environment")
-            view.log(f"starting {counted(config.actors.count, 'actor')} with {envs} each")
+            each = " each" if config.actors.count > 1 else ""
+            view.log(f"starting {counted(config.actors.count, 'actor')} with {envs}{each}")
             assert actors is not None
             actors.start(lambda: learner.has_stepped)
 

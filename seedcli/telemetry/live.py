@@ -192,9 +192,9 @@ class PlainView:
         self._next = 0.0
 
     def start(self, header: Mapping[str, str]) -> None:
-        """Print the run's properties as `preset … folder … environment …`."""
+        """Print the run's properties as `preset …; folder …; environment …`."""
         self._next = self._clock() + self._interval
-        self.log(" ".join(f"{name} {value}" for name, value in header.items()))
+        self.log("; ".join(f"{name} {value}" for name, value in header.items()))
 
     def update(self, snapshot: Snapshot | None, fleet: Sequence[ActorRow], total_steps: int, warning: str = "") -> None:
         """Take new metrics; print a line if the interval has passed since the last."""
@@ -230,10 +230,10 @@ class PlainView:
             f"lag {tenth(snapshot.policy_lag)}",
             f"batch {tenth(snapshot.inference_batch_size)}",
             f"latency {tenth(latency(snapshot, 'p50'))}/{tenth(latency(snapshot, 'p99'))} ms",
-            f"left {duration(self._left.seconds(snapshot, total))}",
+            f"{duration(self._left.seconds(snapshot, total))} left",
         ]
         if snapshot.actors == 0:
-            parts.append("(no actors)")
+            parts.append("no actors")
         trouble = say_states(
             {
                 "busy": snapshot.actors_busy or 0,
@@ -242,8 +242,8 @@ class PlainView:
             }
         )
         if trouble:
-            parts.append(f"({trouble})")
-        self.log(" ".join(parts))
+            parts.append(trouble)
+        self.log(", ".join(parts))
 
 
 def make_view(live: bool, console: Console | None = None, *, profile: bool = False) -> View:

@@ -185,14 +185,14 @@ def test_plain_view_prints_one_line_an_interval() -> None:
     view.stop()
     lines = file.getvalue().splitlines()
     assert len(lines) == 5
-    assert lines[0].endswith("preset cartpole_vtrace folder runs/x environment gymnasium/CartPole-v1 seed 7")
+    assert lines[0].endswith("preset cartpole_vtrace; folder runs/x; environment gymnasium/CartPole-v1; seed 7")
     assert re.fullmatch(
-        r"\d\d:\d\d:\d\d steps 120,000/500,000 \(24%\) 12,345 steps/s return 187\.2 lag 1\.3 batch 16\.0 "
-        r"latency 2\.1/4\.0 ms left 0:31",
+        r"\d\d:\d\d:\d\d steps 120,000/500,000 \(24%\), 12,345 steps/s, return 187\.2, lag 1\.3, batch 16\.0, "
+        r"latency 2\.1/4\.0 ms, 0:31 left",
         lines[1],
     )
     assert "240,000/500,000 (48%)" in lines[3]
-    assert lines[4].endswith("left 0:00") and "(100%)" in lines[4]
+    assert lines[4].endswith("0:00 left") and "(100%)" in lines[4]
 
 
 def test_plain_view_without_any_values() -> None:
@@ -201,7 +201,7 @@ def test_plain_view_without_any_values() -> None:
     view.start({})
     view.update(None, [], 500_000)
     view.update(Snapshot(env_steps=0), [], 500_000)
-    assert "return - lag - batch - latency -/- ms left -" in file.getvalue()
+    assert "return -, lag -, batch -, latency -/- ms, - left, no actors" in file.getvalue()
 
 
 def test_no_terminal_or_no_color_gives_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,4 +457,4 @@ def test_plain_lines_hold_the_evaluation_return() -> None:
     view.update(snapshot(), [], 500_000)
     view.update(snapshot(evaluation_episodes=2, evaluation_return_20=432.1), [], 500_000)
     first, second = file.getvalue().splitlines()[-2:]
-    assert "evaluation" not in first and "return 187.2 evaluation 432.1 lag" in second
+    assert "evaluation" not in first and "return 187.2, evaluation 432.1, lag" in second
