@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -13,3 +15,19 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give the name of a file beside `path`, to be written in the block, which then replaces `path` as a whole.
+
+    If the block fails, that file is removed and `path` is left as it is.
+    """
+    made = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield made
+        sync(made)
+        made.replace(path)
+        sync(path.parent)
+    finally:
+        made.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Search settings for CartPole with Optuna: pip install optuna, then python examples/sweeps/optuna_cartpole.py.
 
 Each trial is a run of `seed train` in a folder of its own. The study is kept in a file: killed or stopped, the same
-command goes on with it. `seed compare FOLDER` reads the runs like any others.
+command resumes it. `seed compare FOLDER` reads the runs like any others.
 """
 
 from __future__ import annotations

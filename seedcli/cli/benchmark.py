@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from seedcli.cli.options import Debug, Json, examples
+from seedcli.cli.options import Debug, Jobs, Json, RetryFailed, examples, refuse_beside_slurm
 from seedcli.errors import EXIT_DONE, EXIT_FAILED, UsageError
 
 benchmark_app = typer.Typer(rich_markup_mode=None)
@@ -64,13 +64,11 @@ def benchmark_list(json_output: Json = False, debug: Debug = False) -> int:
 def benchmark_run(
     name: SuiteName,
     results: Results = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", metavar="N", min=1, help="Runs at a time.  [default: one for two cores]")
-    ] = None,
+    jobs: Jobs = None,
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="TASK", help="Only this task; may be repeated.")
     ] = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Also runs that have failed before.")] = False,
+    retry_failed: RetryFailed = False,
     evaluate_only: Annotated[
         bool, typer.Option("--evaluate-only", help="Train nothing; evaluate the runs that have taken their steps.")
     ] = False,
@@ -85,10 +83,7 @@ def benchmark_run(
     suite = load_suite(name)
     tasks, folder = choose_tasks(suite, only or ()), results or suite.default_results
     if slurm:
-        given = [flag for flag, value in (("--jobs", jobs), ("--retry-failed", retry_failed),
-                                          ("--evaluate-only", evaluate_only)) if value]  # fmt: skip
-        if given:
-            raise UsageError(f"{given[0]} is for runs on this machine, and --slurm prints jobs: give one of the two")
+        refuse_beside_slurm({"--jobs": jobs, "--retry-failed": retry_failed, "--evaluate-only": evaluate_only})
         from seedcli.suites.cluster import submit_script
 
         typer.echo(submit_script(suite, tasks, folder), nl=False)
@@ -98,12 +93,7 @@ def benchmark_run(
     from seedcli.suites.running import default_jobs, run_suite
 
     complete = run_suite(
-        suite,
-        tasks,
-        folder,
-        jobs=jobs or default_jobs(),
-        retry_failed=retry_failed,
-        evaluate_only=evaluate_only,
+        suite, tasks, folder, jobs=jobs or default_jobs(), retry_failed=retry_failed, evaluate_only=evaluate_only
     )
     outcome = gather(suite, folder)
     written = write_files(outcome, folder)

@@ -84,11 +84,11 @@ def evaluate(
             flag = "--watch" if watch else "--log" if log else "--video"
             raise UsageError(f"{flag} is for one run and --suite {suite} plays many: give one of the two")
         from seedcli.envs.scores import load_suite
-        from seedcli.roles.evaluator.suite_runs import check_chart, choose_runs
+        from seedcli.roles.evaluator.suite_runs import check_output, choose_runs
 
         benchmark = load_suite(suite)
         if chart is not None:
-            check_chart(chart)
+            check_output("--chart", chart, ".png")
         runs = choose_runs(path, benchmark)
         with loading_tensorflow():
             from seedcli.roles.evaluator.suite import run_suite

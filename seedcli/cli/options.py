@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar, cast, get_type_hints
 import typer
 
 from seedcli.config.presets import complete_preset
+from seedcli.errors import UsageError
 
 _T = TypeVar("_T")
 
@@ -37,6 +38,11 @@ TlsCa = Annotated[
     typer.Option("--tls-ca", metavar="FILE", help="gRPC: CA certificates that must have signed the other side's, PEM."),
 ]
 
+# Of `seed benchmark run` and `seed sweep`.
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", metavar="N", min=1, help="Runs at a time.  [default: one for two cores]")
+]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Also runs that have failed before.")]
 
 Preset = Annotated[
     str | None,
@@ -79,6 +85,17 @@ def _default(field: Field[Any]) -> Any:
     if field.default_factory is not MISSING:
         return field.default_factory()
     return Parameter.empty if field.default is MISSING else field.default
+
+
+def refuse_beside_slurm(flags: Mapping[str, object]) -> None:
+    """Refuse flags that have a value beside --slurm, which trains nothing here.
+
+    Raises:
+        UsageError: for that reason.
+    """
+    for flag, value in flags.items():
+        if value:
+            raise UsageError(f"{flag} is for runs on this machine, and --slurm prints jobs: give one of the two")
 
 
 def examples(*lines: str) -> str:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from seedcli.cli.options import Debug, Json, examples
-from seedcli.errors import EXIT_DONE, EXIT_FAILED, UsageError
+from seedcli.cli.options import Debug, Jobs, Json, RetryFailed, examples, refuse_beside_slurm
+from seedcli.errors import EXIT_DONE, EXIT_FAILED
 
 
 def register(app: typer.Typer) -> None:
@@ -29,10 +29,8 @@ def sweep(
         Path | None,
         typer.Option("--results", metavar="DIR", help="Folder of the runs.  [default: runs/sweeps/<sweep>]"),
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", metavar="N", min=1, help="Runs at a time.  [default: one for two cores]")
-    ] = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Also runs that have failed before.")] = False,
+    jobs: Jobs = None,
+    retry_failed: RetryFailed = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Train nothing; show what there is so far.")] = False,
     slurm: Annotated[bool, typer.Option("--slurm", help="Train nothing; print a SLURM job array.")] = False,
     json_output: Json = False,
@@ -43,10 +41,9 @@ def sweep(
 
     found = load_sweep(file)
     folder = results or found.default_results
-    local = {"--jobs": jobs, "--retry-failed": retry_failed, "--dry-run": dry_run, "--json": json_output}
     if slurm:
-        if given := [flag for flag, value in local.items() if value]:
-            raise UsageError(f"{given[0]} is for runs on this machine, and --slurm prints jobs: give one of the two")
+        local = {"--jobs": jobs, "--retry-failed": retry_failed, "--dry-run": dry_run, "--json": json_output}
+        refuse_beside_slurm(local)
         from seedcli.suites.array import array_script
 
         typer.echo(array_script(found, folder), nl=False)

@@ -131,6 +131,8 @@ def capped_mean(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.asarray(np.minimum(scores, 1.0).mean(axis=-1), np.float64)
 
 
+# Names of the statistics for people.
+TITLES = {"median": "median", "mean": "mean", "iqm": "interquartile mean", "capped_mean": "mean, each capped at 100 %"}
 # Each reduces [..., G] to [...].
 _STATISTICS: dict[str, Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]] = {
     "median": lambda scores: np.asarray(np.median(scores, axis=-1)),

@@ -11,8 +11,8 @@ from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.placement import create_env_beside_tensorflow
 from seedcli.export.function import ActingFunction
 from seedcli.models.description import ACTION
-from seedcli.models.runtimes import Arrays, Model
-from seedcli.specs import EnvSpec, RowLayout, Rows, aligned_empty
+from seedcli.models.runtimes import Model
+from seedcli.specs import RowLayout, aligned_empty
 
 LIMIT = 1e-5  # largest difference that passes
 STEPS = 100  # of each environment
@@ -55,41 +55,28 @@ def compare(function: ActingFunction, models: list[Model], environment: Environm
     worst = [Checked(0.0, ACTION, STEPS * rows) for _ in models]
     env = create_env_beside_tensorflow(environment, rows)
     try:
-        out = _rows(env.spec, rows)
+        layout = RowLayout(env.spec, rows)
+        out = layout.views(aligned_empty(layout.nbytes))
         first = np.ones(rows, np.bool_)
         env.reset(_SEED, out)
         for _ in range(STEPS):
             observation = out.observation if isinstance(out.observation, dict) else {"observation": out.observation}
-            noise = {each.of: random.random((rows, *each.shape), np.float32) for each in _of(function, "noise")}
+            shapes = {each.of: (rows, *each.shape) for each in function.inputs if each.kind == "noise"}
+            noise = {of: random.random(shape, np.float32) for of, shape in shapes.items()}
             given = {"observation": observation, "reward": {"": out.reward}, "first": {"": first}}
             given |= {"state": state, "noise": noise}
             inputs = {each.name: np.array(given[each.kind][each.of]) for each in function.inputs}
             expected = function(inputs)
             for index, model in enumerate(models):
-                worst[index] = max(worst[index], _worst(expected, model.runtime.run(inputs), rows), key=_difference)
+                found = model.runtime.run(inputs)
+                apart = {name: _apart(found[name], expected[name]) for name in expected}
+                worst[index] = max(worst[index], *(Checked(apart[name], name, STEPS * rows) for name in apart))
             state = {each.of: expected[each.name] for each in function.outputs if each.kind == "state"}
             first = (out.terminated | out.truncated) != 0
             env.step(description.spaces.from_native(expected[ACTION]), out)
     finally:
         env.close()
     return worst
-
-
-def _rows(spec: EnvSpec, envs: int) -> Rows:
-    layout = RowLayout(spec, envs)
-    return layout.views(aligned_empty(layout.nbytes))
-
-
-def _of(function: ActingFunction, kind: str) -> list[Any]:
-    return [each for each in function.inputs if each.kind == kind]
-
-
-def _difference(checked: Checked) -> float:
-    return checked.difference
-
-
-def _worst(expected: Arrays, found: Arrays, rows: int) -> Checked:
-    return max((Checked(_apart(found[name], expected[name]), name, STEPS * rows) for name in expected), key=_difference)
 
 
 def _apart(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:

@@ -10,7 +10,7 @@ from seedcli.config.schema import Config
 from seedcli.config.sources import from_toml_file
 from seedcli.envs.placement import check_simulator
 from seedcli.errors import UsageError
-from seedcli.models.formats import FORMATS, Format, require
+from seedcli.models.formats import FORMATS, Format, format_of_file, require
 from seedcli.training.checkpoint_files import Checkpoint, find_checkpoint
 
 
@@ -44,7 +44,7 @@ def check_request(
         out: see `Request`.
         format_name: name of the format; None: by the suffix of `out`.
         greedy, batch: see `Request`.
-        overwrite: an existing `out` may be replaced.
+        overwrite: an existing model `out` may be replaced.
 
     Raises:
         UsageError: a wrong suffix, an unusable `out`, or a package that is not installed.
@@ -57,6 +57,8 @@ def check_request(
         raise UsageError(f"{out} exists: name another file, or give --overwrite")
     if overwrite and out.exists() and out.is_dir() == bool(chosen.suffix):
         raise UsageError(f"{out} is a {'folder' if out.is_dir() else 'file'}, which --overwrite does not replace")
+    if out.is_dir() and format_of_file(out) is None and any(out.iterdir()):
+        raise UsageError(f"{out} is a folder of other files, which --overwrite does not replace: name another one")
     folder = out.absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UsageError(f"{out} cannot be written: {folder} is no folder that you may write to; create it first")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -42,12 +41,17 @@ def run_export(request: Request, *, json_output: bool) -> int:
                 f"the model for {request.format.runtime} differs from the original by {checked.difference:.1e} in "
                 f"{checked.output} ({LIMIT:.0e} is the limit), so {out} is not written: use another --format"
             )
-        beside = out / "README.md" if made.is_dir() else out.with_name(f"{out.name}.README.md")
-        if made.is_dir() and out.exists():
-            shutil.rmtree(out)
         size = sum(path.stat().st_size for path in ([made] if made.is_file() else made.rglob("*")) if path.is_file())
+        text = readme(out.name, name, exporter.description, checked)
+        if made.is_dir():
+            beside = out / "README.md"
+            (made / beside.name).write_text(text, encoding="utf-8")
+            if out.exists():
+                out.rename(Path(folder) / f"{out.name}.replaced")
+        else:
+            beside = out.with_name(f"{out.name}.README.md")
+            beside.write_text(text, encoding="utf-8")
         made.replace(out)
-        beside.write_text(readme(out.name, name, exporter.description, checked), encoding="utf-8")
     _report(request, checked, size, beside, json_output=json_output)
     return EXIT_DONE
 

@@ -50,7 +50,7 @@ class ModelActor:
 
         Raises:
             UsageError: the model answers another number of environments.
-            SeedError: an action is not finite.
+            SeedError: an action is non-finite.
         """
         description, rows = self._model.description, len(reward)
         if description.batch not in (None, rows):
@@ -75,6 +75,8 @@ class ModelActor:
         self._state = by_kind["state"]
         action = by_kind["action"][ACTION].astype(self._dtype)
         if not np.isfinite(action).all():
-            raise SeedError(f"{self._model.path} gave an action that is not finite as its training may have left it")
+            raise SeedError(
+                f"{self._model.path} gave a non-finite action: its training has diverged, export an earlier checkpoint"
+            )
         greedy = by_kind["action"].get(GREEDY_ACTION)
         return Acted(action, action if greedy is None else greedy.astype(self._dtype), by_kind["detail"])

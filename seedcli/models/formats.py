@@ -67,7 +67,7 @@ def find_model(path: Path) -> Format:
 
 
 def require(modules: tuple[str, ...], doing: str, extra: str) -> None:
-    """Refuse to go on without packages.
+    """Refuse to continue without packages.
 
     Args:
         modules: to be imported.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from seedcli.results.metrics_file import Column, read_columns
+from seedcli.results.metrics_file import Column, read_columns, read_lines
 from seedcli.results.runs import RunData
 from seedcli.roles.run_folder import METRICS
 from seedcli.telemetry.metrics import Snapshot
@@ -72,16 +71,11 @@ def chart_data(runs: Sequence[RunData], names: Sequence[str], thresholds: Sequen
     return {"runs": drawn, "charts": charts, "thresholds": list(thresholds)}
 
 
-def _own_metrics(path: Path) -> list[str]:
-    """Names of the algorithm's and the replay's metrics, by the last whole line."""
+def _own_metrics(path: Path) -> Iterator[str]:
+    """Names of the algorithm's and the replay's metrics; a line without an update lacks those of the algorithm."""
     general = {field.name for field in fields(Snapshot)}
-    for text in reversed(path.read_bytes().splitlines()[-2:]):
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        return [name for name, value in line.items() if name not in general and isinstance(value, (int, float))]
-    return []
+    for line in read_lines(path):
+        yield from (name for name, value in line.items() if name not in general and isinstance(value, (int, float)))
 
 
 def _around(column: Column, at: np.ndarray[Any, np.dtype[np.int64]]) -> Column:

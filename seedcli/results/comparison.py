@@ -14,6 +14,7 @@ from seedcli.results.curves import Curve, curve_of, reached_at
 from seedcli.results.groups import Group
 from seedcli.results.runs import RunData
 from seedcli.results.statistics import estimate, mean, median_reached
+from seedcli.telemetry.numbers import finite
 
 
 @dataclass(frozen=True)
@@ -83,17 +84,17 @@ class GroupFigures:
         return {
             "group": self.group.label,
             "task": self.group.task,
-            "final_return": _interval(self.final_return),
-            "iqm": _interval(self.iqm),
-            "evaluation_return": _json(self.evaluation_return),
-            "steps_per_second": _json(self.steps_per_second),
+            "final_return": interval_dict(self.final_return),
+            "iqm": interval_dict(self.iqm),
+            "evaluation_return": finite(self.evaluation_return),
+            "steps_per_second": finite(self.steps_per_second),
             "thresholds": [
                 {
                     "threshold": each.threshold,
                     "reached": each.seeds,
                     "of": each.of,
-                    "env_steps": _json(each.env_steps),
-                    "minutes": _json(each.minutes),
+                    "env_steps": finite(each.env_steps),
+                    "minutes": finite(each.minutes),
                     "within_env_steps": each.within,
                 }
                 for each in self.reached
@@ -104,11 +105,11 @@ class GroupFigures:
                     "seed": each.run.seed,
                     "state": each.run.state,
                     "env_steps": each.run.env_steps,
-                    "final_return": _json(each.final_return),
-                    "evaluation_return": _json(each.evaluation_return),
-                    "steps_per_second": _json(each.run.steps_per_second),
-                    "env_steps_to_threshold": [_json(value) for value in each.steps_to],
-                    "minutes_to_threshold": [_json(value) for value in each.minutes_to],
+                    "final_return": finite(each.final_return),
+                    "evaluation_return": finite(each.evaluation_return),
+                    "steps_per_second": finite(each.run.steps_per_second),
+                    "env_steps_to_threshold": [finite(value) for value in each.steps_to],
+                    "minutes_to_threshold": [finite(value) for value in each.minutes_to],
                 }
                 for each in self.runs
             ],
@@ -176,9 +177,6 @@ def _known(values: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
     return array[~np.isnan(array)]
 
 
-def _json(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _interval(found: Estimate) -> dict[str, float | None]:
-    return {name: _json(value) for name, value in found._asdict().items()}
+def interval_dict(found: Estimate) -> dict[str, float | None]:
+    """The JSON form of an estimate: null for what is unknown."""
+    return {name: finite(value) for name, value in found._asdict().items()}

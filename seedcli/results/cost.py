@@ -108,7 +108,7 @@ def measure(
         UsageError: the folder holds no run, or one whose metrics or record of machines do not suffice.
     """
     run = read_run(path)
-    lines = read_lines(path / METRICS)
+    lines = read_lines(path / METRICS)[: len(run.seconds)]  # a running run has more by now
     # From the first update on: before, actors start and, with a replay, fill it.
     training = [i for i, line in enumerate(lines) if line.get("learner_updates") and line.get("actors")]
     if len(training) < 2:

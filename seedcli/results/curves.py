@@ -70,7 +70,7 @@ def curve_of(run: RunData, kind: Kind = "training", smooth: int | None = None) -
     count_name, line_name, own_name, own_window = _FIELDS[kind]
     episodes = run.metrics[count_name]
     values = run.metrics[own_name] if smooth is None else _last_episodes(run.metrics[line_name], episodes, smooth)
-    known = ~np.isnan(values) & ~np.isnan(run.metrics["env_steps"])
+    known = ~np.isnan(values)
     return Curve(
         run.metrics["env_steps"][known],
         run.seconds[known] / 60,

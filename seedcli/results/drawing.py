@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from seedcli.errors import SeedError
+from seedcli.files import replacing
 from seedcli.results.picture import Picture
 from seedcli.telemetry.numbers import short
 
@@ -56,7 +57,8 @@ def draw_picture(picture: Picture, path: Path) -> None:
     figure.set_figheight(_SIZE[1] + _ROW * -(-len(labels) // columns))
     figure.legend(loc="outside lower left", ncols=columns, frameon=False, fontsize=8)
     try:
-        figure.savefig(path)
+        with replacing(path) as made:
+            figure.savefig(made, format=path.suffix[1:])
     except OSError as error:
         raise SeedError(
             f"--out {path} could not be written ({error.strerror}): make room or name another file"
@@ -67,7 +69,8 @@ def _draw_lines(axes: Axes, picture: Picture) -> None:
     for line in picture.lines:
         color = COLORS[line.group % len(COLORS)]
         style = "--" if line.evaluation else "-"
-        axes.plot(line.x, line.y, color=color, linestyle=style, linewidth=1.6, label=line.label)
+        marker = "." if len(line.x) == 1 else None  # a line of one point would show nothing
+        axes.plot(line.x, line.y, color=color, linestyle=style, linewidth=1.6, marker=marker, label=line.label)
         if np.isfinite(line.low).any():
             axes.fill_between(
                 line.x, line.low, line.high, color=color, alpha=0.1 if line.evaluation else 0.2, linewidth=0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seedcli.config.layers import flatten
 from seedcli.config.toml_text import format_value
 from seedcli.errors import UsageError
 from seedcli.results.runs import RunData, collect_runs, read_run
@@ -15,8 +16,11 @@ from seedcli.results.runs import RunData, collect_runs, read_run
 # What a group may be by, besides a key of config.toml.
 _NAMED = {"preset": "run.preset", "environment": "environment.id", "algorithm": "agent.algorithm"}
 BY_RUN = "run"
-# Values that may differ between runs of one group: who trained, on which ports, and how it was shown.
-_OF_NO_MATTER = ("run.seed", "net.", "telemetry.", "topology.", "training.checkpoint", "training.keep_")
+# Beginnings of keys that may differ between runs of one group: who trained, on which ports, and how it was shown.
+_OF_NO_MATTER = (
+    *("run.seed", "net.", "telemetry.", "training.checkpoint", "training.keep_"),
+    *(f"topology.{name}" for name in ("platform", "inference_", "training_", "virtual_", "xla", "host", "trust_")),
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,11 @@ class Selection:
     warnings: Sequence[str]
 
     @property
+    def runs(self) -> list[RunData]:
+        """All runs of the groups, in order."""
+        return [run for group in self.groups for run in group.runs]
+
+    @property
     def tasks(self) -> list[str]:
         """The tasks of the groups, in their order, none twice."""
         return list(dict.fromkeys(group.task for group in self.groups))
@@ -63,8 +72,8 @@ def select(paths: Sequence[Path], group_by: str) -> Selection:
         UsageError: a folder holds no run, a run is damaged, none has metrics, or there is no such key.
     """
     every = [read_run(path) for path in collect_runs(paths)]
-    runs = [run for run in every if len(run.metrics["env_steps"])]
-    warnings = [f"{run.path} has no metrics yet and is left out" for run in every if run not in runs]
+    runs = [run for run in every if len(run.seconds)]
+    warnings = [f"{run.path} has no metrics yet and is left out" for run in every if not len(run.seconds)]
     if not runs:
         raise UsageError(
             f"{every[0].path}{' and the others have' if len(every) > 1 else ' has'} no metrics yet: the first line of "
@@ -96,15 +105,9 @@ def _unknown(group_by: str, runs: Sequence[RunData]) -> str:
     return f"--group-by {group_by}: none of these runs has such a key; give a key of their config.toml, {hint}"
 
 
-def flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """Values by their full key: {"training": {"epochs": 1}} → {"training.epochs": 1}."""
-    values: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, dict) and name != "kwargs":
-            values |= flat(value, f"{above}{name}.")
-        else:
-            values[above + name] = value
-    return values
+    return {entry.key: entry.value for entry in flatten(config, "")}
 
 
 def differences(runs: Sequence[RunData]) -> dict[str, list[Any]]:

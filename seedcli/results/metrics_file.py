@@ -34,7 +34,10 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, Column]:
     Raises:
         UsageError: the file cannot be read, or is damaged before its last line.
     """
-    line = msgspec.defstruct("Line", [(name, float | None, None) for name in names], gc=False)
+    # The fields have names of their own, because a metric's need not be an identifier, such as "loss/policy".
+    fields = [f"field_{index}" for index in range(len(names))]
+    rename = dict(zip(fields, names, strict=True))
+    line = msgspec.defstruct("Line", [(name, float | None, None) for name in fields], rename=rename, gc=False)
     rows = [msgspec.structs.astuple(each) for each in _decode(path, msgspec.json.Decoder(line))]
     table = np.array(rows, np.float64).reshape(len(rows), len(names))
     return {name: np.ascontiguousarray(table[:, index]) for index, name in enumerate(names)}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from seedcli.errors import EXIT_DONE, UsageError
+from seedcli.errors import EXIT_DONE
 from seedcli.results.curves import Axis
 from seedcli.results.drawing import ENDINGS, draw_picture
 from seedcli.results.groups import select
 from seedcli.results.picture import make_picture
 from seedcli.results.terminal import print_picture
-from seedcli.roles.evaluator.suite_runs import say, warn
+from seedcli.roles.evaluator.suite_runs import check_output, say, warn
 
 
 def plot_runs(
@@ -34,7 +34,7 @@ def plot_runs(
         UsageError: the runs cannot be plotted, or the file cannot be written.
     """
     if out is not None:
-        check_file("--out", out, ENDINGS)
+        check_output("--out", out, *ENDINGS)
     selection = select(paths, group_by)
     picture = make_picture(selection, axis=axis, thresholds=thresholds, smooth=smooth)
     for sentence in (*selection.warnings, *picture.warnings):
@@ -48,18 +48,3 @@ def plot_runs(
         for sentence in threshold.sentences:
             say(sentence)
     return EXIT_DONE
-
-
-def check_file(flag: str, path: Path, endings: Sequence[str]) -> None:
-    """Refuse a file that has another ending or cannot be written, before anything is computed.
-
-    Raises:
-        UsageError: for that reason.
-    """
-    if path.suffix.lower() not in endings:
-        raise UsageError(f"{flag} {path} must name a {' or '.join(endings)} file")
-    folder = path.resolve().parent
-    if not folder.is_dir():
-        raise UsageError(f"{flag} {path}: the folder {folder} does not exist; create it first")
-    if path.is_dir():
-        raise UsageError(f"{flag} {path} is a folder: name a file in it")

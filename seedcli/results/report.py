@@ -12,11 +12,11 @@ from pathlib import Path
 from string import Template
 
 from seedcli.errors import EXIT_DONE, SeedError
+from seedcli.files import replacing
 from seedcli.results.charts import chart_data
 from seedcli.results.comparison import compare
 from seedcli.results.groups import Selection, select
 from seedcli.results.picture import check_one_task
-from seedcli.results.plots import check_file
 from seedcli.results.report_parts import (
     comparison_part,
     configuration_part,
@@ -28,7 +28,7 @@ from seedcli.results.report_parts import (
     video_part,
 )
 from seedcli.results.runs import RunData
-from seedcli.roles.evaluator.suite_runs import say, warn
+from seedcli.roles.evaluator.suite_runs import check_output, say, warn
 from seedcli.telemetry.numbers import counted
 
 
@@ -44,36 +44,36 @@ def write_report(paths: Sequence[Path], *, out: Path, group_by: str, thresholds:
         UsageError: the runs cannot be shown together, or the file has a wrong name.
         SeedError: it cannot be written.
     """
-    check_file("--out", out, (".html",))
+    check_output("--out", out, ".html")
     selection = select(paths, group_by)
     check_one_task(selection)
     for sentence in selection.warnings:
         warn(sentence)
-    runs = [run for group in selection.groups for run in group.runs]
-    page = make_page(selection, runs, thresholds)
+    page = make_page(selection, thresholds)
     try:
-        out.write_text(page, encoding="utf-8")
+        with replacing(out) as made:
+            made.write_text(page, encoding="utf-8")
     except OSError as error:
         raise SeedError(
             f"--out {out} could not be written ({error.strerror}): make room or name another file"
         ) from error
-    say(f"{out}: {counted(len(runs), 'run')}, {len(page) / 1e6:.1f} MB; open it in a browser")
+    say(f"{out}: {counted(len(selection.runs), 'run')}, {len(page) / 1e6:.1f} MB; open it in a browser")
     return EXIT_DONE
 
 
-def make_page(selection: Selection, runs: Sequence[RunData], thresholds: Sequence[float]) -> str:
+def make_page(selection: Selection, thresholds: Sequence[float]) -> str:
     """The page as text: no part of it is loaded from elsewhere.
 
     Args:
         selection: the groups.
-        runs: all runs of the groups, in order.
         thresholds: returns to mark.
     """
+    runs = selection.runs
     names = short_names(runs)
     data = chart_data(runs, names, thresholds)
     figures = compare(selection.groups, thresholds)
     parts = [
-        runs_part(runs, names, [run for each in figures for run in each.runs], thresholds),
+        runs_part([run for each in figures for run in each.runs], names, thresholds),
         comparison_part(figures) if len(runs) > 1 else "",
         _charts_part(names, own=any(chart["place"] == "own-charts" for chart in data["charts"])),
         configuration_part(runs, names),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from html import escape
 from typing import Any
@@ -14,7 +14,7 @@ from seedcli.config.toml_text import format_value
 from seedcli.results.comparison import GroupFigures, RunFigures
 from seedcli.results.groups import differences
 from seedcli.results.runs import RunData
-from seedcli.results.words import say_interval, say_minutes, say_reached
+from seedcli.results.words import comparison_note, comparison_table, say_machine, say_minutes, say_versions
 from seedcli.roles.evaluator.stored import read_evaluations
 from seedcli.roles.run_folder import CONFIG
 from seedcli.telemetry.numbers import NOTHING, count, duration, number, short
@@ -22,19 +22,18 @@ from seedcli.telemetry.numbers import NOTHING, count, duration, number, short
 _SEED = "run.seed"
 
 
-def runs_part(
-    runs: Sequence[RunData], names: Sequence[str], figures: Sequence[RunFigures], thresholds: Sequence[float]
-) -> str:
+def runs_part(figures: Sequence[RunFigures], names: Sequence[str], thresholds: Sequence[float]) -> str:
     """A table with one line a run.
 
     Args:
-        runs, names, figures: of each run, in the same order.
+        figures, names: of each run, in the same order.
         thresholds: those of the figures.
     """
     reached = [f"{name} to {each:g}" for each in thresholds for name in ("steps", "minutes")]
     heads = ["run", "state", "seed", "steps", "return", "steps/s", "time", *reached]
     rows = []
-    for place, (run, name, each) in enumerate(zip(runs, names, figures, strict=True)):
+    for place, (each, name) in enumerate(zip(figures, names, strict=True)):
+        run = each.run
         state = f'<span class="bad">failed</span>: {escape(run.error)}' if run.state == "failed" else run.state
         to = [
             cell
@@ -48,11 +47,11 @@ def runs_part(
             [
                 f"{_key(place)}{escape(name)}",
                 state,
-                str(run.seed),
+                NOTHING if run.seed is None else str(run.seed),
                 f"{short(run.env_steps)} of {short(run.total_steps)}",
                 number(each.final_return),
-                count(round(run.steps_per_second)) if math.isfinite(run.steps_per_second) else NOTHING,
-                duration(float(run.seconds[-1])) if math.isfinite(run.seconds[-1]) else NOTHING,
+                count(run.steps_per_second),
+                duration(run.training_seconds),
                 *to,
             ]
         )
@@ -61,26 +60,10 @@ def runs_part(
 
 def comparison_part(figures: Sequence[GroupFigures]) -> str:
     """A table with one line a group, as `seed compare` prints it."""
-    reached = [f"reaches {each.threshold:g} after" for each in figures[0].reached]
-    rows = []
-    for each in figures:
-        rows.append(
-            [
-                escape(each.group.label),
-                str(len(each.runs)),
-                number(each.final_return.value),
-                say_interval(each.final_return),
-                number(each.iqm.value),
-                say_interval(each.iqm),
-                *map(say_reached, each.reached),
-            ]
-        )
-    note = (
-        '<p class="muted">Return: mean over runs of the mean of the last 100 training episodes. IQM: interquartile '
-        "mean. 95 %: bootstrap over runs. To a threshold: median of the runs.</p>"
-    )
-    heads = ["group", "runs", "return", "95 %", "IQM", "95 %", *reached]
-    return _section("Over seeds", _table(heads, rows, left=1) + note)
+    headings, rows = comparison_table(figures)
+    cells = [[escape(row[0]), *row[1:]] for row in rows]
+    note = f'<p class="muted">{escape(comparison_note(None))}</p>'
+    return _section("Over seeds", _table(headings, cells, left=1) + note)
 
 
 def configuration_part(runs: Sequence[RunData], names: Sequence[str]) -> str:
@@ -189,22 +172,10 @@ def machine_part(runs: Sequence[RunData], names: Sequence[str]) -> str:
     groups: dict[str, list[str]] = {}
     for run, name in zip(runs, names, strict=True):
         session = run.sessions[-1] if run.sessions else None
-        lines = ["Not recorded."] if session is None else _machine(session.machine, session.versions)
+        lines = ["Not recorded."] if session is None else [say_machine(session.machine), say_versions(session)]
         groups.setdefault("".join(f"<p>{escape(line)}</p>" for line in lines), []).append(name)
     parts = [f"<h3>{escape(', '.join(members))}</h3>{lines}" for lines, members in groups.items()]
     return _section("Machine and versions", "".join(parts) if len(groups) > 1 else next(iter(groups)))
-
-
-def _machine(machine: Mapping[str, Any], versions: Mapping[str, str]) -> Iterable[str]:
-    yield ", ".join(
-        [
-            f"{machine.get('cores', '?')} cores of {machine.get('cpu', '?')}",
-            f"{machine.get('memory_gb', '?')} GB of memory",
-            *(machine.get("accelerators") or ["no GPU or TPU"]),
-            str(machine.get("system", "?")),
-        ]
-    )
-    yield ", ".join(f"{package} {version}" for package, version in versions.items())
 
 
 def repeat_part(runs: Sequence[RunData], names: Sequence[str]) -> str:

@@ -44,8 +44,8 @@ class RunData:
         seconds: [lines] float64, seconds of training until each line: counted from the first step, without the time
             between a stop and the resume, or that of steps lost to one. NaN in deterministic runs, which keep no time.
         sessions: its learner processes, oldest first.
-        state: "running": a learner holds the folder; "finished": run.steps are taken; "failed": it ended with an error
-            or without a checkpoint; "resumable": stopped or killed, and has a checkpoint.
+        state: "running": a learner holds the folder; "finished": run.steps are taken, also by its newest checkpoint;
+            "failed": it ended with an error or without a checkpoint; "resumable": stopped or killed, and has one.
         error: the sentence with which a failed run ended; "" if there is none.
     """
 
@@ -99,6 +99,11 @@ class RunData:
         return float(known[-1]) if len(known) else np.nan
 
     @property
+    def training_seconds(self) -> float:
+        """Seconds of training so far; NaN if unknown."""
+        return float(self.seconds[-1]) if len(self.seconds) else np.nan
+
+    @property
     def steps_per_second(self) -> float:
         """Environment steps a second from the first line of metrics to the last; NaN if unknown."""
         if len(self.seconds) < 2 or not self.seconds[-1] > self.seconds[0]:
@@ -141,7 +146,11 @@ def read_run(path: Path) -> RunData:
     metrics = read_columns(path / METRICS, FIELDS)
     sessions = read_sessions(path)
     steps = metrics["env_steps"]
-    done = len(steps) > 0 and steps[-1] >= _total_steps(config)
+    if np.isnan(steps).any():
+        raise UsageError(f"{path / METRICS} line {np.isnan(steps).argmax() + 1} has no env_steps: remove that line")
+    # Killed after its last line and before its last checkpoint, a run is to be resumed.
+    taken = [*steps[-1:], *(int(checkpoint.name) for checkpoint in list_checkpoints(path / CHECKPOINTS)[-1:])]
+    done = len(steps) > 0 and min(taken) >= _total_steps(config)
     state, error = _state(path, running, done, sessions)
     seconds = _seconds(metrics["time"], steps, [session.started for session in sessions])
     return RunData(path, config, metrics, seconds, sessions, state, error)

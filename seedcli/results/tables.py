@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ from seedcli.errors import EXIT_DONE, UsageError
 from seedcli.results.comparison import compare
 from seedcli.results.groups import Selection
 from seedcli.results.runs import RunData, collect_runs, read_run
-from seedcli.results.words import say_interval, say_reached
+from seedcli.results.words import comparison_note, comparison_table
 from seedcli.roles.evaluator.suite_runs import warn
-from seedcli.telemetry.numbers import NOTHING, count, number, short
+from seedcli.telemetry.numbers import NOTHING, count, finite, number, short
 
 _WIDTH = 1000  # of a table that goes to no terminal
 _STYLES = {"running": "cyan", "finished": "green", "resumable": "yellow", "failed": "red"}
@@ -47,10 +46,10 @@ def list_runs(folder: Path, json_output: bool) -> int:
             str(run.path),
             run.preset,
             run.task.partition("/")[2],
-            str(run.seed),
+            NOTHING if run.seed is None else str(run.seed),
             short(run.env_steps) + ("" if run.state == "finished" else f" of {short(run.total_steps)}"),
             number(run.final_return),
-            count(round(run.steps_per_second)) if math.isfinite(run.steps_per_second) else NOTHING,
+            count(run.steps_per_second),
             Text(run.state, style=_STYLES[run.state]),
         )
     console = _console()
@@ -69,8 +68,8 @@ def _run_dict(run: RunData) -> dict[str, Any]:
         "seed": run.seed,
         "env_steps": run.env_steps,
         "total_steps": run.total_steps,
-        "final_return": run.final_return if math.isfinite(run.final_return) else None,
-        "steps_per_second": run.steps_per_second if math.isfinite(run.steps_per_second) else None,
+        "final_return": finite(run.final_return),
+        "steps_per_second": finite(run.steps_per_second),
         "state": run.state,
         "error": run.error,
     }
@@ -92,39 +91,16 @@ def print_comparison(
     if json_output:
         print(json.dumps([figures.to_dict() for figures in found]))
         return EXIT_DONE
-    evaluated = any(math.isfinite(figures.evaluation_return) for figures in found)
-    columns = ["runs", "steps", "return", "95 %", "IQM", "95 %", *(["evaluation"] if evaluated else []), "steps/s"]
+    (group, *headings), rows = comparison_table(found)
     several = len(selection.tasks) > 1
-    reached = [f"reaches {each:g} after" for each in thresholds]
-    table = _table((*(["task"] if several else []), "group"), (*columns, *reached))
-    for figures in found:
-        steps = [run.run.env_steps for run in figures.runs]
-        table.add_row(
-            *([figures.group.task.partition("/")[2]] if several else []),
-            figures.group.label,
-            str(len(figures.runs)),
-            short(min(steps)) + (f" to {short(max(steps))}" if short(min(steps)) != short(max(steps)) else ""),
-            number(figures.final_return.value),
-            say_interval(figures.final_return),
-            number(figures.iqm.value),
-            say_interval(figures.iqm),
-            *([number(figures.evaluation_return)] if evaluated else []),
-            count(round(figures.steps_per_second)) if math.isfinite(figures.steps_per_second) else NOTHING,
-            *map(say_reached, figures.reached),
-        )
+    table = _table((*(["task"] if several else []), group), headings)
+    for figures, row in zip(found, rows, strict=True):
+        table.add_row(*([figures.group.task.partition("/")[2]] if several else []), *row)
     console = _console()
     if not several:
         console.print(Text(selection.tasks[0], style="bold"))
     console.print(table)
-    window = f"the last {smooth or 100} training episodes"
-    console.print(
-        Text(
-            f"return: mean over runs of the mean of {window}; IQM: interquartile mean; 95 %: bootstrap over runs; "
-            "steps/s: median" + ("; to a threshold: median" if thresholds else ""),
-            style="dim",
-        ),
-        soft_wrap=True,
-    )
+    console.print(Text(comparison_note(smooth), style="dim"), soft_wrap=True)
     return EXIT_DONE
 
 

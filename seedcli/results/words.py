@@ -3,11 +3,48 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from seedcli.envs.scores import Estimate
-from seedcli.results.comparison import Reached
-from seedcli.results.curves import Axis
-from seedcli.telemetry.numbers import number, short
+from seedcli.results.comparison import GroupFigures, Reached
+from seedcli.results.curves import Axis, smoothing
+from seedcli.roles.sessions import Session
+from seedcli.telemetry.numbers import count, number, short
+
+
+def comparison_table(found: Sequence[GroupFigures]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows of the table of groups: a label, then figures; evaluations only where there are some."""
+    evaluated = any(math.isfinite(each.evaluation_return) for each in found)
+    reached = [f"reaches {each.threshold:g} after" for each in found[0].reached]
+    evaluation = ["evaluation"] if evaluated else []
+    headings = ["group", "runs", "steps", "return", "95 %", "IQM", "95 %", *evaluation, "steps/s", *reached]
+    rows = []
+    for each in found:
+        steps = [run.run.env_steps for run in each.runs]
+        rows.append(
+            [
+                each.group.label,
+                str(len(each.runs)),
+                " to ".join(dict.fromkeys((short(min(steps)), short(max(steps))))),
+                number(each.final_return.value),
+                say_interval(each.final_return),
+                number(each.iqm.value),
+                say_interval(each.iqm),
+                *([number(each.evaluation_return)] if evaluated else []),
+                count(each.steps_per_second),
+                *map(say_reached, each.reached),
+            ]
+        )
+    return headings, rows
+
+
+def comparison_note(smooth: int | None) -> str:
+    """What the columns of the table of groups are."""
+    return (
+        f"return: mean over runs of the {smoothing('training', smooth)}; IQM: interquartile mean; 95 %: bootstrap over "
+        "runs; steps/s and to a threshold: median"
+    )
 
 
 def say_reached(reached: Reached) -> str:
@@ -43,3 +80,15 @@ def say_minutes(minutes: float) -> str:
     if not math.isfinite(minutes):
         return "not reached"
     return f"{minutes:.2f}" if minutes < 10 else f"{minutes:,.1f}"
+
+
+def say_machine(machine: Mapping[str, Any]) -> str:
+    """A machine as `roles.sessions.Session` has it: "2 cores of a CPU, 16 GB of memory, no GPU or TPU, Linux"."""
+    cores, cpu, memory, system = (machine.get(name, "?") for name in ("cores", "cpu", "memory_gb", "system"))
+    accelerators = ", ".join(machine.get("accelerators") or ["no GPU or TPU"])
+    return f"{cores} cores of {cpu}, {memory} GB of memory, {accelerators}, {system}"
+
+
+def say_versions(session: Session) -> str:
+    """The packages of a session: "python 3.11.7, tensorflow 2.21.0"."""
+    return ", ".join(f"{package} {version}" for package, version in session.versions.items())

@@ -14,8 +14,17 @@ from seedcli.envs.registry import check_environment
 from seedcli.errors import UsageError
 from seedcli.slurm.job import Job
 
-_SIGNAL_SLACK = 60  # seconds by which SLURM may send a signal too early (man sbatch, --signal)
+SIGNAL_SLACK = 60  # seconds by which SLURM may send a signal too early (man sbatch, --signal)
 _TIME = re.compile(r"(?:(?P<d>\d+)-(?P<dh>\d+)(?::(?P<dm>\d+)(?::(?P<ds>\d+))?)?|(?P<rest>\d+(?::\d+){0,2}))")
+
+# Option → pattern of its values, and what they are.
+_RULES = {
+    "mem": (r"\d+[KMGT]?", "a size as SLURM writes it, such as 16G"),
+    "partition": (r"[\w.,+@-]+", "a partition of your cluster (sinfo lists them)"),
+    "account": (r"[\w.+@-]+", "an account of your cluster (sacctmgr show assoc lists them)"),
+    "logdir": (r"[^%,\\]+", "a folder whose path has no %, comma or backslash in it"),
+    "sbatch": (r"--?[a-zA-Z].*", "an option of sbatch, such as --qos=long"),
+}
 
 
 def seconds_of(time: str) -> int:
@@ -55,19 +64,17 @@ def check(job: Job) -> ActorsConfig:
     resolved = load_config(job.preset, environ={}, sets=job.set, flags=flags)
     config = resolved.config
     check_environment(config.environment, resolved.sources.get("environment.kwargs", ""))
-    if job.time is not None and seconds_of(job.time) < job.signal_seconds + _SIGNAL_SLACK:
+    if job.time is not None and seconds_of(job.time) < job.signal_seconds + SIGNAL_SLACK:
         raise UsageError(
-            f"--time {job.time} must be at least {_SIGNAL_SLACK} s longer than --signal-seconds {job.signal_seconds}, "
+            f"--time {job.time} must be at least {SIGNAL_SLACK} s longer than --signal-seconds {job.signal_seconds}, "
             "or the job is stopped as it begins: raise --time or lower --signal-seconds"
         )
-    _check_text("mem", job.mem, r"\d+[KMGT]?", "a size as SLURM writes it, such as 16G")
-    _check_text("actor-mem", job.actor_mem, r"\d+[KMGT]?", "a size as SLURM writes it, such as 4G")
-    _check_text("partition", job.partition, r"[\w.,+@-]+", "a partition of your cluster (sinfo lists them)")
-    _check_text("actor-partition", job.actor_partition, r"[\w.,+@-]+", "a partition of your cluster (sinfo lists them)")
-    _check_text("account", job.account, r"[\w.+@-]+", "an account of your cluster (sacctmgr show assoc lists them)")
-    _check_text("logdir", job.logdir, r"[^%,\\]+", "a folder whose path has no %, comma or backslash in it")
+    for flag in ("mem", "actor-mem", "partition", "actor-partition", "account", "logdir"):
+        value = getattr(job, flag.replace("-", "_"))
+        if value is not None:
+            check_text(f"--{flag}", value, flag.removeprefix("actor-"))
     for option in job.sbatch:
-        _check_text("sbatch", option, r"--?[a-zA-Z].*", "an option of sbatch, such as --qos=long")
+        check_text("--sbatch", option, "sbatch")
     _check_layout(job)
     _check_learner_hosts(job, config)
     _check_devices(job, config)
@@ -75,9 +82,20 @@ def check(job: Job) -> ActorsConfig:
     return config.actors
 
 
-def _check_text(flag: str, value: str | None, pattern: str, rule: str) -> None:
-    if value is not None and not re.fullmatch(pattern, value):
-        raise UsageError(f"--{flag} {value!r} must be {rule}")
+def check_text(what: str, value: str, option: str) -> None:
+    """Refuse a value that SLURM could not read, or that would break a script.
+
+    Args:
+        what: what the value is of, for the sentence.
+        value: the value.
+        option: a key of the rules: "mem", "partition", "account", "logdir" or "sbatch".
+
+    Raises:
+        UsageError: for that reason.
+    """
+    pattern, rule = _RULES[option]
+    if not re.fullmatch(pattern, value):
+        raise UsageError(f"{what} {value!r} must be {rule}")
 
 
 def _check_layout(job: Job) -> None:

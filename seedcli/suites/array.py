@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from seedcli.errors import UsageError
-from seedcli.slurm.request import seconds_of
-from seedcli.suites.cluster import is_trained
-from seedcli.suites.members import Member, members_of
-from seedcli.suites.sweep import ArrayOptions, Sweep
+from seedcli.slurm.request import SIGNAL_SLACK, check_text, seconds_of
+from seedcli.suites.members import Member, is_trained, members_of
+from seedcli.suites.sweep import Sweep
 
 _SIGNAL_SECONDS = 90  # before the time limit: for a checkpoint
 
@@ -91,22 +90,20 @@ def _options(sweep: Sweep, left: Sequence[Member]) -> Iterator[str]:
 
 def _check(sweep: Sweep) -> None:
     """Refuse values that would break the script or that SLURM could not read."""
-    slurm = sweep.slurm
-    rules = {"time": r".*", "mem": r"\d+[KMGT]?", "partition": r"[\w.,+@-]+", "account": r"[\w.+@-]+"}
-    for name, rule in rules.items():
-        value = getattr(slurm, name)
-        if value and not re.fullmatch(rule, value):
-            raise UsageError(f'{sweep.suite.path}: slurm.{name} = "{value}" is not as sbatch takes it')
+    slurm, table = sweep.slurm, f"{sweep.suite.path}: slurm"
+    for name in ("mem", "partition", "account"):
+        if value := getattr(slurm, name):
+            check_text(f"{table}.{name}", value, name)
     for option in slurm.sbatch:
-        if not re.fullmatch(r"--?[a-zA-Z].*", option):
-            raise UsageError(f'{sweep.suite.path}: slurm.sbatch "{option}" must be an option, such as --qos=long')
-    _check_time(sweep.suite.path, slurm)
-
-
-def _check_time(path: Path, slurm: ArrayOptions) -> None:
+        check_text(f"{table}.sbatch", option, "sbatch")
     if not slurm.time:
         return
     try:
-        seconds_of(slurm.time)
+        seconds = seconds_of(slurm.time)
     except UsageError as error:
-        raise UsageError(f"{path}: slurm.time: {error}") from error
+        raise UsageError(f"{table}.time: {error}") from error
+    if seconds < _SIGNAL_SECONDS + SIGNAL_SLACK:
+        raise UsageError(
+            f"{table}.time = {slurm.time} must be at least {_SIGNAL_SECONDS + SIGNAL_SLACK} s, or each run is stopped "
+            "and requeued as it begins: raise it"
+        )

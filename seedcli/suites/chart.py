@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from seedcli.errors import SeedError
+from seedcli.files import replacing
 from seedcli.suites.members import ACTIONS, Actions
 from seedcli.suites.outcomes import SuiteOutcome, TaskOutcome
 
@@ -39,15 +40,13 @@ def write_chart(path: Path, outcome: SuiteOutcome) -> None:
     Raises:
         SeedError: the file cannot be written.
     """
-    # Figure and Agg directly, without pyplot: no window, no global state.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    # Figure directly, without pyplot: no window, no global state.
     from matplotlib.figure import Figure
 
     tasks = outcome.tasks
     shared = outcome.suite.scores is not None
     height = _MARGINS + len(tasks) * (_SHARED_ROW if shared else _ROW)
     figure = Figure(figsize=(_WIDTH, height), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
     if shared:
         axes = figure.subplots()
         _draw_shared(axes, tasks)
@@ -56,13 +55,14 @@ def write_chart(path: Path, outcome: SuiteOutcome) -> None:
         rows = list(figure.subplots(len(tasks), 1, squeeze=False)[:, 0])
         for axes, task in zip(rows, tasks, strict=True):
             _draw_own(axes, task)
-    done = sum(run.state == "finished" for run in outcome.runs)
+    done = sum(task.finished for task in tasks)
     figure.suptitle(
         f"{outcome.suite.name}: {done} of {len(outcome.runs)} runs, a mark each", color=_INK, fontweight="bold"
     )
     figure.legend(*_legend(shared, tasks), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     try:
-        figure.savefig(path, format="png")
+        with replacing(path) as made:
+            figure.savefig(made, format="png")
     except OSError as error:
         raise SeedError(f"{path} cannot be written ({error.strerror}): make room or give another --out") from error
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -15,12 +14,10 @@ from pydantic import TypeAdapter, ValidationError
 from seedcli.config.faults import broken_rule
 from seedcli.config.toml_text import format_value
 from seedcli.errors import UsageError
-from seedcli.results.runs import read_run
-from seedcli.roles.run_folder import CONFIG
 from seedcli.slurm.job import Job, command
 from seedcli.slurm.request import check
-from seedcli.suites.members import Member, members_of
-from seedcli.suites.suite import Suite, Task, task_flags, task_sets
+from seedcli.suites.members import Member, is_trained, members_of
+from seedcli.suites.suite import Suite, Task, nearest_of, task_flags, task_sets
 
 _OF_RUNS = ("preset", "env", "steps", "seed", "set", "logdir")  # options that a run's task decides
 
@@ -52,20 +49,7 @@ def submit_script(suite: Suite, tasks: Mapping[str, Task], results: Path) -> str
     head = _HEAD.format(
         name=suite.name, runs=f"{len(jobs)} of them", results=results.absolute(), evaluate=shlex.join(evaluate)
     )
-    return head + "\n".join(_lines(jobs)) + "\n"
-
-
-def _lines(jobs: list[Job]) -> Iterator[str]:
-    for job in jobs:
-        yield f"{command(job)} | sbatch"
-
-
-def is_trained(member: Member) -> bool:
-    """Whether a run has taken its steps, here or as a job."""
-    record = member.read()
-    if record and record.trained:
-        return True
-    return (member.folder / CONFIG).is_file() and read_run(member.folder).state == "finished"
+    return head + "".join(f"{command(job)} | sbatch\n" for job in jobs)
 
 
 def _job(suite: Suite, member: Member) -> Job:
@@ -79,9 +63,7 @@ def _options(suite: Suite) -> dict[str, Any]:
     options = {name.replace("-", "_"): value for name, value in suite.slurm.items()}
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]}?" if near else "seed slurm --help lists the options"
-            raise UsageError(f"{suite.path}: unknown key slurm.{name}: {hint}")
+            raise UsageError(f"{suite.path}: unknown key slurm.{name}: {nearest_of(name, known)}")
     return options
 
 

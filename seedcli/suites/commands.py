@@ -21,12 +21,16 @@ class Interrupted(Exception):
 
 
 class Commands:
-    """The commands that run now; any thread may run one."""
+    """The commands that run now; any thread may run one.
+
+    Attributes:
+        stopping: set by `stop`.
+    """
 
     def __init__(self) -> None:
+        self.stopping = threading.Event()
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
-        self._stopping = False
 
     def run(self, arguments: Sequence[str], log: Path) -> str:
         """Run `seed` with these arguments and wait for its end.
@@ -49,7 +53,7 @@ class Commands:
             file.write(f"$ seed {' '.join(arguments)}\n".encode())
             begin = file.tell()
             with self._lock:
-                if self._stopping:
+                if self.stopping.is_set():
                     raise Interrupted
                 process = subprocess.Popen(
                     seed_command(arguments),
@@ -66,7 +70,7 @@ class Commands:
                 with self._lock:
                     self._running.discard(process)
             file.write(out.encode())
-        if process.returncode in STOPPED or (self._stopping and process.returncode):
+        if process.returncode in STOPPED or (self.stopping.is_set() and process.returncode):
             raise Interrupted
         if process.returncode < 0:
             raise SeedError(f"seed {arguments[0]} was ended by {signal.Signals(-process.returncode).name}")
@@ -77,7 +81,7 @@ class Commands:
     def stop(self) -> None:
         """Ask all commands to stop (SIGTERM); kill those that take longer than a minute. Later ones do not start."""
         with self._lock:
-            self._stopping = True
+            self.stopping.set()
             running = list(self._running)
             for process in running:
                 process.terminate()

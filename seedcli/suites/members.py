@@ -7,14 +7,15 @@ replaced as a whole at each step, so that a run continues from its last complete
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from seedcli.errors import UsageError
-from seedcli.files import sync
+from seedcli.files import replacing
+from seedcli.results.runs import read_run
+from seedcli.roles.run_folder import CONFIG
 from seedcli.suites.suite import Suite, Task, task_flags, task_sets
 
 Actions = Literal["greedy", "sampled"]
@@ -121,19 +122,8 @@ class Member:
     def write(self, record: Record) -> None:
         """Replace its record, also across a power failure."""
         self.record_path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.record_path.with_suffix(".tmp")
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(vars(record), file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.record_path)
-        sync(self.record_path.parent)
-
-    def begin(self) -> Record:
-        """Its record, begun if there is none; a failure is forgotten, because the run is tried again."""
-        record = replace(self.read() or Record(self.command()), error="")
-        self.write(record)
-        return record
+        with replacing(self.record_path) as made:
+            made.write_text(json.dumps(vars(record), indent=1), encoding="utf-8")
 
 
 def members_of(tasks: Mapping[str, Task], results: Path) -> Iterator[Member]:
@@ -142,3 +132,15 @@ def members_of(tasks: Mapping[str, Task], results: Path) -> Iterator[Member]:
         for name, task in tasks.items():
             if number < len(task.seeds):
                 yield Member(name, task, task.seeds[number], results)
+
+
+def is_trained(member: Member) -> bool:
+    """Whether a run has taken its steps, here or as a job of a cluster.
+
+    Raises:
+        UsageError: its record or its folder is damaged.
+    """
+    record = member.read()
+    if record and record.trained:
+        return True
+    return (member.folder / CONFIG).is_file() and read_run(member.folder).state == "finished"

@@ -13,14 +13,16 @@ import numpy as np
 
 from seedcli.envs.scores import Estimate, aggregate
 from seedcli.envs.scores import Task as Scores
-from seedcli.results.comparison import Reached, compare
+from seedcli.results.comparison import Reached, compare, interval_dict
 from seedcli.results.curves import curve_of, reached_at
 from seedcli.results.groups import Group
 from seedcli.results.runs import RunData, read_run
 from seedcli.results.statistics import estimate
 from seedcli.roles.run_folder import CONFIG
+from seedcli.roles.sessions import Session
 from seedcli.suites.members import ACTIONS, Actions, Member, Record, members_of
 from seedcli.suites.suite import Suite, Task
+from seedcli.telemetry.numbers import finite
 
 State = Literal["finished", "failed", "running", "interrupted", "to be evaluated", "not started"]
 
@@ -54,8 +56,8 @@ class RunOutcome:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of training so far; None if unknown."""
-        return float(self.data.seconds[-1]) if self.data and len(self.data.seconds) else None
+        """Seconds of training so far; None or NaN if unknown."""
+        return self.data.training_seconds if self.data else None
 
     @cached_property
     def reached(self) -> tuple[float, float]:
@@ -72,14 +74,9 @@ class RunOutcome:
         return shlex.join(["seed", *self.member.command()])
 
     @property
-    def versions(self) -> Mapping[str, str]:
-        """Package → version, of its last session; empty if none is recorded."""
-        return self.data.sessions[-1].versions if self.data and self.data.sessions else {}
-
-    @property
-    def machine(self) -> Mapping[str, Any]:
-        """The machine of its last session, see `roles.sessions.Session`; empty if none is recorded."""
-        return self.data.sessions[-1].machine if self.data and self.data.sessions else {}
+    def session(self) -> Session:
+        """Its last session; an empty one if none is recorded."""
+        return self.data.sessions[-1] if self.data and self.data.sessions else Session(np.nan)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -90,15 +87,15 @@ class RunOutcome:
             "error": self.error,
             "folder": str(self.member.folder.relative_to(self.member.results)),
             "command": self.command,
-            "versions": self.versions,
-            "machine": self.machine,
+            "versions": self.session.versions,
+            "machine": self.session.machine,
             "sessions": len(self.data.sessions) if self.data else 0,
-            "seconds": _known(self.seconds),
+            "seconds": finite(self.seconds),
             "env_steps": self.data.env_steps if self.data else 0,
-            "env_steps_per_second": _known(self.data.steps_per_second) if self.data else None,
-            "training_return": _known(self.data.final_return) if self.data else None,
-            "threshold_steps": _known(steps),
-            "threshold_minutes": _known(minutes),
+            "env_steps_per_second": finite(self.data.steps_per_second) if self.data else None,
+            "training_return": finite(self.data.final_return) if self.data else None,
+            "threshold_steps": finite(steps),
+            "threshold_minutes": finite(minutes),
             "evaluations": self.record.evaluations if self.record else {},
         }
 
@@ -118,6 +115,11 @@ class TaskOutcome:
     task: Task
     runs: Sequence[RunOutcome]
     scores: Scores | None
+
+    @property
+    def finished(self) -> int:
+        """Number of runs that are trained and evaluated."""
+        return sum(run.state == "finished" for run in self.runs)
 
     @property
     def reference(self) -> float | None:
@@ -155,7 +157,7 @@ class TaskOutcome:
             "threshold": self.task.threshold,
             "reference": self.reference,
             "source": self.task.source,
-            **{actions: _plain(self.estimate(actions)) for actions in ACTIONS},
+            **{actions: interval_dict(found) if (found := self.estimate(actions)) else None for actions in ACTIONS},
             "runs": [run.to_dict() for run in self.runs],
         }
 
@@ -180,12 +182,22 @@ class SuiteOutcome:
         return [run for task in self.tasks for run in task.runs]
 
     def aggregate(self, actions: Actions) -> dict[str, Estimate]:
-        """Statistics of the human-normalised scores over tasks whose runs are all evaluated; empty without scores."""
-        scores = [task.normalised(actions) for task in self.tasks]
-        whole = [each for each, task in zip(scores, self.tasks, strict=True) if len(each) == len(task.runs)]
-        if self.suite.scores is None or not whole or len(set(map(len, whole))) > 1:
+        """Statistics of the human-normalised scores over `evaluated` tasks; empty without scores.
+
+        Median, mean and capped mean are of the tasks' means over seeds, the interquartile mean of all runs of all
+        tasks, as in rliable. With one seed a task there are no intervals: NaN.
+        """
+        scores = [np.array(task.normalised(actions)) for task in self.evaluated(actions)]
+        if self.suite.scores is None or not scores or len(set(map(len, scores))) > 1:
             return {}
-        return aggregate(np.array(whole), 0, self.suite.scores.statistics)
+        found = aggregate(np.stack(scores), 0, self.suite.scores.statistics) | {"iqm": estimate(scores)}
+        if len(scores[0]) > 1:
+            return found
+        return {name: Estimate(each.value, np.nan, np.nan) for name, each in found.items()}
+
+    def evaluated(self, actions: Actions) -> list[TaskOutcome]:
+        """The tasks whose runs are all evaluated."""
+        return [task for task in self.tasks if len(task.returns(actions)) == len(task.runs)]
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -195,7 +207,8 @@ class SuiteOutcome:
             "episodes": self.suite.episodes,
             "tasks": [task.to_dict() for task in self.tasks],
             "aggregate": {
-                actions: {name: _plain(found) for name, found in self.aggregate(actions).items()} for actions in ACTIONS
+                actions: {name: interval_dict(found) for name, found in self.aggregate(actions).items()}
+                for actions in ACTIONS
             },
         }
 
@@ -230,12 +243,3 @@ def _state(record: Record | None, data: RunData | None) -> State:
     if data.state == "finished":
         return "to be evaluated"
     return "interrupted" if data.state == "resumable" else data.state
-
-
-def _known(value: float | None) -> float | None:
-    """A number, or None where it is unknown or infinite, which JSON cannot say."""
-    return value if value is not None and np.isfinite(value) else None
-
-
-def _plain(found: Estimate | None) -> dict[str, float | None] | None:
-    return {name: _known(value) for name, value in found._asdict().items()} if found else None

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from seedcli.errors import UsageError
+from seedcli.files import replacing
 from seedcli.suites.chart import write_chart
 from seedcli.suites.outcomes import SuiteOutcome
 from seedcli.suites.tables import aggregate_lines, markdown, run_grid, state_line, task_grid
@@ -24,8 +25,10 @@ def write_files(outcome: SuiteOutcome, folder: Path) -> list[Path]:
     page, data, chart = (folder / f"{name}.{ending}" for ending in ("md", "json", "png"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        data.write_text(json.dumps(outcome.to_dict(), indent=1) + "\n", encoding="utf-8")
-        page.write_text(markdown(outcome, chart.name), encoding="utf-8")
+        texts = {data: json.dumps(outcome.to_dict(), indent=1) + "\n", page: markdown(outcome, chart.name)}
+        for path, text in texts.items():
+            with replacing(path) as made:
+                made.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{folder} cannot be written ({error.strerror}): give another --out") from error
     write_chart(chart, outcome)

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +24,9 @@ import numpy as np
 
 from seedcli.errors import SeedError, UsageError
 from seedcli.results.runs import read_run
-from seedcli.roles.run_folder import CONFIG
 from seedcli.roles.run_lock import is_running
 from seedcli.suites.commands import Commands, Interrupted
-from seedcli.suites.members import ACTIONS, Member, Record, members_of
+from seedcli.suites.members import ACTIONS, Member, Record, is_trained, members_of
 from seedcli.suites.suite import Suite, Task
 from seedcli.telemetry.numbers import counted, duration, number
 
@@ -97,15 +97,18 @@ def _carry_out_all(suite: Suite, members: Sequence[Member], jobs: int, evaluate_
 
 def _carry_out(member: Member, suite: Suite, commands: Commands, evaluate_only: bool) -> Outcome:
     """Train and evaluate one run, as far as that is left to do."""
-    if not _free(member.folder):
+    if not _free(member.folder, commands.stopping):
         _say(f"{member}: left out, because a learner works on {member.folder}")
         return "running elsewhere"
-    if evaluate_only and not _has_taken_its_steps(member):
-        _say(f"{member}: left out, because it has not taken its {member.task.steps:,} steps")
-        return "not trained"
-    record = member.begin()
+    record = member.read() or Record(member.command())
     try:
-        if not record.trained:
+        trained = is_trained(member)
+        if evaluate_only and not trained:
+            _say(f"{member}: left out, because it has not taken its {member.task.steps:,} steps")
+            return "not trained"
+        record = replace(record, trained=trained, error="")
+        member.write(record)
+        if not trained:
             _say(f"{member}: training for {counted(member.task.steps, 'step')}")
             commands.run(member.train_command(), member.log)
             record = replace(record, trained=True)
@@ -127,18 +130,13 @@ def _carry_out(member: Member, suite: Suite, commands: Commands, evaluate_only: 
         return "failed"
 
 
-def _free(folder: Path) -> bool:
+def _free(folder: Path, stopping: threading.Event) -> bool:
     """Wait until no learner works on a run's folder; False if one does for longer than it takes to stop."""
     deadline = time.monotonic() + _FREE_SECONDS
     while is_running(folder):
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or stopping.wait(0.2):  # nothing tells of a lock's end
             return False
-        time.sleep(0.2)  # a lock of another process: nothing to wait for
     return True
-
-
-def _has_taken_its_steps(member: Member) -> bool:
-    return (member.folder / CONFIG).is_file() and read_run(member.folder).state == "finished"
 
 
 def _evaluation(out: str, *, in_suite: bool) -> dict[str, Any]:
@@ -164,8 +162,7 @@ def _evaluation(out: str, *, in_suite: bool) -> dict[str, Any]:
 
 def _training(member: Member) -> str:
     run = read_run(member.folder)
-    minutes = duration(float(run.seconds[-1])) if len(run.seconds) else "-"
-    return f"trained in {minutes}, last 100 episodes {number(run.final_return)}"
+    return f"trained in {duration(run.training_seconds)}, last 100 episodes {number(run.final_return)}"
 
 
 def _evaluated(record: Record) -> str:
@@ -182,15 +179,14 @@ def _locked(results: Path) -> Iterator[None]:
     try:
         results.mkdir(parents=True, exist_ok=True)
         file = (results / _LOCK).open("w")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UsageError(
+            f"{results} belongs to another seed command: wait for it, or give another --results"
+        ) from error
     except OSError as error:
         raise UsageError(f"{results} cannot be used for results ({error.strerror}): give another --results") from error
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UsageError(
-                f"{results} belongs to another seed command ({error.strerror}): wait for it, or give another --results"
-            ) from error
         yield
 
 

@@ -123,11 +123,13 @@ def load_suite(name: str) -> Suite:
         shared = {key: value for key, value in defaults.items() if key in Task.model_fields}
         data["tasks"] = {key: shared | task if isinstance(task, dict) else task for key, task in tasks.items()}
         if unknown := [key for key in defaults if key not in Task.model_fields]:
-            raise UsageError(_unknown(path, ("defaults", unknown[0])))
+            hint = nearest_of(unknown[0], list(Task.model_fields))
+            raise UsageError(f"{path}: unknown key defaults.{unknown[0]}: {hint}")
     try:
         file = _File.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
-        raise UsageError(_sentence(path, error)) from error
+        tables: dict[str, type[Section]] = {"": _File, "suite": _Head, "tasks": Task}
+        raise UsageError(f"{path}: {sentence_of(error, tables)}") from error
     head = file.suite
     found = scores.load_suite(head.scores) if head.scores else None
     for key, task in file.tasks.items():
@@ -210,25 +212,24 @@ def nearest_of(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
 
 
-_KEYS: dict[tuple[str, ...], type[Section]] = {(): _File, ("suite",): _Head, ("defaults",): Task, ("tasks",): Task}
+def sentence_of(error: ValidationError, tables: Mapping[str, type[Section]]) -> str:
+    """The first fault of a file as one sentence: key, value, rule.
 
-
-def _unknown(path: Path, place: Sequence[str]) -> str:
-    table = ("tasks",) if place[0] == "tasks" else tuple(place[:-1])
-    return f"{path}: unknown key {'.'.join(place)}: {nearest_of(place[-1], list(_KEYS[table].model_fields))}"
-
-
-def _sentence(path: Path, error: ValidationError) -> str:
-    """The first error as one sentence: file, key, value, rule."""
-    faults = error.errors()
+    Args:
+        error: of its values.
+        tables: the file's section as "", and that of each of its tables by the table's name.
+    """
     # An unknown key explains why another is missing.
-    fault = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
+    fault = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     place = [str(part) for part in fault["loc"] if part != "[key]"]
     key = ".".join(place)
     if fault["type"] == "extra_forbidden":
-        return _unknown(path, place)
+        table = tables[place[0] if len(place) > 1 else ""]
+        return f"unknown key {key}: {nearest_of(place[-1], list(table.model_fields))}"
     if fault["type"] == "missing":
-        return f"{path}: {key} is missing"
+        return f"{key} is missing"
     if fault["type"] == "string_pattern_mismatch":
-        return f"{path}: {key}: the name of a task may hold letters, digits, dots, dashes and underscores"
-    return f"{path}: {key} = {format_value(fault['input'])} {broken_rule(fault)}"
+        return f"{key}: the name of a task may hold letters, digits, dots, dashes and underscores"
+    if fault["type"] == "value_error":
+        return f"{key} {broken_rule(fault)}".lstrip()
+    return f"{key} = {format_value(fault['input'])} {broken_rule(fault)}"

@@ -14,19 +14,18 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
-from seedcli.config.faults import broken_rule
 from seedcli.config.layers import flatten
 from seedcli.config.presets import read_toml
 from seedcli.config.sections import Name, PositiveInt, Section
 from seedcli.config.sources import load_config
 from seedcli.config.toml_text import format_value
 from seedcli.errors import UsageError
-from seedcli.suites.suite import Suite, Task, check_task, nearest_of
+from seedcli.suites.suite import Suite, Task, check_task, sentence_of
 
 ROOT = Path("runs") / "sweeps"  # of results, in the working folder
 _NAME = 100  # characters of a point's folder; longer names end with a checksum
@@ -59,7 +58,7 @@ class Head(Section):
     draw: Seed = 1
 
     @model_validator(mode="after")
-    def _check_seeds(self) -> Head:
+    def _check_seeds(self) -> Self:
         if self.seeds and "repetitions" in self.model_fields_set:
             raise ValueError("seeds and repetitions both say how many runs a point has: give one of the two")
         return self
@@ -83,7 +82,7 @@ class Range(Section):
     choices: tuple[Any, ...] = ()
 
     @model_validator(mode="after")
-    def _check_bounds(self) -> Range:
+    def _check_bounds(self) -> Self:
         if bool(self.choices) == (self.low is not None or self.high is not None):
             raise ValueError("must have either low and high, or choices")
         if self.choices:
@@ -102,7 +101,8 @@ class Range(Section):
         whole = isinstance(self.low, int) and isinstance(self.high, int)
         low, high = (self.low, self.high + 1) if whole else (self.low, self.high)
         drawn = low * math.exp(share * math.log(high / low)) if self.log else low + share * (high - low)
-        return int(drawn) if whole else float(f"{drawn:.4g}")
+        # Rounding may lead out of the range.
+        return min(int(drawn), self.high) if whole else min(max(float(f"{drawn:.4g}"), self.low), self.high)
 
 
 class ArrayOptions(Section):
@@ -188,7 +188,8 @@ def _read(path: Path) -> _File:
     try:
         return _File.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
-        raise UsageError(f"{path}: {_sentence(error, _File)}") from error
+        tables: dict[str, type[Section]] = {"": _File, "sweep": Head, "slurm": ArrayOptions}
+        raise UsageError(f"{path}: {sentence_of(error, tables)}") from error
 
 
 def _points(path: Path, file: _File) -> Iterator[dict[str, Any]]:
@@ -198,6 +199,8 @@ def _points(path: Path, file: _File) -> Iterator[dict[str, Any]]:
         parts.append(list(_grid(path, file.grid)))
     if file.list is not None:
         parts.append([dict(_keys(values)) for values in file.list])
+    if file.random is None and file.sweep.samples:
+        raise UsageError(f"{path}: sweep.samples = {file.sweep.samples} draws points of [random]: give it that table")
     if file.random is not None:
         parts.append(list(_draws(path, file)))
     if not parts and len(file.sweep.all_seeds) == 1:
@@ -233,7 +236,8 @@ def _draws(path: Path, file: _File) -> Iterator[dict[str, Any]]:
         try:
             ranges[key] = Range.model_validate_json(json.dumps(values), strict=True)
         except ValidationError as error:
-            raise UsageError(f"{path}: random.{key} = {format_value(values)}: {_sentence(error, Range)}") from error
+            sentence = sentence_of(error, {"": Range})
+            raise UsageError(f"{path}: random.{key} = {format_value(values)}: {sentence}") from error
         generator = np.random.default_rng((file.sweep.draw, zlib.crc32(key.encode())))
         shares[key] = generator.random(file.sweep.samples)
     for number in range(file.sweep.samples):
@@ -280,23 +284,3 @@ def _check_decided(task: Task) -> None:
     for key in task.set:
         if key in decided:
             raise UsageError(f"{key} is set by {decided[key]}: leave one of the two out")
-
-
-def _sentence(error: ValidationError, section: type[Section]) -> str:
-    """The first error as one sentence: key, value, rule.
-
-    Args:
-        error: of the values of a section.
-        section: the section.
-    """
-    fault = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-    place = [str(part) for part in fault["loc"]]
-    key = ".".join(place)
-    if fault["type"] == "extra_forbidden":
-        of: type[Section] = (Head if place[0] == "sweep" else ArrayOptions) if len(place) > 1 else section
-        return f"unknown key {key}: {nearest_of(place[-1], list(of.model_fields))}"
-    if fault["type"] == "missing":
-        return f"{key} is missing"
-    if fault["type"] == "value_error":
-        return f"{key}{' ' if key else ''}{broken_rule(fault)}"
-    return f"{key} = {format_value(fault['input'])} {broken_rule(fault)}"

@@ -11,13 +11,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from seedcli.envs.scores import Estimate
-from seedcli.results.words import say_reached
+from seedcli.envs.scores import TITLES, Estimate
+from seedcli.results.words import say_machine, say_reached, say_versions
 from seedcli.suites.members import ACTIONS
 from seedcli.suites.outcomes import RunOutcome, SuiteOutcome, TaskOutcome
 from seedcli.telemetry.numbers import NOTHING, count, counted, duration, number, short
-
-_NAMES = {"median": "median", "mean": "mean", "iqm": "interquartile mean", "capped_mean": "mean, each capped at 100 %"}
 
 
 @dataclass(frozen=True)
@@ -87,9 +85,13 @@ def aggregate_lines(outcome: SuiteOutcome) -> list[str]:
     lines = []
     for actions in ACTIONS:
         found = outcome.aggregate(actions)
-        shares = [f"{_NAMES[name]} {value:.1%} [{low:.1%} to {high:.1%}]" for name, (value, low, high) in found.items()]
+        shares = [
+            f"{TITLES[name]} {value:.1%}" + (f" [{low:.1%} to {high:.1%}]" if np.isfinite(low) else "")
+            for name, (value, low, high) in found.items()
+        ]
         if shares:
-            lines.append(f"Human-normalised, {actions}: {', '.join(shares)}.")
+            tasks = f"{len(outcome.evaluated(actions))} of {counted(len(outcome.tasks), 'task')}"
+            lines.append(f"Human-normalised, {actions}, over {tasks}: {', '.join(shares)}.")
     return lines
 
 
@@ -118,7 +120,6 @@ def _page(outcome: SuiteOutcome, chart: str) -> Iterator[str]:
 
 
 def _task_row(task: TaskOutcome) -> list[str]:
-    done = sum(run.state == "finished" for run in task.runs)
     figures = [_interval(task.estimate(actions)) for actions in ACTIONS]
     for index, actions in enumerate(ACTIONS):
         if shares := task.normalised(actions):
@@ -129,7 +130,7 @@ def _task_row(task: TaskOutcome) -> list[str]:
         task.task.preset,
         _environment(task),
         short(task.task.steps),
-        f"{done} of {len(task.runs)}",
+        f"{task.finished} of {len(task.runs)}",
         *figures,
         number(task.reference),
         number(task.task.threshold),
@@ -149,10 +150,9 @@ def _run_row(task: TaskOutcome, run: RunOutcome) -> list[str]:
         found = run.evaluation(actions)
         played.append(f"{number(found['return_mean'])} ± {number(found['return_std'])}" if found else NOTHING)
     data = run.data
-    speed = [count(round(data.steps_per_second)) if data and np.isfinite(data.steps_per_second) else NOTHING]
-    final = number(data.final_return) if data else NOTHING
-    seconds = duration(run.seconds)
-    return [task.name, run.state, str(run.member.seed), final, *played, _reached(run), *speed, seconds]
+    final, speed = (data.final_return, data.steps_per_second) if data else (None, None)
+    figures = [number(final), *played, _reached(run), count(speed), duration(run.seconds)]
+    return [task.name, run.state, str(run.member.seed), *figures]
 
 
 def _reached(run: RunOutcome) -> str:
@@ -181,10 +181,6 @@ def _sources(tasks: Sequence[TaskOutcome]) -> dict[str, list[str]]:
 
 
 def _made(run: RunOutcome) -> tuple[str, str, str, str]:
-    versions = " ".join(f"{name} {version}" for name, version in run.versions.items())
-    machine = run.machine
-    parts = [str(machine[name]) for name in ("cpu", "system") if machine.get(name)]
-    parts += [f"{machine['cores']} cores"] if machine.get("cores") else []
-    parts += [f"{machine['memory_gb']} GB"] if machine.get("memory_gb") else []
-    parts += [", ".join(machine["accelerators"])] if machine.get("accelerators") else []
-    return str(run.member.seed), duration(run.seconds), versions or NOTHING, ", ".join(parts) or NOTHING
+    session = run.session
+    versions, machine = say_versions(session), say_machine(session.machine) if session.machine else ""
+    return str(run.member.seed), duration(run.seconds), versions or NOTHING, machine or NOTHING

@@ -1,4 +1,4 @@
-"""Formatting of numbers for people."""
+"""Formatting of numbers, for people and for JSON."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ NOTHING = "-"  # shown for an unknown value
 
 
 def duration(seconds: float | None) -> str:
-    """`0:31`, `1:02:03`, `2d 03:04`; `-` for None."""
-    if seconds is None:
+    """`0:31`, `1:02:03`, `2d 03:04`; `-` for None and NaN."""
+    if seconds is None or not np.isfinite(seconds):
         return NOTHING
     whole = max(0, round(seconds))
     days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
     if days:
         return f"{days}d {hours:02d}:{minutes:02d}"
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def finite(value: float | None) -> float | None:
+    """A number as JSON holds it: None where it is unknown or infinite."""
+    return value if value is not None and np.isfinite(value) else None
 
 
 def count(value: float | None) -> str:

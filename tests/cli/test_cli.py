@@ -486,13 +486,13 @@ def test_standby_is_refused_for_a_run_of_several_hosts(role: Role, capsys: pytes
 
 MISTAKES = {
     "eval nowhere": "it does not exist",
-    "eval . --video film.avi": "must name an .mp4 file",
+    "eval . --video film.avi": "must end in .mp4",
     "eval . --watch --video film.mp4": "give one of the two",
     "eval --model nowhere.onnx": "does not exist",
     "export nowhere policy.onnx": "it does not exist",
     "bench policy nowhere": "it does not exist",
     "eval --suite atari57 nowhere": "is not a folder",
-    "eval --suite atari57 . --chart scores.pdf": "must name a .png file",
+    "eval --suite atari57 . --chart scores.pdf": "must end in .png",
     "train --preset cartpole_vtrace --env nofile:MyEnv-v0": "start seed in the folder that holds it",
     "learner --preset cartpole_vtrace --logdir D --grpc-port PORT": "choose another port with --grpc-port …",
     "learner --preset cartpole_vtrace --logdir D --zmq-port PORT": "choose another port with --zmq-port …",

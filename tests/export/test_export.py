@@ -268,7 +268,7 @@ def test_models_that_cannot_be_used_are_refused_in_one_sentence(
         (("{model}", "--env", "CartPoll-v1"), "did you mean CartPole-v1"),
         (("{model}", "--watch"), "plays one model: leave out --watch"),
         (("{greedy}", "--sample"), "was exported with greedy actions; export the run with --sample"),
-        (("{model}", "--video", "x.avi"), "must name an .mp4 file"),
+        (("{model}", "--video", "x.avi"), "must end in .mp4"),
     ],
 )
 def test_what_a_model_cannot_be_evaluated_with(
@@ -297,6 +297,10 @@ def test_a_model_is_not_taken_for_a_run(sampled: Path, capsys: pytest.CaptureFix
         (("policy.tflite", "--format", "onnx"), "with --format onnx must end in .onnx"),
         (("policy.onnx", "--format", "savedmodel"), "with --format savedmodel is a folder"),
         (("there.onnx",), "there.onnx exists: name another file, or give --overwrite"),
+        (
+            ("run", "--format", "savedmodel", "--overwrite"),
+            "run is a folder of other files, which --overwrite does",
+        ),
         (("none/policy.onnx",), "is no folder that you may write to; create it first"),
     ],
 )
@@ -310,9 +314,11 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_else(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there.onnx").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").touch()
     status, out, err = seed(capsys, "export", cartpole, *arguments)
     assert status == 2 and out == "" and sentence in err and err.count("\n") == 1
-    assert [each.name for each in tmp_path.iterdir()] == ["there.onnx"]
+    assert {str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*")} == {"there.onnx", "run", "run/config.toml"}
 
 
 def test_a_package_that_is_not_installed_is_named(
@@ -357,7 +363,10 @@ def test_operations_that_a_format_has_not_are_named(
         sentence = err.splitlines()[-1]
         assert status == 1 and f"{format_name} has no operation Svd, which the agent's act uses" in sentence
         assert len(err.splitlines()) == 2 and not (tmp_path / f"policy{suffix}").exists()
-    assert seed(capsys, "export", runs["MyAgent"], tmp_path / "policy", "--format", "savedmodel")[0] == 0
+    for again in ((), ("--overwrite",)):
+        arguments = (runs["MyAgent"], tmp_path / "policy", "--format", "savedmodel", *again)
+        assert seed(capsys, "export", *arguments)[0] == 0
+        assert (tmp_path / "policy" / "saved_model.pb").is_file() and (tmp_path / "policy" / "README.md").is_file()
     status, _, err = seed(capsys, "export", runs["MySampler"], tmp_path / "mine.onnx", "--sample")
     assert status == 2 and "draw with seedcli.agents.noise, or export greedy actions" in err
     assert seed(capsys, "export", runs["MySampler"], tmp_path / "mine.onnx")[0] == 0

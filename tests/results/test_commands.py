@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from io import StringIO
@@ -109,6 +110,16 @@ def test_runs_are_grouped_by_a_key_and_a_mixture_is_said(folder: Path, capsys: p
     assert labels == ["training.batch_size = 8", "training.batch_size = 32"] and not captured.err
 
 
+def test_another_precision_is_another_setting_and_another_device_is_not(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, platform, precision in (("a1", "cpu", "float32"), ("a2", "gpu", "mixed_bfloat16")):
+        with (folder / name / "config.toml").open("a") as file:
+            file.write(f'[topology]\nplatform = "{platform}"\nprecision = "{precision}"\n')
+    assert main(["compare", str(folder / "a1"), str(folder / "a2"), "--json"]) == 0
+    assert "the 2 runs of slow differ in topology.precision, so" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_a_plot_is_written(folder: Path, tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / f"curve.{ending}"
@@ -121,6 +132,31 @@ def test_a_plot_is_written(folder: Path, tmp_path: Path, ending: str, capsys: py
             assert (np.abs(pixels.astype(int) - color).max(axis=1) < 8).sum() > 300
     else:
         assert out.read_bytes().startswith({"svg": b"<?xml", "pdf": b"%PDF"}[ending])
+
+
+def test_a_run_with_one_point_is_seen_in_a_plot(tmp_path: Path) -> None:
+    run, out = make_run(tmp_path / "a", [line(1000, 5.0)]), tmp_path / "plot.png"
+    assert main(["plot", str(run), "--out", str(out)]) == 0
+    pixels = np.asarray(Image.open(out).convert("RGB")).astype(int)
+    blue = np.abs(pixels - (0x00, 0x72, 0xB2)).max(axis=2) < 8
+    assert blue[:500].sum() > 20, "above the legend"
+
+
+@pytest.mark.parametrize(("command", "name"), [("plot", "out.png"), ("report", "out.html")])
+def test_a_full_disk_leaves_the_file_that_was_there(
+    folder: Path, tmp_path: Path, command: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "made" / name
+    out.parent.mkdir()
+    out.write_text("before")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))  # bytes of any file
+    try:
+        assert main([command, str(folder), "--out", str(out)]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "could not be written (File too large): make room or name another file" in capsys.readouterr().err
+    assert out.read_text() == "before" and list(out.parent.iterdir()) == [out]
 
 
 def test_a_plot_in_the_terminal_rises_where_its_runs_do(folder: Path) -> None:
@@ -197,7 +233,7 @@ def test_what_cannot_be_shown_is_refused_in_one_sentence(
         ("plot", str(fresh)): "has no metrics yet: the first line of metrics.jsonl is written some seconds after",
         ("plot", str(no_episode)): "no episode has ended yet in any of these runs",
         ("plot", str(deterministic), "--x", "minutes"): "deterministic run, which keeps no time: use --x env_steps",
-        ("plot", a1, "--out", "curve.gif"): "--out curve.gif must name a .png or .svg or .pdf file",
+        ("plot", a1, "--out", "curve.gif"): "--out curve.gif must end in .png or .svg or .pdf",
         ("plot", a1, "--out", str(tmp_path / "none" / "a.png")): "does not exist; create it first",
         ("plot", a1, "--group-by", "training.batchsize"): "did you mean training.batch_size?",
         ("plot", a1, "--group-by", "zzz"): "none of these runs has such a key",
@@ -207,7 +243,7 @@ def test_what_cannot_be_shown_is_refused_in_one_sentence(
         ("compare", str(tmp_path / "empty")): "empty holds no run",
         ("compare", str(tmp_path / "nowhere")): "nowhere is not a folder",
         ("runs", str(tmp_path / "empty")): "empty holds no run",
-        ("report", a1, "--out", "page.txt"): "--out page.txt must name a .html file",
+        ("report", a1, "--out", "page.txt"): "--out page.txt must end in .html",
         ("report", a1, str(other), "--out", str(tmp_path / "r.html")): "different tasks cannot share an axis",
     }
     for arguments, sentence in cases.items():

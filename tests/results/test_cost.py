@@ -11,6 +11,7 @@ import pytest
 from seedcli.cli.main import main
 from seedcli.errors import UsageError
 from seedcli.results.cost import Fleet, Prices, measure
+from seedcli.results.runs import RunData, read_run
 from tests.results.helpers import line, make_run
 
 # Google Cloud's prices of an hour in 2019: a core of n1-standard, a P100, a core of a TPU v3.
@@ -101,6 +102,20 @@ def test_the_command_prints_both_costs(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(arguments) == 0
     shown = capsys.readouterr().out
     assert "694.4" in shown and "3,916.67" in shown and "it can use 20.0 actor cores" in shown
+
+
+def test_lines_written_meanwhile_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run", metrics(), sessions=[session()])
+
+    def read_and_train_on(path: Path) -> RunData:
+        found = read_run(path)
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({**metrics()[-1], "env_steps": 6000}) + "\n")
+        return found
+
+    before = measure(run)
+    monkeypatch.setattr("seedcli.results.cost.read_run", read_and_train_on)
+    assert measure(run) == before
 
 
 @pytest.mark.parametrize(

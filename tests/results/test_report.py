@@ -84,6 +84,13 @@ def test_chart_data_are_means_of_the_lines_between_points(tmp_path: Path) -> Non
     assert "loss" not in titles and "devices" not in titles
 
 
+def test_metrics_of_the_algorithm_have_any_name_and_need_not_be_in_the_last_line(tmp_path: Path) -> None:
+    made = [line(100, 1.0, **{"loss/policy": 2.0}), line(200, 1.0)]  # resumed, and stopped before its first update
+    data = chart_data([read_run(make_run(tmp_path / "a", made))], ["a"], [])
+    assert data["runs"][0]["series"]["loss/policy"] == [2, None]
+    assert [chart["key"] for chart in data["charts"] if chart["place"] == "own-charts"] == ["loss/policy"]
+
+
 def test_runs_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
     made = [read_run(make_run(tmp_path / name, [])) for name in ("pong/a", "pong/b", "other/a")]
     assert short_names(made) == ["pong/a", "pong/b", "other/a"]

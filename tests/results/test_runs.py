@@ -42,6 +42,12 @@ def test_damage_before_the_last_line_is_refused(tmp_path: Path, damage: str, sen
         read_columns(path, ("a",))
 
 
+def test_a_line_without_steps_is_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", [line(100, 1.0), {"time": START}])
+    with pytest.raises(UsageError, match="line 2 has no env_steps: remove that line"):
+        read_run(run)
+
+
 def test_a_run_is_described_by_its_configuration_and_last_line(tmp_path: Path) -> None:
     lines = [line(0, None), line(1000, 5.0), line(3000, None, episode_return_100=9.0)]
     run = read_run(make_run(tmp_path / "a", lines, seed=7, checkpoint=2000))
@@ -63,13 +69,15 @@ def test_state_tells_how_a_run_ended(tmp_path: Path) -> None:
     stopped = [{"started": START}, {"ended": START + 9, "status": 143, "error": ""}]
     resumed = [*failed, {"started": START + 20}]
     runs = {
-        "finished": make_run(tmp_path / "a", lines, steps=1000),
+        "finished": make_run(tmp_path / "a", lines, steps=1000, checkpoint=1000),
         "resumable": make_run(tmp_path / "b", lines, checkpoint=900, sessions=stopped),
         "failed": make_run(tmp_path / "c", lines, checkpoint=900, sessions=failed),
     }
     for state, path in runs.items():
         assert read_run(path).state == state
     assert read_run(runs["failed"]).error == "a step failed"
+    # Killed between its last line and its last checkpoint.
+    assert read_run(make_run(tmp_path / "f", lines, steps=1000, checkpoint=900)).state == "resumable"
     # Killed after it was resumed: the failure is of an earlier session.
     assert read_run(make_run(tmp_path / "d", lines, checkpoint=900, sessions=resumed)).state == "resumable"
     never = read_run(make_run(tmp_path / "e", lines))

@@ -26,7 +26,7 @@ from seedcli.envs.scores import Suite, Task, aggregate, capped_mean, interquarti
 from seedcli.errors import CheckpointError, UsageError
 from seedcli.roles.evaluator import suite_runs
 from seedcli.roles.evaluator.suite_chart import write_chart
-from seedcli.roles.evaluator.suite_runs import check_chart
+from seedcli.roles.evaluator.suite_runs import check_output
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from seedcli.training.checkpoint import Checkpointer, list_checkpoints
 from tests.configs import env_config
@@ -486,11 +486,11 @@ def test_a_chart_shows_extreme_scores(tmp_path: Path) -> None:
 
 
 def test_charts_that_cannot_be_written(tmp_path: Path) -> None:
-    check_chart(tmp_path / "chart.PNG")
+    check_output("--chart", tmp_path / "chart.PNG", ".png")
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(UsageError, match="cannot be written"):
-        check_chart(tmp_path / "folder.png")
-    with pytest.raises(UsageError, match="must name a .png file"):
-        check_chart(tmp_path / "chart.svg")
+        check_output("--chart", tmp_path / "folder.png", ".png")
+    with pytest.raises(UsageError, match="must end in .png"):
+        check_output("--chart", tmp_path / "chart.svg", ".png")
     with pytest.raises(UsageError, match="does not exist"):
-        check_chart(tmp_path / "absent" / "chart.png")
+        check_output("--chart", tmp_path / "absent" / "chart.png", ".png")

@@ -11,7 +11,7 @@ from seedcli.suites.array import array_script
 from seedcli.suites.members import members_of
 from seedcli.suites.sweep import load_sweep
 from tests.slurm.cluster import Cluster, Job
-from tests.system.harness import COUNTER, checkpoints, last, wait_for
+from tests.system.harness import COUNTER, TINY_TOML, checkpoints, last, wait_for
 
 SWEEP = f"""
 [sweep]
@@ -21,12 +21,7 @@ steps = 4_000
 seeds = [1, 2]
 
 [set]
-agent.network.hidden = [8]
-training.batch_size = 8
-training.unroll_length = 8
-training.checkpoint_seconds = 1.0
-telemetry.interval_seconds = 0.2
-telemetry.loggers = []
+{TINY_TOML}
 environment.kwargs = {{ pause = 0.01 }}
 actors.envs = 2
 

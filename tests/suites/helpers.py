@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,3 +60,12 @@ def finish(member: Member, evaluations: dict[Actions, dict[str, Any]], returns: 
     record = replace(Record(member.command(), trained=True), evaluations=evaluations)
     member.write(record)
     return record
+
+
+def path_with(folder: Path, programs: Mapping[str, str]) -> str:
+    """A PATH that begins with a folder of these bash scripts, by name."""
+    folder.mkdir()
+    for name, script in programs.items():
+        (folder / name).write_text(f"#!/bin/bash\n{script}\n")
+        (folder / name).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"

@@ -12,7 +12,7 @@ import pytest
 from seedcli.cli.main import main
 from seedcli.errors import UsageError
 from seedcli.suites.cluster import submit_script
-from tests.suites.helpers import SUITE, finish, members, write_suite
+from tests.suites.helpers import SUITE, finish, members, path_with, write_suite
 
 SLURM = '[slurm]\nactors = 4\ntime = "1-0"\n'
 
@@ -22,13 +22,8 @@ def test_each_run_is_a_job_that_bash_submits(tmp_path: Path) -> None:
     suite = write_suite(tmp_path, SUITE.replace("[1, 2, 3]", "[1, 2]") + SLURM)
     finish(members(suite, tmp_path / "results")["easy", 2], {}, [1.0, 1.0])
     script = submit_script(suite, suite.tasks, tmp_path / "results")
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    (programs / "seed").write_text(f'#!/bin/bash\nexec {sys.executable} -m seedcli "$@"\n')
-    (programs / "sbatch").write_text(f"#!/bin/bash\ncat >> {tmp_path}/submitted\n")
-    for program in programs.iterdir():
-        program.chmod(0o755)
-    path = f"{programs}:{os.environ['PATH']}"
+    programs = {"seed": f'exec {sys.executable} -m seedcli "$@"', "sbatch": f"cat >> {tmp_path}/submitted"}
+    path = path_with(tmp_path / "bin", programs)
     subprocess.run(["bash"], input=script, text=True, check=True, env={**os.environ, "PATH": path}, timeout=60)
     submitted = (tmp_path / "submitted").read_text()
     learners = [line.strip() for line in submitted.splitlines() if "seed learner" in line]

@@ -16,7 +16,7 @@ from seedcli.suites.members import Record
 from seedcli.suites.outcomes import gather
 from seedcli.suites.report import write_files
 from seedcli.suites.tables import markdown, run_grid, task_grid
-from tests.results.helpers import make_run
+from tests.results.helpers import line, make_run
 from tests.suites.helpers import SUITE, finish, members, played, write_suite
 
 
@@ -99,9 +99,33 @@ def test_human_normalised_suites_have_statistics_over_tasks(tmp_path: Path) -> N
     assert outcome.tasks[0].reference == 7127.7
     found = outcome.aggregate("greedy")
     assert found["median"].value == pytest.approx(0.9) and found["mean"].value == pytest.approx(0.9)
-    assert "Human-normalised, greedy: median 90.0% [" in markdown(outcome, "chart.png")
+    # rliable's is over the runs of all tasks, 0.5, 0.7, 1.0 and 1.4, not over the means of tasks.
+    assert found["iqm"].value == pytest.approx(0.85)
+    page = markdown(outcome, "chart.png")
+    assert (
+        "Human-normalised, greedy, over 2 of 2 tasks: median 90.0% [" in page and "interquartile mean 85.0% [" in page
+    )
     written = write_files(outcome, tmp_path / "out")
     assert imread(written[2]).shape[1] == 1350
+
+
+def test_one_seed_a_task_has_no_interval(tmp_path: Path) -> None:
+    suite = write_suite(tmp_path, ATARI.replace("[1, 2]", "[1]"))
+    evaluation = played([1.0], 0.5)
+    finish(members(suite, tmp_path)["alien", 1], {"greedy": evaluation, "sampled": evaluation}, [1.0, 1.0])
+    outcome = gather(suite, tmp_path)
+    for name in ("median", "mean", "iqm"):
+        assert outcome.to_dict()["aggregate"]["greedy"][name] == {"value": 0.5, "low": None, "high": None}
+    page = markdown(outcome, "chart.png")
+    assert "greedy, over 1 of 2 tasks: median 50.0%, mean 50.0%, interquartile mean 50.0%." in page
+
+
+def test_a_deterministic_run_has_no_duration(tmp_path: Path) -> None:
+    suite = write_suite(tmp_path)
+    run = members(suite, tmp_path)["easy", 1]
+    make_run(run.folder, [line(500, 3.0, time=None), line(1000, 4.0, time=None)], steps=1000, checkpoint=1000)
+    row = run_grid(gather(suite, tmp_path)).rows[0]
+    assert row == ["easy", "to be evaluated", "1", "4.000", "-", "-", "not reached in 1.00 k steps", "-", "-"]
 
 
 def test_results_of_other_settings_are_refused(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from seedcli.cli.main import main
 from seedcli.errors import UsageError
 from seedcli.suites.array import array_script
 from seedcli.suites.members import members_of
-from seedcli.suites.sweep import Sweep, load_sweep
-from tests.suites.helpers import finish, played
+from seedcli.suites.sweep import Range, Sweep, load_sweep
+from tests.suites.helpers import finish, path_with, played
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = '[sweep]\npreset = "cartpole_vtrace"\nsteps = 1_000\n'
@@ -77,6 +77,14 @@ environment.kwargs = { sutton_barto_reward = true }
     assert all(Path(name).name == name and len(name) <= 100 for name in sweep.points), "names of folders"
 
 
+def test_a_drawn_value_stays_in_its_range_when_rounded() -> None:
+    shares = [number / 1000 for number in range(1000)]
+    for low, high in ((0.99, 0.99999), (0.12344, 0.1238), (1e-5, 1.00004e-5)):
+        values = [Range(low=low, high=high).value(share) for share in shares]
+        assert low <= min(values) and max(values) <= high
+        assert all(value in (low, high) or float(f"{value:.4g}") == value for value in values)
+
+
 def test_random_values_cover_their_ranges_and_are_drawn_again(tmp_path: Path) -> None:
     text = """samples = 120
 [random]
@@ -120,6 +128,7 @@ training.optimizer = { choices = ["adam", "rmsprop"] }
         ("repetitions = 0\n" + GRID, "sweep.repetitions = 0 must be at least 1"),
         ("[random]\nagent.discount = { low = 0.1, high = 1 }\n", "[random] needs sweep.samples, how many points to"),
         ("samples = 3\n[random]\n", "[random] needs keys, such as"),
+        ("samples = 3\n" + GRID, "sweep.samples = 3 draws points of [random]: give it that table"),
         ("samples = 3\n[random]\nagent.discount = { low = 1 }\n", "must have a low below its high, not low = 1 and"),
         ("samples = 3\n[random]\nagent.discount = { low = 0, high = 1, log = true }\n", "must have a low above 0 with"),
         ("samples = 3\n[random]\nagent.discount = { lo = 0, high = 1 }\n", "unknown key lo: did you mean low?"),
@@ -181,16 +190,14 @@ def test_a_job_array_runs_each_run_once(tmp_path: Path) -> None:
         "--qos=long",
     ):
         assert f"\n#SBATCH {option}\n" in script
-    programs = tmp_path / "bin"
-    programs.mkdir()
     written = tmp_path / "written"
-    (programs / "srun").write_text('#!/bin/bash\nshift\nexec "$@"\n')
-    (programs / "seed").write_text(f'#!/bin/bash\nprintf "%s\\n" "$@" > {written}\nexit ${{STATUS:-0}}\n')
-    (programs / "squeue").write_text("#!/bin/bash\necho RUNNING\n")
-    (programs / "scontrol").write_text(f'#!/bin/bash\necho "$@" >> {written}\n')
-    for program in programs.iterdir():
-        program.chmod(0o755)
-    environ = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_ID": "77"}
+    programs = {
+        "srun": 'shift\nexec "$@"',
+        "seed": f'printf "%s\\n" "$@" > {written}\nexit ${{STATUS:-0}}',
+        "squeue": "echo RUNNING",
+        "scontrol": f'echo "$@" >> {written}',
+    }
+    environ = {**os.environ, "PATH": path_with(tmp_path / "bin", programs), "SLURM_JOB_ID": "77"}
     for index, member in enumerate(others):
         done = subprocess.run(
             ["bash"],
@@ -211,8 +218,9 @@ def test_a_job_array_runs_each_run_once(tmp_path: Path) -> None:
     ("text", "sentence"),
     [
         ('time = "soon"', "slurm.time: --time 'soon' must be a time limit"),
-        ('mem = "much"', 'slurm.mem = "much" is not as sbatch takes it'),
-        ('sbatch = ["qos"]', 'slurm.sbatch "qos" must be an option'),
+        ('time = "2"', "slurm.time = 2 must be at least 150 s, or each run is stopped and requeued as it begins"),
+        ('mem = "much"', "slurm.mem 'much' must be a size as SLURM writes it, such as 16G"),
+        ('sbatch = ["qos"]', "slurm.sbatch 'qos' must be an option of sbatch, such as --qos=long"),
     ],
 )
 def test_wrong_options_of_the_array_are_refused(tmp_path: Path, text: str, sentence: str) -> None:

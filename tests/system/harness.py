@@ -33,6 +33,7 @@ TINY = (
     "telemetry.loggers=[]",
     "net.heartbeat_seconds=0.5",
 )
+TINY_TOML = "\n".join(TINY)  # the same values as lines of a TOML table
 # On Linux the kernel kills a process when its tests are killed: a run of 10¹² steps would never end.
 _START = """
 import ctypes, os, signal, sys

@@ -79,6 +79,14 @@ def test_a_killed_suite_resumes_and_repeats_no_finished_run(fleet: Fleet) -> Non
     assert "failed before: broken, seed 1: --retry-failed tries them again" in suite.stderr
     assert {path: path.stat().st_mtime_ns for path in results.rglob("seed-1/metrics.jsonl")} == written
 
+    (results / "counter" / "seed-1.json").unlink()  # as after a job of a cluster
+    suite = fleet.start(*command, "--evaluate-only")
+    suite.ends_with(1)
+    suite.killed = True
+    record = read(results / "counter" / "seed-1.json")
+    assert record["trained"] and set(record["evaluations"]) == {"greedy", "sampled"}
+    assert "training for" not in suite.stderr and "counter, seed 1: greedy" in suite.stderr
+
 
 @pytest.mark.slow
 def test_an_interrupted_suite_stops_its_trainings_with_a_checkpoint(fleet: Fleet) -> None:
@@ -89,12 +97,12 @@ def test_an_interrupted_suite_stops_its_trainings_with_a_checkpoint(fleet: Fleet
     other = fleet.start("benchmark", "run", "mine.toml", "--results", "results")
     other.ends_with(2)
     other.killed = True
-    assert "results belongs to another seed benchmark run" in other.sentence
+    assert "results belongs to another seed command: wait for it" in other.sentence
     before = checkpoints(run)[-1]
     suite.send(signal.SIGINT)
     suite.ends_with(130)
     suite.killed = True
-    assert "stopping; the same command resumes the suite" in suite.stderr
+    assert "stopping; the same command resumes" in suite.stderr
     assert not is_running(run) and checkpoints(run)[-1] > before
     record = read(run.with_name("seed-1.json"))
     assert not record["error"] and not record["trained"]

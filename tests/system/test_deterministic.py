@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tomllib
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.harness import TINY, Fleet, Process, fleet_in, metrics, sets
+from tests.system.harness import TINY, Fleet, Process, checkpoints, fleet_in, metrics, sets
 
 # Nothing may depend on the clock: neither checkpoints nor lines of metrics.
 SMALL = (*TINY, "training.unroll_length=4", "training.batch_size=4", "training.checkpoint_seconds=1000")
@@ -41,6 +42,18 @@ def _mode(run: Path) -> tuple[bool, bool]:
     return deterministic, metrics(run)[-1]["time"] is None
 
 
+def _check_last_100(resumed: Path, before: Path) -> None:
+    """The mean of the last 100 episodes includes those of before the resume."""
+    (state,) = (before / "checkpoints").glob(f"{checkpoints(before)[-1]}/state.json")
+    counters = json.loads(state.read_text())["counters"]
+    returns, episodes = list(counters["recent_returns"]), counters["episodes"]
+    for line in metrics(resumed)[len(metrics(before)) :]:
+        returns += [line["episode_return"]] * (line["episodes"] - episodes)
+        episodes = line["episodes"]
+        assert line["episode_return_100"] == pytest.approx(sum(returns) / len(returns))
+    assert counters["episodes"] < len(returns) <= 100, "with more, the means of lines would not suffice"
+
+
 @pytest.mark.parametrize("again", [(), ("--preset", "cartpole_vtrace", "--envs", "4", *sets(*SMALL))])
 def test_a_deterministic_run_is_resumed_deterministically(
     fleet: Fleet, begun: tuple[Path, Path], again: tuple[str, ...]
@@ -53,6 +66,7 @@ def test_a_deterministic_run_is_resumed_deterministically(
         resumed, run = _train(fleet, "--resume", "--steps", "1600", *again, name=name)
         assert "resuming a deterministic run: one thread in lock-step, as before" in resumed.stderr
         assert _mode(run) == (True, True) and metrics(run)[-1]["env_steps"] >= 1600
+        _check_last_100(run, folder)
         written.append((run / "metrics.jsonl").read_bytes())
         assert f"deterministic = true  # run {name}" in (run / "config.toml").read_text()
     assert written[0] == written[1]

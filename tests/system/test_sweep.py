@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.harness import COUNTER, Fleet, wait_for
+from tests.system.harness import COUNTER, TINY_TOML, Fleet, wait_for
 
 SWEEP = f"""
 [sweep]
@@ -18,12 +18,7 @@ seeds = [1, 2]
 episodes = 1
 
 [set]
-agent.network.hidden = [8]
-training.batch_size = 8
-training.unroll_length = 8
-training.checkpoint_seconds = 1.0
-telemetry.interval_seconds = 0.2
-telemetry.loggers = []
+{TINY_TOML}
 
 [grid]
 training.learning_rate = [1e-3, 2e-3]

@@ -20,7 +20,7 @@ from seedcli.models.acting import ModelActor
 from seedcli.models.runtimes import Model, open_model
 from seedcli.roles.evaluator.episodes import play
 from seedcli.roles.evaluator.report import Evaluation, film, report
-from seedcli.roles.evaluator.request import check_video
+from seedcli.roles.evaluator.suite_runs import check_output
 from seedcli.roles.evaluator.video import VideoWriter
 from seedcli.specs import Rows
 
@@ -105,7 +105,7 @@ def run_eval_model(
         CheckpointError, UsageError: the model or the environment cannot be used, or does not fit the other.
     """
     if video is not None:
-        check_video(video)
+        check_output("--video", video, ".mp4")
     model = open_model(path)
     description = model.description
     if sample and description.greedy:

@@ -9,6 +9,7 @@ from seedcli.envs.placement import check_simulator
 from seedcli.errors import UsageError
 from seedcli.models.formats import format_of_file
 from seedcli.roles.evaluator.logged import check_logged
+from seedcli.roles.evaluator.suite_runs import check_output
 from seedcli.training.checkpoint_files import find_checkpoint
 
 
@@ -29,7 +30,7 @@ def check_request(path: Path, *, video: Path | None, watch: bool, log: bool) -> 
     if video is not None:
         if watch:
             raise UsageError("--watch plays many checkpoints and --video films one: give one of the two")
-        check_video(video)
+        check_output("--video", video, ".mp4")
     if watch:
         if log:
             raise UsageError("--watch plays many checkpoints and --log keeps a final result: give one of the two")
@@ -44,11 +45,3 @@ def check_request(path: Path, *, video: Path | None, watch: bool, log: bool) -> 
     if log:
         check_logged(checkpoint)
     check_simulator(from_toml_file(checkpoint.config_path).environment)
-
-
-def check_video(path: Path) -> None:
-    """Raise UsageError if a video cannot be written."""
-    if path.suffix.lower() != ".mp4":
-        raise UsageError(f"--video {path} must name an .mp4 file")
-    if not path.resolve().parent.is_dir():
-        raise UsageError(f"--video {path}: the folder {path.resolve().parent} does not exist; create it first")

@@ -16,15 +16,13 @@ from rich.console import Console
 from rich.table import Table
 
 from seedcli.config.sources import from_toml_file
-from seedcli.envs.scores import Estimate, Suite, aggregate
+from seedcli.envs.scores import TITLES, Estimate, Suite, aggregate
 from seedcli.errors import EXIT_DONE, CheckpointError, SeedError
 from seedcli.roles.evaluator.report import Evaluation
 from seedcli.roles.evaluator.run import Player
 from seedcli.roles.evaluator.suite_chart import write_chart
 from seedcli.roles.evaluator.suite_runs import Run, say, warn
 from seedcli.training.checkpoint import find_checkpoint
-
-_TITLES = {"median": "median", "mean": "mean", "iqm": "interquartile mean", "capped_mean": "mean, each capped at 100 %"}
 
 
 @dataclass(frozen=True)
@@ -168,7 +166,7 @@ def _print(results: Sequence[Result], estimates: dict[str, Estimate], missing: S
     for name in ("value", "95 % interval"):
         table.add_column(name, justify="right")
     for name, (value, low, high) in estimates.items():
-        table.add_row(_TITLES[name], f"{value:,.1%}", f"{low:,.1%} to {high:,.1%}")
+        table.add_row(TITLES[name], f"{value:,.1%}", f"{low:,.1%} to {high:,.1%}")
     console.print(table)
     if missing:
         console.print(f"missing, {len(missing)} of {len(suite.tasks)}: {', '.join(missing)}", soft_wrap=True)

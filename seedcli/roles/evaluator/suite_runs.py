@@ -95,15 +95,15 @@ def choose_runs(folder: Path, suite: Suite) -> list[Run]:
     return [chosen[name] for name in tasks if name in chosen]
 
 
-def check_chart(path: Path) -> None:
-    """Raise UsageError if the chart file cannot be written, before anything is played."""
-    if path.suffix.lower() != ".png":
-        raise UsageError(f"--chart {path} must name a .png file")
+def check_output(flag: str, path: Path, *endings: str) -> None:
+    """Raise UsageError if a file has another ending or cannot be written, before anything is played or computed."""
+    if path.suffix.lower() not in endings:
+        raise UsageError(f"{flag} {path} must end in {' or '.join(endings)}")
     folder = path.resolve().parent
     if not folder.is_dir():
-        raise UsageError(f"--chart {path}: the folder {folder} does not exist; create it first")
-    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise UsageError(f"--chart {path} cannot be written: name a file in a folder you may write to")
+        raise UsageError(f"{flag} {path}: the folder {folder} does not exist; create it first")
+    if path.is_dir() or not all(os.access(each, os.W_OK) for each in (folder, path) if each.exists()):
+        raise UsageError(f"{flag} {path} cannot be written: name a file in a folder you may write to")
 
 
 def say(line: str) -> None:

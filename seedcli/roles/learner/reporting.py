@@ -81,7 +81,6 @@ class Reporter:
         void = self._writer.truncate_after(learner.began) if folder.resume else None
         chief = learner.team is None or learner.team.chief
         self._loggers = open_loggers(folder.path, config, resumed_at=void, chief=chief)
-        self._last_100: deque[float] = deque(maxlen=100)
         self._evaluation_20: deque[float] = deque(maxlen=20)
         self._process = psutil.Process()
         self._memory_mb = 0.0
@@ -220,14 +219,13 @@ class Reporter:
         stats = core.engine.stats
         finished = [stats.finished.popleft() for _ in range(len(stats.finished))]
         returns = [episode[0] for episode in finished]
-        self._last_100.extend(returns)
         watched = [stats.finished_evaluation.popleft()[0] for _ in range(len(stats.finished_evaluation))]
         self._evaluation_20.extend(watched)
         percentiles = stats.latency.percentiles(50, 99)
         stats.latency.reset()
         return {
             "episode_return": _mean(returns),
-            "episode_return_100": _mean(list(self._last_100)),
+            "episode_return_100": _mean(list(stats.recent_returns)),  # with those of before a resume
             "episode_length": _mean([float(episode[1]) for episode in finished]),
             "evaluation_return": _mean(watched),
             "evaluation_return_20": _mean(list(self._evaluation_20)),
@@ -296,7 +294,7 @@ class Reporter:
             env_steps=self._counters()["env_steps"],
             total=learner.config.run.steps,
             seconds=wall,
-            episode_return_100=_mean(list(self._last_100)),
+            episode_return_100=_mean(list(core.engine.stats.recent_returns)) if core is not None else None,
             dropped_unrolls=max(core.engine.stats.dropped_unrolls, core.source.dropped) if core is not None else 0,
             dropped_updates=core.trainer.dropped if core is not None else 0,
             folder=self._folder.path,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,14 +59,10 @@ def kept_id(folder: Path, new: str | None = None) -> str | None:
         new: kept where there is none yet.
     """
     path = folder / "id"
-    if path.is_file():
-        return path.read_text(encoding="utf-8").strip()
+    # A crash may have left it empty.
+    if path.is_file() and (known := path.read_text(encoding="utf-8").strip()):
+        return known
     if new is not None:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(new + "\n", encoding="utf-8")
     return new
-
-
-def new_id() -> str:
-    """A new id of an entry."""
-    return secrets.token_hex(4)

@@ -79,7 +79,7 @@ class Feed:
         try:
             logger = self._make()
         except Exception as error:
-            _log.warning("%s gets nothing of this run, which goes on without it: %s", self._name, _sentence(error))
+            _log.warning("%s gets nothing of this run, which continues without it: %s", self._name, _sentence(error))
             return
         while (call := self._queue.get()) is not None:
             try:
@@ -96,7 +96,7 @@ class Feed:
             self.lost += 1
             first = self.lost == 1
         if first:
-            _log.warning("%s loses lines of this run, which goes on: %s", self._name, why)
+            _log.warning("%s loses lines of this run, which continues: %s", self._name, why)
 
 
 def _sentence(error: Exception) -> str:

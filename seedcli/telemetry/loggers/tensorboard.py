@@ -32,8 +32,8 @@ class TensorBoardLogger:
         folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads a folder's files in the order of their names, so the name begins with the time;
         # nanoseconds keep two files of one second apart.
-        name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{socket.gethostname()}.{os.getpid()}"
-        name += f".{time.time_ns() % 10**9:09d}"
+        seconds, nanoseconds = divmod(time.time_ns(), 10**9)
+        name = f"events.out.tfevents.{seconds:010d}.{socket.gethostname()}.{os.getpid()}.{nanoseconds:09d}"
         self._records = RecordWriter(open(folder / name, "wb"))  # noqa: SIM115
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
         if run.resumed_at is not None:  # makes TensorBoard drop the points of earlier files from there on

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from seedcli.telemetry.loggers.base import LoggedRun, LoggerUnavailable, kept_id, new_id
+from seedcli.telemetry.loggers.base import LoggedRun, LoggerUnavailable, kept_id
 
 PROJECT = "seed"
 _FINISH_SECONDS = 20  # for uploads at the end; the rest stays in the run's folder, for `wandb sync`
@@ -31,7 +32,7 @@ class WandbLogger:
         self._wandb = wandb
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
-            id=kept_id(run.folder / "wandb", new_id()),
+            id=kept_id(run.folder / "wandb", secrets.token_hex(4)),
             name=run.name,
             dir=run.folder,
             resume="allow",

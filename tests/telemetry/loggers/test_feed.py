@@ -14,7 +14,7 @@ import pytest
 
 from seedcli.config.schema import make_config
 from seedcli.errors import UsageError
-from seedcli.telemetry.loggers.base import LoggerUnavailable
+from seedcli.telemetry.loggers.base import LoggerUnavailable, kept_id
 from seedcli.telemetry.loggers.feed import Feed
 from seedcli.telemetry.loggers.registry import LOGGERS, check_loggers, open_loggers
 from seedcli.telemetry.loggers.tensorboard import TensorBoardLogger
@@ -63,7 +63,7 @@ def test_a_slow_logger_never_blocks_and_lost_lines_are_counted(
     feed.close(time.monotonic() + 60)
     assert steps_of(tmp_path) == list(range(11)), "the oldest lines are kept, in order"
     assert [record.message for record in caplog.records] == [
-        "slow loses lines of this run, which goes on: it is slower than training",
+        "slow loses lines of this run, which continues: it is slower than training",
         "slow did not get 990 lines of this run",
     ]
 
@@ -78,7 +78,7 @@ def test_a_line_that_fails_costs_only_itself(tmp_path: Path, caplog: pytest.LogC
     feed.close(time.monotonic() + 60)
     assert steps_of(tmp_path) == [0, 2, 4]
     assert [record.message for record in caplog.records] == [
-        "broken loses lines of this run, which goes on: OSError: the disk is full",
+        "broken loses lines of this run, which continues: OSError: the disk is full",
         "broken did not get 2 lines of this run",
     ]
 
@@ -92,7 +92,7 @@ def test_a_logger_that_cannot_be_opened_is_reported_once(caplog: pytest.LogCaptu
         put(feed, step)
     feed.close(time.monotonic() + 60)
     assert [record.message for record in caplog.records] == [
-        "closed gets nothing of this run, which goes on without it: nobody is logged in: log in"
+        "closed gets nothing of this run, which continues without it: nobody is logged in: log in"
     ]
 
 
@@ -108,6 +108,13 @@ def test_a_logger_that_hangs_is_left_behind(tmp_path: Path, caplog: pytest.LogCa
         "hanging is still busy at the end of the run: what it has not stored by now is lost"
     ]
     gate.open.set()
+
+
+def test_an_empty_id_is_replaced(tmp_path: Path) -> None:
+    """A crash between the creation of the file and its text leaves it empty."""
+    (tmp_path / "id").touch()
+    assert kept_id(tmp_path) is None
+    assert kept_id(tmp_path, "new") == "new" and kept_id(tmp_path, "other") == "new"
 
 
 def test_a_logger_that_is_not_installed_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ def test_without_credentials_there_is_one_warning(
     loggers.close(LIMIT)
     (warning,) = warnings_of(caplog)
     assert warning == (
-        "wandb gets nothing of this run, which goes on without it: no one is logged in: run wandb login, or set "
+        "wandb gets nothing of this run, which continues without it: no one is logged in: run wandb login, or set "
         "WANDB_API_KEY or WANDB_MODE=offline"
     )
 
@@ -160,7 +160,7 @@ def test_a_server_that_never_answers_does_not_hold_up_a_run(
         assert time.monotonic() - began < 5.0
         connection.close()
     assert warnings_of(caplog) == [
-        "mlflow loses lines of this run, which goes on: it is slower than training",
+        "mlflow loses lines of this run, which continues: it is slower than training",
         "mlflow is still busy at the end of the run: what it has not stored by now is lost",
         "mlflow did not get 500 lines of this run",
     ]
