@@ -1,15 +1,21 @@
-"""Links, anchors, files and modules that README and docs/ name exist."""
+"""Links, anchors, files, modules and commands that README and docs/ name exist."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from seedcli.cli.main import app
 from seedcli.config.choices import CHOICES
+from seedcli.config.presets import preset_layers
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -79,3 +85,27 @@ def test_named_modules_exist(page: Path) -> None:
     text = re.sub(r"seedcli\.envs\.\w+:", "", page.read_text(encoding="utf-8"))
     for name in sorted(set(re.findall(r"(?<![\w/.-])seedcli(?:\.[A-Za-z_]\w*)+", text))):
         assert name in ENTRY_POINTS or resolves(name), f"{page.name} names {name}"
+
+
+SEED: Any = typer.main.get_command(app)
+
+
+def commands(page: Path) -> Iterator[str]:
+    """The commands of `seed` in the code blocks of a page, without comments, redirections and what is optional."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    for block in re.findall(r"^```(?:bash)?\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE):
+        for line in re.findall(r"^seed .+$", block, flags=re.MULTILINE):
+            yield re.sub(r"\[--.*?\]| [&>|] .*", "", line)
+
+
+@pages
+def test_commands_are_valid(page: Path) -> None:
+    for line in commands(page):
+        command = SEED
+        name, *arguments = shlex.split(line, comments=True)
+        while hasattr(command, "commands"):
+            name, *arguments = arguments
+            command = command.commands[name]
+        given = command.make_context(name, arguments).params
+        if given.get("preset"):
+            preset_layers(given["preset"])
