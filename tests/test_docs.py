@@ -109,3 +109,30 @@ def test_commands_are_valid(page: Path) -> None:
         given = command.make_context(name, arguments).params
         if given.get("preset"):
             preset_layers(given["preset"])
+
+
+PROTOCOLS = [ROOT / "seedcli" / package / "base.py" for package in ("agents", "envs", "net")]
+
+
+def protocols(source: str) -> dict[str, dict[str, list[str] | None]]:
+    """The members of each protocol that a source defines: the arguments of methods, None for attributes."""
+    found: dict[str, dict[str, list[str] | None]] = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases):
+            members = found[node.name] = {}
+            for item in node.body:
+                if isinstance(item, ast.AnnAssign):
+                    members[ast.unparse(item.target)] = None
+                elif isinstance(item, ast.FunctionDef):
+                    members[item.name] = None if item.decorator_list else [each.arg for each in item.args.args]
+    return found
+
+
+def test_listed_protocols_are_those_of_the_code() -> None:
+    code = {name: members for path in PROTOCOLS for name, members in protocols(path.read_text("utf-8")).items()}
+    listed: dict[str, Any] = {}
+    for page in PAGES:
+        for block in re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE):
+            listed |= protocols(block)
+    assert {"Agent", "VectorEnv", "ServerTransport", "ClientTransport"} <= set(listed)
+    assert listed == {name: code[name] for name in listed}
