@@ -6,6 +6,14 @@ import pytest
 
 from seedcli.telemetry import logs
 
+# Folders with files that take minutes. They are begun first, or one would still run when all others are done.
+LONG = ("slurm", "system", "training", "own_code", "learning", "api")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folders = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: folders.get(item.path.parent.name, len(LONG)))
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

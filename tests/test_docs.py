@@ -16,6 +16,8 @@ import typer
 from seedcli.cli.main import app
 from seedcli.config.choices import CHOICES
 from seedcli.config.presets import preset_layers
+from seedcli.suites.suite import load_suite
+from seedcli.suites.sweep import load_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -136,3 +138,17 @@ def test_listed_protocols_are_those_of_the_code() -> None:
             listed |= protocols(block)
     assert {"Agent", "VectorEnv", "ServerTransport", "ClientTransport"} <= set(listed)
     assert listed == {name: code[name] for name in listed}
+
+
+def test_listed_suites_and_sweeps_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite, sweep = tmp_path / "suite.toml", tmp_path / "sweep.toml"
+    for path, name in ((suite, "benchmarks.md"), (sweep, "experiments.md")):
+        blocks = re.findall(
+            r"^```toml\n(.*?)^```$", (ROOT / "docs" / name).read_text("utf-8"), re.DOTALL | re.MULTILINE
+        )
+        path.write_text("\n".join(blocks))
+    package = "import gymnasium\ngymnasium.register('MyEnv-v0', entry_point='x:X')\n"
+    (tmp_path / "my_package.py").write_text(package)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert list(load_suite(str(suite)).tasks) == ["cartpole", "mine"]
+    assert len(load_sweep(sweep).points) == 4

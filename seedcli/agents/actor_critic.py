@@ -104,6 +104,7 @@ class ActorCriticAgent(NetworkAgent):
 
     Attributes:
         algorithm: no burn-in, T transitions, unrolls from a queue.
+        distribution: that of the actions; its methods take the policy's parameters [..., P].
     """
 
     Network = PolicyValueNetwork
@@ -113,7 +114,7 @@ class ActorCriticAgent(NetworkAgent):
     ) -> None:
         """Build the agent; raises UsageError if the network does not support the environment's observations."""
         super().__init__(config, training, spec, seed, precision)
-        self._distribution = make_distribution(spec.action)
+        self.distribution = make_distribution(spec.action)
         # 1 for each number of a Box action with two bounds, [d] float32.
         self._bounded = None
         if len(spec.action.unbounded) < spec.action.size:
@@ -124,7 +125,7 @@ class ActorCriticAgent(NetworkAgent):
             unroll_length=training.unroll_length,
             source=config.source,
             recorded={
-                self._distribution.name: ArraySpec((self._distribution.size,), "float32"),
+                self.distribution.name: ArraySpec((self.distribution.size,), "float32"),
                 **({"value": ArraySpec((), "float32")} if config.normalize_values else {}),
             },
             symptoms=self.symptoms(config),
@@ -137,12 +138,12 @@ class ActorCriticAgent(NetworkAgent):
     def act(self, network: PolicyValueNetwork, inputs: ActInputs, state: State) -> tuple[ActOutputs, State]:
         """Sample an action of the policy for each row, or take its mode; deterministic given the seed."""
         outputs, state = network.step(inputs.observation, inputs.reward, state)
-        greedy_action = self._distribution.mode(outputs.policy)
-        action = greedy_action if inputs.greedy else self._distribution.sample(outputs.policy, inputs.seed)
-        recorded = {self._distribution.name: outputs.policy}
+        greedy_action = self.distribution.mode(outputs.policy)
+        action = greedy_action if inputs.greedy else self.distribution.sample(outputs.policy, inputs.seed)
+        recorded = {self.distribution.name: outputs.policy}
         if self.config.normalize_values:
             recorded["value"] = outputs.value
-        details = {"value": outputs.value, **self._distribution.describe(outputs.policy)}
+        details = {"value": outputs.value, **self.distribution.describe(outputs.policy)}
         return ActOutputs(action, recorded, greedy_action, details), network.remember(state, action)
 
     def observe(self, unrolls: UnrollBatch) -> None:
@@ -175,11 +176,11 @@ class ActorCriticAgent(NetworkAgent):
         reward = tf.ensure_shape(unrolls.reward, [self.algorithm.records, None])
         outputs = evaluate(self.network, unrolls._replace(reward=reward), self.algorithm.burn_in)
         action, policy = unrolls.action[:-1], outputs.policy[:-1]
-        behaviour = unrolls.recorded[self._distribution.name][:-1]
+        behaviour = unrolls.recorded[self.distribution.name][:-1]
         return Evaluation(
             policy,
-            self._distribution.log_prob(policy, action),
-            self._distribution.log_prob(behaviour, action),
+            self.distribution.log_prob(policy, action),
+            self.distribution.log_prob(behaviour, action),
             outputs.value,
             outputs.features,
             *self._transitions(reward, unrolls),
@@ -210,10 +211,10 @@ class ActorCriticAgent(NetworkAgent):
         """
         config, mask_tm1 = self.config, batch.mask_tm1
         value_loss = 0.5 * squared_error * mask_tm1
-        entropy = self._distribution.entropy(batch.policy) * mask_tm1
+        entropy = self.distribution.entropy(batch.policy) * mask_tm1
         each = policy_loss + config.baseline_cost * value_loss - config.entropy_cost * entropy
         if self._bounded is not None:
-            excess = tf.nn.relu(tf.abs(self._distribution.mode(batch.policy)) - 1.0) * self._bounded
+            excess = tf.nn.relu(tf.abs(self.distribution.mode(batch.policy)) - 1.0) * self._bounded
             each += config.bound_cost * tf.reduce_sum(tf.square(excess), axis=-1) * mask_tm1
         loss = tf.reduce_sum(each * unrolls.weights) / (self.algorithm.unroll_length * self._columns)
         metrics = {
@@ -248,13 +249,13 @@ class ActorCriticAgent(NetworkAgent):
         mask_tm1, features = batch.mask_tm1, batch.features
         count = tf.maximum(tf.reduce_sum(mask_tm1), 1.0)
         metrics = {
-            "policy_spread": self._distribution.spread(
-                tf.reshape(batch.policy, [-1, self._distribution.size]), tf.reshape(mask_tm1, [-1]) / count
+            "policy_spread": self.distribution.spread(
+                tf.reshape(batch.policy, [-1, self.distribution.size]), tf.reshape(mask_tm1, [-1]) / count
             ),
             "saturated_units": self.network.encoder.saturation(tf.reshape(features, [-1, features.shape[-1]])),
         }
         if self._bounded is not None:
-            outside = tf.cast(tf.abs(self._distribution.mode(batch.policy)) > _FAR, tf.float32) * self._bounded
+            outside = tf.cast(tf.abs(self.distribution.mode(batch.policy)) > _FAR, tf.float32) * self._bounded
             metrics["means_outside"] = batch.mean(tf.reduce_sum(outside, axis=-1)) / tf.reduce_sum(self._bounded)
         return metrics
 

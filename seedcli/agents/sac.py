@@ -51,7 +51,7 @@ class SACAgent(NetworkAgent):
         """Build the agent; raises UsageError if it does not support the environment's observations or actions."""
         _check_actions(config.algorithm, spec)
         super().__init__(config, training, spec, seed, precision)
-        self._distribution = SquashedGaussian(spec.action.size)
+        self.distribution = SquashedGaussian(spec.action.size)
         self._target_entropy = -float(spec.action.size) if config.target_entropy == "auto" else config.target_entropy
         self.algorithm = AlgorithmSpec(
             name=config.algorithm,
@@ -73,9 +73,9 @@ class SACAgent(NetworkAgent):
         """Sample an action of the policy for each row, or take its median; deterministic given the seed."""
         params, state = network.step(inputs.observation, inputs.reward, state)
         drawn = noise.normal(inputs.seed, tf.shape(params)[0], self._spec.action.size)
-        greedy_action = self._distribution.median(params)
-        action = greedy_action if inputs.greedy else self._distribution.sample(params, drawn)[0]
-        return ActOutputs(action, {}, greedy_action, self._distribution.describe(params)), state
+        greedy_action = self.distribution.median(params)
+        action = greedy_action if inputs.greedy else self.distribution.sample(params, drawn)[0]
+        return ActOutputs(action, {}, greedy_action, self.distribution.describe(params)), state
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
         """The groups "actor", "critics" and, if it is learned, "temperature"."""
@@ -165,7 +165,7 @@ class SACAgent(NetworkAgent):
     def _sample(self, observation: Any, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Actions [N, d] of the policy for observations [N, ...] and noise [N, d], and their log-density [N]."""
         params, _ = self.network.step(observation, tf.zeros_like(noise[:, 0]), {})
-        return self._distribution.sample(params, noise)
+        return self.distribution.sample(params, noise)
 
     def _noise(self, columns: tf.Tensor) -> tf.Tensor:
         """Standard normal numbers [2, T·columns, d] for the two ends of this device's transitions.

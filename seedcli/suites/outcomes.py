@@ -68,9 +68,8 @@ class RunOutcome:
 
     @property
     def command(self) -> str:
-        """The command that trains it, of its last session if one is recorded."""
-        words = self.data.sessions[-1].command if self.data and self.data.sessions else ()
-        return shlex.join(words or ["seed", *self.member.train_command()])
+        """The command that trains it again, in a folder of its own."""
+        return shlex.join(["seed", *self.member.command()])
 
     @property
     def versions(self) -> Mapping[str, str]:
@@ -89,8 +88,7 @@ class RunOutcome:
             "seed": self.member.seed,
             "state": self.state,
             "error": self.error,
-            "folder": str(self.member.folder),
-            "log": str(self.member.log),
+            "folder": str(self.member.folder.relative_to(self.member.results)),
             "command": self.command,
             "versions": self.versions,
             "machine": self.machine,
@@ -195,7 +193,6 @@ class SuiteOutcome:
             "suite": self.suite.name,
             "description": self.suite.description,
             "episodes": self.suite.episodes,
-            "results": str(self.results),
             "tasks": [task.to_dict() for task in self.tasks],
             "aggregate": {
                 actions: {name: _plain(found) for name, found in self.aggregate(actions).items()} for actions in ACTIONS

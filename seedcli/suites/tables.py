@@ -111,7 +111,7 @@ def _page(outcome: SuiteOutcome, chart: str) -> Iterator[str]:
     if failed:
         yield "\n### Failed\n"
     for run in failed:
-        yield f"- {run.member}: {run.error} (`{run.member.log}`)"
+        yield f"- {run.member}: {run.error} (`{run.member.log.relative_to(outcome.results)}`)"
     yield "\n## How each was made\n"
     rows = [(run.member.name, *_made(run), f"`{run.command}`") for run in outcome.runs]
     yield from Grid(("task", "seed", "duration", "versions", "machine", "command"), rows, left=6).markdown()

@@ -75,6 +75,7 @@ class Summary:
         resumed_at: environment steps at the last start, 0 for a new run.
         episode_return_100: mean raw return of the last 100 episodes; None if none has ended.
         dropped_unrolls: unrolls dropped because of non-finite rewards or priorities.
+        dropped_updates: updates dropped because of a non-finite loss or gradient.
         folder: the run folder.
         playable: whether it holds a checkpoint.
         how_to_resume: end of the sentence for a run that stopped early.
@@ -86,6 +87,7 @@ class Summary:
     seconds: float
     episode_return_100: float | None
     dropped_unrolls: int
+    dropped_updates: int
     folder: Path
     playable: bool
     resumed_at: int = 0
@@ -109,6 +111,9 @@ def summary_lines(summary: Summary) -> list[Text]:
     if summary.dropped_unrolls:
         dropped = f"not trained on: {counted(summary.dropped_unrolls, 'unroll')}"
         lines.append(Text(f"{dropped}, with non-finite rewards or priorities, see the log", style="bold red"))
+    if summary.dropped_updates:
+        dropped = f"not applied: {counted(summary.dropped_updates, 'update')}"
+        lines.append(Text(f"{dropped}, with a non-finite loss or gradient, see the log", style="bold red"))
     if summary.warning:
         lines.append(Text(f"warning: {summary.warning}", style="bold yellow"))
     lines.append(Text(f"run folder: {summary.folder}"))

@@ -80,10 +80,10 @@ def chart(values: Sequence[float], width: int, height: int, ascii_only: bool = F
 
 
 def axis_marks(low: float, high: float, height: int) -> list[str]:
-    """The label of each line of a chart from `high` down to `low`: at the ends and some between; else ""."""
+    """The label of each line of a chart from `high` down to `low`: at the ends and some between, each once; else ""."""
     marks = [""] * height
     steps = 1 if height < 5 else 2 if height < 9 else 4
-    for step in range(steps + 1):
+    for step in range(steps + 1) if high > low else [steps]:
         line = round(step * (height - 1) / steps)
         marks[line] = tenth(high - (high - low) * line / max(1, height - 1))
     return marks

@@ -9,7 +9,7 @@ from typing import Any
 from tests.reliability.fuzz_network import WORKERS, fuzz_network
 
 TRANSPORTS = ("inprocess", "zmq", "grpc", "shm")
-_COVERED = 20_000  # mutations with coverage measurement, which is slower
+_COVERED = 30_000  # mutations with coverage measurement, which is slower
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 import seedcli
-from tests.system.harness import checkpoints, wait_for
+from tests.system.harness import LIMIT, checkpoints, wait_for
 
 # More CPUs than the machine may have, so that jobs of several processes fit; config_overrides makes slurmd accept it.
 CONFIGURATION = """\
@@ -116,6 +116,14 @@ class Job:
         # SLURM counts in seconds: a start in the second in which the last run ended finds its credential revoked.
         updates = [f"{name}={value}" for name, value in {"StartTime": "now+3", **values}.items()]
         self.cluster.call("scontrol", "update", f"JobId={self.number}", *updates)
+
+    def wait_until_gone(self, limit: float = LIMIT) -> None:
+        """Wait until none of its processes is left; the error names those that are."""
+        try:
+            wait_for(lambda: not self.cluster.processes(self.run), "the end of the job's processes", limit)
+        except AssertionError as error:
+            left = [p.as_dict(["pid", "ppid", "status", "cmdline", "cwd"]) for p in self.cluster.processes(self.run)]
+            raise AssertionError(f"{error}: {left}\n{self.logs()}") from None
 
     def log(self, name: str) -> str:
         """The log of a process, e.g. "learner-4" or "actor-4-0"."""

@@ -66,7 +66,7 @@ def newer(job: Job, than: int) -> int:
 def stopped(job: Job, before: int) -> int:
     """Wait until a stopped job is queued again; returns the steps of the checkpoint that it wrote."""
     job.wait_for_state("PENDING")
-    wait_for(lambda: not job.cluster.processes(job.run), "the end of the job's processes")
+    job.wait_until_gone()
     at = max(checkpoints(job.run))
     assert at > before, job.logs()
     return at
@@ -82,7 +82,7 @@ def killed(job: Job, *, host: int = 0) -> int:
     (process,) = wait_for(learner, f"the learner of host {host}")
     process.send_signal(signal.SIGKILL)
     job.wait_for_state("PENDING")
-    wait_for(lambda: not job.cluster.processes(job.run), "the end of the job's processes")
+    job.wait_until_gone()
     assert "the learner ended with status 137\nrequeued after death 1 of 4" in job.logs()
     return max(checkpoints(job.run))
 
@@ -109,7 +109,7 @@ def test_the_cartpole_example_completes(cluster: Cluster, tmp_path: Path) -> Non
     token = cluster.home / ".config" / "seed" / "token"
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     assert token.read_text().strip() not in job.logs()
-    wait_for(lambda: not cluster.processes(job.run), "the end of the job's processes")
+    job.wait_until_gone()
 
 
 def test_a_job_on_two_nodes_resumes_after_requeue_preemption_and_kill(
@@ -180,7 +180,7 @@ def test_a_killed_actor_is_restarted_and_scancel_ends_the_job_with_a_checkpoint(
     job.wait_for_checkpoint()  # that of the first update
     cluster.call("scancel", job.number)
     job.wait_for_state("CANCELLED")
-    wait_for(lambda: not cluster.processes(job.run), "the end of the job's processes", 30)
+    job.wait_until_gone(30)
     assert len(checkpoints(job.run)) == 2, job.logs()
     wait_for(cluster.is_empty, "the job has left the queue")
     assert job.show()["Restarts"] == "0"
@@ -248,7 +248,7 @@ def test_a_plain_step_of_two_tasks_trains_and_ends_when_a_host_dies(cluster: Clu
     assert (job.show()["ExitCode"], job.show()["Restarts"]) == ("137:0", "0")
     assert "start all hosts again with --continue" in job.logs()
     assert len(checkpoints(job.run)) == 2, job.logs()
-    wait_for(lambda: not cluster.processes(job.run), "the end of the job's processes")
+    job.wait_until_gone()
 
 
 def test_a_learner_that_fails_ends_the_job_with_its_status(cluster: Cluster, script: Print, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_every_seed_is_shown_with_its_state(tmp_path: Path) -> None:
     ]
     page = markdown(outcome, "chart.png")
     assert "4 runs: 1 finished, 1 failed, 1 not started, 1 interrupted" in page
-    assert f"- easy, seed 2: no room (`{failed.log}`)" in page
+    assert "- easy, seed 2: no room (`easy/seed-2.log`)" in page
     assert len(run_grid(outcome).rows) == 4
     assert "seed train --preset cartpole_vtrace --steps 1000 --seed 3 --set training.batch_size=8" in page
 

@@ -252,17 +252,18 @@ def test_summary_shows_the_command_to_copy() -> None:
     file = io.StringIO()
     folder = Path("/data/" + "long/" * 20 + "my run")
     console = Console(file=file, width=40)
-    print_summary(console, Summary(500_123, 500_000, 95.0, None, 0, folder, playable=True))
+    print_summary(console, Summary(500_123, 500_000, 95.0, None, 0, 0, folder, playable=True))
     text = file.getvalue()
     assert "500,123 environment steps in 1:35" in text
     assert f"seed eval '{folder}'\n" in text
     assert "no episode has ended" in text and "stopped" not in text and "not finite" not in text
     how = f"resume it with: seed train --resume --logdir '{folder}'"
-    print_summary(console, Summary(1_000, 500_000, 95.0, 1.0, 7, folder, playable=False, how_to_resume=how))
+    print_summary(console, Summary(1_000, 500_000, 95.0, 1.0, 7, 612, folder, playable=False, how_to_resume=how))
     text = file.getvalue().removeprefix(text)
     assert f"stopped before its 500,000 steps; {how}\n" in text
     assert "not trained on: 7 unrolls" in text and "seed eval" not in text
-    print_summary(console, Summary(1, 1, 95.0, 1.0, 1, folder, playable=False))
+    assert "not applied: 612 updates, with a non-finite loss or gradient" in text
+    print_summary(console, Summary(1, 1, 95.0, 1.0, 1, 0, folder, playable=False))
     assert "1 environment step in" in file.getvalue() and "not trained on: 1 unroll," in file.getvalue()
 
 
@@ -322,10 +323,10 @@ def test_a_warning_is_in_the_picture_while_it_holds(width: int, height: int, fle
 
 def test_summary_shows_the_current_warning() -> None:
     console, file = terminal(80, 24)
-    print_summary(console, Summary(500_123, 500_000, 95.0, 1.0, 0, Path("run"), playable=True, warning=WARNING))
+    print_summary(console, Summary(500_123, 500_000, 95.0, 1.0, 0, 0, Path("run"), playable=True, warning=WARNING))
     assert f"warning: {WARNING}\n" in ESCAPE.sub("", file.getvalue())
     console, file = terminal(80, 24)
-    print_summary(console, Summary(500_123, 500_000, 95.0, 1.0, 0, Path("run"), playable=True))
+    print_summary(console, Summary(500_123, 500_000, 95.0, 1.0, 0, 0, Path("run"), playable=True))
     assert "warning" not in file.getvalue()
 
 
@@ -342,6 +343,7 @@ def test_chart_by_hand() -> None:
 
 def test_the_axis_has_marks_at_both_ends_and_between() -> None:
     assert axis_marks(0, 500, 1) == ["500.0"]
+    assert axis_marks(32, 32, 4) == ["", "", "", "32.0"]
     assert axis_marks(0, 500, 3) == ["500.0", "", "0.0"]
     assert axis_marks(-20, 20, 5) == ["20.0", "", "0.0", "", "-20.0"]
     assert axis_marks(0, 9, 10) == ["9.0", "", "7.0", "", "5.0", "", "", "2.0", "", "0.0"]

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import logging
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -95,6 +96,16 @@ def _creator(env_id: str) -> Any:
     return gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
 
 
+def _parameters(env_id: str) -> Mapping[str, inspect.Parameter] | None:
+    """What makes an environment takes; None if any keyword, or if its module cannot be loaded here."""
+    try:
+        parameters = inspect.signature(_creator(env_id)).parameters
+    except (*_FAILURES, ImportError):
+        return None  # building the environment reports the error
+    any_keyword = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return None if any_keyword else parameters
+
+
 def check_kwargs(config: GymnasiumConfig, source: str) -> None:
     """Refuse `environment.kwargs` that an environment, whose id has passed `check_id`, does not take.
 
@@ -107,11 +118,8 @@ def check_kwargs(config: GymnasiumConfig, source: str) -> None:
     Raises:
         UsageError: names the value, its source and what is not taken.
     """
-    try:
-        parameters = inspect.signature(_creator(config.id)).parameters
-    except (*_FAILURES, ImportError):
-        return  # building the environment reports the error
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+    parameters = _parameters(config.id)
+    if parameters is None:
         return
     unknown = [key for key in config.kwargs if key not in parameters and key not in _RESERVED]
     if unknown:
@@ -243,6 +251,13 @@ class GymnasiumVectorEnv:
     def _make(self, config: GymnasiumConfig, *, render: bool) -> gymnasium.Env[Any, Any]:
         # Given only where it is wanted: an environment that draws nothing need not know the argument.
         drawing: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
+        no_pictures = UsageError(
+            f"{self._name} gives no pictures: what makes it must take render_mode, and its "
+            'metadata["render_modes"] must hold "rgb_array"'
+        )
+        parameters = _parameters(config.id) if render else None
+        if parameters is not None and "render_mode" not in parameters:
+            raise no_pictures
         if render and is_mujoco(config.id) and not {"camera_id", "camera_name"} & config.kwargs.keys():
             drawing["camera_name"] = "track"  # the default camera does not follow
         env = gymnasium.make(
@@ -254,7 +269,7 @@ class GymnasiumVectorEnv:
         )
         if render and "rgb_array" not in env.metadata.get("render_modes", ()):
             env.close()
-            raise UsageError(f"{self._name} gives no pictures (rgb_array is not among its render modes)")
+            raise no_pictures
         return env
 
     @property

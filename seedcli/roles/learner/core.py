@@ -25,6 +25,7 @@ from seedcli.inference.streams import Stream
 from seedcli.roles.greedy_hint import training_returns
 from seedcli.roles.run_folder import REPLAY
 from seedcli.specs import EnvSpec
+from seedcli.telemetry.logs import log_once_per
 from seedcli.training.batches import TrainingBatch, zero_unrolls
 from seedcli.training.checkpoint import Checkpoint, Checkpointer, restore
 from seedcli.training.devices import Devices
@@ -32,6 +33,8 @@ from seedcli.training.sources import create_source
 from seedcli.training.trainer import Trainer, UpdateResult
 
 _log = logging.getLogger(__name__)
+
+_DROPPED_BATCHES = 100  # in a row, after which training ends: the weights no longer change, so it would go on like this
 
 
 def padding(config: Config, devices: Devices) -> tuple[int, ...]:
@@ -135,6 +138,7 @@ class LearnerCore:
                 on_fault=on_fault,
             )
             self.trainer = Trainer(self.agent, config.training, config.run.steps, devices, seed=config.run.seed)
+            self._dropped_batches = 0  # in a row
             if team is None:  # several hosts wait for each other here
                 # Now, because an algorithm whose loss is invalid must end the start, not the run.
                 self.trainer.trace(zero_unrolls(self.agent, spec, self.local_batch_size))
@@ -284,16 +288,32 @@ class LearnerCore:
         Args:
             batch: this host's share; None: it has no batch yet, as `control` states.
             control: vector summed over all hosts; None: a single host. See `team.Team.control`.
+
+        Raises:
+            SeedError: no update was applied on many batches in a row, because the loss or the gradients are non-finite.
         """
         result = self.trainer.update(batch, self.totals["env_steps"], control)
         if batch is None or (result.control is not None and result.control[0]):
             return result  # a host had no batch: the other hosts keep theirs for a later update
         self.source.trained(batch, result.priorities)
         if result.applied:
+            self._dropped_batches = 0
             self.policy.publish(self.trainer.updates)
         elif result.fault is not None:
-            _log.error("update dropped: %s is non-finite; %d dropped so far", result.fault, self.trainer.dropped)
+            self._dropped(result.fault)
         return result
+
+    def _dropped(self, fault: str) -> None:
+        self._dropped_batches += 1
+        log_once_per(
+            "update dropped", 5.0, _log, logging.ERROR,
+            "update dropped: %s is non-finite; %d dropped so far", fault, self.trainer.dropped,
+        )  # fmt: skip
+        if self._dropped_batches == _DROPPED_BATCHES:
+            raise SeedError(
+                f"{fault} was non-finite on {_DROPPED_BATCHES} batches in a row, so nothing is learned: lower "
+                "training.learning_rate, or correct the loss if it is your own (seed doctor --agent checks it)"
+            )
 
     def source_stats(self) -> dict[str, float]:
         """Statistics of the source, and the range of the exploration inputs if any are non-zero."""

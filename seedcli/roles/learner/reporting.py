@@ -298,6 +298,7 @@ class Reporter:
             seconds=wall,
             episode_return_100=_mean(list(self._last_100)),
             dropped_unrolls=max(core.engine.stats.dropped_unrolls, core.source.dropped) if core is not None else 0,
+            dropped_updates=core.trainer.dropped if core is not None else 0,
             folder=self._folder.path,
             how_to_resume=self._how_to_resume(),
             resumed_at=self._resumed_at,

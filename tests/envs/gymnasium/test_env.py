@@ -234,6 +234,16 @@ def test_rendering_an_environment_that_cannot_render_is_refused() -> None:
         create_env(scripted(observation_space=BOX, observation=ZERO), 1, render=True)
 
 
+def test_an_environment_that_takes_no_render_mode_is_refused_for_that() -> None:
+    class Drawless(gymnasium.Env[Any, Any]):
+        def __init__(self, wind: float = 0.0) -> None:
+            raise AssertionError("it must not be built")
+
+    gymnasium.register("SeedDrawless-v0", Drawless)
+    with pytest.raises(UsageError, match="gives no pictures: what makes it must take render_mode"):
+        create_env(gymnasium_config("SeedDrawless-v0", kwargs={"wind": 0.2}), 1, render=True)
+
+
 def test_kwargs_reach_the_environment() -> None:
     config = gymnasium_config("FrozenLake-v1", kwargs={"map_name": "8x8", "is_slippery": False})
     with Played(config, 1) as played:
