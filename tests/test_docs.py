@@ -1,15 +1,23 @@
-"""Links, anchors, files and modules that README and docs/ name exist."""
+"""Links, anchors, files, modules and commands that README and docs/ name exist."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from seedcli.cli.main import app
 from seedcli.config.choices import CHOICES
+from seedcli.config.presets import preset_layers
+from seedcli.suites.suite import load_suite
+from seedcli.suites.sweep import load_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -79,3 +87,68 @@ def test_named_modules_exist(page: Path) -> None:
     text = re.sub(r"seedcli\.envs\.\w+:", "", page.read_text(encoding="utf-8"))
     for name in sorted(set(re.findall(r"(?<![\w/.-])seedcli(?:\.[A-Za-z_]\w*)+", text))):
         assert name in ENTRY_POINTS or resolves(name), f"{page.name} names {name}"
+
+
+SEED: Any = typer.main.get_command(app)
+
+
+def commands(page: Path) -> Iterator[str]:
+    """The commands of `seed` in the code blocks of a page, without comments, redirections and what is optional."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    for block in re.findall(r"^```(?:bash)?\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE):
+        for line in re.findall(r"^seed .+$", block, flags=re.MULTILINE):
+            yield re.sub(r"\[--.*?\]| [&>|] .*", "", line)
+
+
+@pages
+def test_commands_are_valid(page: Path) -> None:
+    for line in commands(page):
+        command = SEED
+        name, *arguments = shlex.split(line, comments=True)
+        while hasattr(command, "commands"):
+            name, *arguments = arguments
+            command = command.commands[name]
+        given = command.make_context(name, arguments).params
+        if given.get("preset"):
+            preset_layers(given["preset"])
+
+
+PROTOCOLS = [ROOT / "seedcli" / package / "base.py" for package in ("agents", "envs", "net")]
+
+
+def protocols(source: str) -> dict[str, dict[str, list[str] | None]]:
+    """The members of each protocol that a source defines: the arguments of methods, None for attributes."""
+    found: dict[str, dict[str, list[str] | None]] = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases):
+            members = found[node.name] = {}
+            for item in node.body:
+                if isinstance(item, ast.AnnAssign):
+                    members[ast.unparse(item.target)] = None
+                elif isinstance(item, ast.FunctionDef):
+                    members[item.name] = None if item.decorator_list else [each.arg for each in item.args.args]
+    return found
+
+
+def test_listed_protocols_are_those_of_the_code() -> None:
+    code = {name: members for path in PROTOCOLS for name, members in protocols(path.read_text("utf-8")).items()}
+    listed: dict[str, Any] = {}
+    for page in PAGES:
+        for block in re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE):
+            listed |= protocols(block)
+    assert {"Agent", "VectorEnv", "ServerTransport", "ClientTransport"} <= set(listed)
+    assert listed == {name: code[name] for name in listed}
+
+
+def test_listed_suites_and_sweeps_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite, sweep = tmp_path / "suite.toml", tmp_path / "sweep.toml"
+    for path, name in ((suite, "benchmarks.md"), (sweep, "experiments.md")):
+        blocks = re.findall(
+            r"^```toml\n(.*?)^```$", (ROOT / "docs" / name).read_text("utf-8"), re.DOTALL | re.MULTILINE
+        )
+        path.write_text("\n".join(blocks))
+    package = "import gymnasium\ngymnasium.register('MyEnv-v0', entry_point='x:X')\n"
+    (tmp_path / "my_package.py").write_text(package)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert list(load_suite(str(suite)).tasks) == ["cartpole", "mine"]
+    assert len(load_sweep(sweep).points) == 4

@@ -57,9 +57,11 @@ def train(
         steps: environment steps to train on.
         seed: seed of networks, actions and environments.
         env: game, scenario, level or Gymnasium id to play.
-        agent, network, family: learning algorithm, network torso and family of environments: a built-in name, or
-            "module:Class" of your own in a module that the working folder or PYTHONPATH has.
-        logdir: the run's folder; None: runs/<preset>/<time> in the working folder.
+        agent: learning algorithm, a built-in name, or "module:Class" of your own in a module that the working folder or
+            PYTHONPATH has.
+        network: network torso, likewise.
+        family: family of environments, likewise.
+        logdir: the run's folder; None: `runs/<preset>/<time>` in the working folder.
         resume: resume the run in `logdir`.
         overwrite: replace the run in `logdir`.
         set: configuration key such as "training.batch_size" → value.
