@@ -40,11 +40,15 @@ def list_runs(folder: Path, json_output: bool) -> int:
     if json_output:
         print(json.dumps([_run_dict(run) for run in runs]))
         return EXIT_DONE
-    table = _table(("run", "preset", "environment"), ("seed", "steps", "return", "steps/s"), "state")
+    # A preset says which algorithm it has, unless it was given another one.
+    own = any(":" in _algorithm(run) for run in runs)
+    names = ("run", "preset", *(("algorithm",) if own else ()), "environment")
+    table = _table(names, ("seed", "steps", "return", "steps/s"), "state")
     for run in runs:
         table.add_row(
             str(run.path),
             run.preset,
+            *((_algorithm(run),) if own else ()),
             run.task.partition("/")[2],
             NOTHING if run.seed is None else str(run.seed),
             short(run.env_steps) + ("" if run.state == "finished" else f" of {short(run.total_steps)}"),
@@ -60,10 +64,15 @@ def list_runs(folder: Path, json_output: bool) -> int:
     return EXIT_DONE
 
 
+def _algorithm(run: RunData) -> str:
+    return str(run.value("agent.algorithm"))
+
+
 def _run_dict(run: RunData) -> dict[str, Any]:
     return {
         "path": str(run.path),
         "preset": run.preset,
+        "algorithm": _algorithm(run),
         "environment": run.task,
         "seed": run.seed,
         "env_steps": run.env_steps,

@@ -57,6 +57,15 @@ def test_runs_are_listed_with_their_state(folder: Path, capsys: pytest.CaptureFi
     assert listed[3]["error"] == "the simulator broke"
 
 
+def test_runs_of_ones_own_algorithm_are_told_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = folder / "a2" / "config.toml"
+    config.write_text(config.read_text().replace('algorithm = "vtrace"', 'algorithm = "my_agent:MyAgent"'))
+    assert main(["runs", str(folder)]) == 0
+    out = [row.split() for row in capsys.readouterr().out.splitlines()]
+    assert out[0][:4] == ["run", "preset", "algorithm", "environment"]
+    assert [row[2] for row in out[1:]] == ["vtrace", "my_agent:MyAgent", "vtrace"]
+
+
 def test_a_damaged_run_is_named_and_the_others_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "a1" / "config.toml").write_text("not toml")
     (folder / "a2" / "metrics.jsonl").write_text("damaged\n{}\n")
