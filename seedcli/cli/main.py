@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from seedcli import __version__
-from seedcli.cli import actor, cost, doctor, export, learner, runs, sweep, train
+from seedcli.cli import actor, build, cost, doctor, export, learner, runs, sweep, train
 from seedcli.cli import eval as evaluate
 from seedcli.cli.bench import bench_app
 from seedcli.cli.benchmark import benchmark_app
@@ -57,7 +57,7 @@ def seed_command(
     return EXIT_DONE
 
 
-for command in (train, learner, actor, evaluate, export, runs, sweep, cost, doctor):
+for command in (train, learner, actor, evaluate, export, runs, sweep, cost, build, doctor):
     command.register(app)
 register_slurm(app)
 

@@ -86,6 +86,17 @@ def examples(*lines: str) -> str:
     return "\b\n" + "\n".join(("Examples:", *(f"  {line}" for line in lines)))
 
 
+def require_tensorflow() -> None:
+    """Refuse a command that needs TensorFlow where there is none, as in a file that runs actors.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    from seedcli.models.formats import require
+
+    require(("tensorflow",), "this command", "seedcli, or start a file that seed build all has written")
+
+
 @contextlib.contextmanager
 def loading_tensorflow(undo: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Load TensorFlow, then run the block; a signal meanwhile ends the process at once and silently.
@@ -94,10 +105,14 @@ def loading_tensorflow(undo: Callable[[], None] = lambda: None) -> Iterator[None
 
     Args:
         undo: called before a signal ends the process.
+
+    Raises:
+        UsageError: TensorFlow is not installed.
     """
     from seedcli.roles.stopping import exiting_at_once
     from seedcli.tensorflow_import import import_tensorflow
 
+    require_tensorflow()
     if "tensorflow" not in sys.modules and sys.stderr.isatty():
         typer.echo("loading TensorFlow, which takes some seconds", err=True)
     with exiting_at_once(undo):

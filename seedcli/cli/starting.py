@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from seedcli.cli.options import completed_by
+from seedcli.cli.options import completed_by, require_tensorflow
 from seedcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def configure(
     from seedcli.roles.run_folder import CONFIG, run_of_host
     from seedcli.telemetry.loggers.registry import check_loggers
 
+    require_tensorflow()
     if kept == "continue" and logdir is None:
         raise UsageError("--continue and --standby need --logdir DIR, the folder of the run")
     run = run_of_host(logdir.absolute()) if logdir is not None else None
