@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution, requires
+from pathlib import Path
 from typing import Literal, NamedTuple
 
+import seedcli
 from seedcli.errors import UsageError
 from seedcli.models.formats import require
 
@@ -95,9 +98,7 @@ def _installed(name: str) -> str:
 
 def _dependencies() -> list[str]:
     """What seedcli requires without its extras."""
-    try:
-        return [line for line in requires("seedcli") or () if "extra ==" not in line]
-    except PackageNotFoundError as error:
-        raise UsageError(
-            "seedcli is not installed here, so its requirements are unknown: pip install it, or its checkout"
-        ) from error
+    project = Path(seedcli.__file__).parents[1] / "pyproject.toml"
+    if project.is_file():  # a checkout, which may be newer than what was installed of it
+        return list(tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"])
+    return [line for line in requires("seedcli") or () if "extra ==" not in line]

@@ -126,9 +126,9 @@ def test_an_actor_file_plays_an_environment_of_the_working_folder(
     file = built("seed-actor", "actor")
     assert file.stat().st_size < 150e6
     (node.home / "mine.py").write_text(MINE)
-    task = sets("environment.family=gymnasium", "environment.id=mine:Mine-v0", "environment.step_timeout=2")
+    task = sets("environment.family=gymnasium", "environment.id=mine:Mine-v0", "environment.step_timeout=5")
     ends = play(fleet, node, file, "--preset", "cartpole_vtrace", "--steps", "3000", *sets(*TINY), *task)
-    assert sum("has not returned for" in errors for errors in ends) == 1, ends
+    assert any("has not returned for" in errors for errors in ends), ends
     assert any(name.startswith("numpy-") for name in node.unpacked())
     unwanted = ("tensorflow", "keras", "tensorboard", "matplotlib", "imageio", "envpool", "mujoco")
     assert not [name for name in node.unpacked() if name.startswith(unwanted)]
