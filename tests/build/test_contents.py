@@ -49,6 +49,10 @@ def test_an_actor_file_holds_dependencies_of_the_project() -> None:
     assert not {"tensorflow", "keras", "tensorboard", "matplotlib"} & set(ACTOR)
 
 
+def test_the_documented_packages_of_an_actor_are_the_list() -> None:
+    assert f"\npip install {' '.join(ACTOR)}\n" in (ROOT / "docs" / "running.md").read_text()
+
+
 def test_simulators_are_the_extras_of_their_name() -> None:
     for name, simulator in SIMULATORS.items():
         (requirement,) = PROJECT["optional-dependencies"][name]

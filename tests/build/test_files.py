@@ -86,7 +86,7 @@ class Node:
 
     def unpacked(self) -> set[str]:
         """Names and versions of the packages that files have unpacked."""
-        return {path.name.lower() for path in (self.home / ".cache" / "pex" / "installed_wheels").glob("*/*")}
+        return {path.name.lower() for path in (self.home / ".cache" / "pex" / "venvs").rglob("*.dist-info")}
 
 
 @pytest.fixture
