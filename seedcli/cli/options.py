@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar, cast, get_type_hints
 import typer
 
 from seedcli.config.presets import complete_preset
+from seedcli.errors import UsageError
 
 _T = TypeVar("_T")
 
@@ -86,15 +87,11 @@ def examples(*lines: str) -> str:
     return "\b\n" + "\n".join(("Examples:", *(f"  {line}" for line in lines)))
 
 
-def require_tensorflow() -> None:
-    """Refuse a command that needs TensorFlow where there is none, as in a file that runs actors.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    from seedcli.models.formats import require
-
-    require(("tensorflow",), "this command", "seedcli, or start a file that seed build all has written")
+def not_installed(module: str) -> UsageError:
+    """The error of a command that needs a module which is missing, as most are in a file that runs actors."""
+    return UsageError(
+        f"this command needs {module}, not installed here: pip install seedcli, or start a file of seed build all"
+    )
 
 
 @contextlib.contextmanager
@@ -105,14 +102,10 @@ def loading_tensorflow(undo: Callable[[], None] = lambda: None) -> Iterator[None
 
     Args:
         undo: called before a signal ends the process.
-
-    Raises:
-        UsageError: TensorFlow is not installed.
     """
     from seedcli.roles.stopping import exiting_at_once
     from seedcli.tensorflow_import import import_tensorflow
 
-    require_tensorflow()
     if "tensorflow" not in sys.modules and sys.stderr.isatty():
         typer.echo("loading TensorFlow, which takes some seconds", err=True)
     with exiting_at_once(undo):

@@ -85,15 +85,22 @@ def test_a_missing_package_is_named_with_its_extra(
     assert sentence in refusal(capsys, "actor", "out", "--with", "football")
 
 
-@pytest.mark.parametrize("command", ["train --preset cartpole_vtrace", "learner --continue", "bench inference"])
-def test_a_command_that_needs_tensorflow_says_so_without_it(
-    command: str, lacking: Callable[[str], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    lacking("tensorflow")
-    assert main(command.split()) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and error.startswith("seed: this command needs tensorflow, not installed here")
-    assert "seed build all" in error
+@pytest.mark.parametrize(
+    ("command", "package"),
+    [
+        ("train --preset cartpole_vtrace", "tensorflow"),
+        ("learner --continue", "tensorflow"),
+        ("bench inference", "tensorflow"),
+        ("runs folder", "msgspec"),
+    ],
+)
+def test_a_command_names_the_package_that_an_actor_file_lacks(command: str, package: str) -> None:
+    script = "import sys; sys.modules[sys.argv.pop(1)] = None; import seedcli.__main__ as seed; sys.exit(seed.run())"
+    arguments = [sys.executable, "-c", script, package, *command.split()]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(arguments, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith(f"seed: this command needs {package}, not installed here: pip install seedcli, or")
 
 
 def test_seed_outside_a_virtual_environment_is_refused(
