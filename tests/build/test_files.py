@@ -90,8 +90,10 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path / "node")
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path / "node")
+    yield node
+    shutil.rmtree(node.home)  # what files have unpacked is up to 3 GB, which pytest would keep
 
 
 def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
