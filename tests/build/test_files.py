@@ -76,13 +76,23 @@ class Node:
         name = f"python{sys.version_info.major}.{sys.version_info.minor}"
         (binaries / name).symlink_to(Path(sys.base_prefix) / "bin" / name)
         self.environ = {"HOME": str(folder), "PATH": f"{binaries}:/usr/bin:/bin"}
+        self._processes: list[subprocess.Popen[str]] = []
 
     def start(self, file: Path, *arguments: str) -> subprocess.Popen[str]:
         """Start a file with its output in pipes."""
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [file, *arguments],
             env=self.environ, cwd=self.home, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
+        self._processes.append(process)
+        return process
+
+    def close(self) -> None:
+        """Kill what still runs and remove the home: files unpack up to 3 GB, which pytest would keep."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        shutil.rmtree(self.home)
 
     def unpacked(self) -> set[str]:
         """Names and versions of the packages that files have unpacked."""
@@ -93,7 +103,7 @@ class Node:
 def node(tmp_path: Path) -> Iterator[Node]:
     node = Node(tmp_path / "node")
     yield node
-    shutil.rmtree(node.home)  # what files have unpacked is up to 3 GB, which pytest would keep
+    node.close()
 
 
 def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -115,10 +125,10 @@ def play(fleet: Fleet, node: Node, file: Path, *options: str) -> list[str]:
         node.start(file, "actor", "--connect", address, "--envs", "2", "--token-file", str(token))
         for address in addresses.values()
     ]
-    learner.ends_with(0, SECONDS)
     ends = [end_of(actor) for actor in actors]
     for (status, errors), address in zip(ends, addresses.values(), strict=True):
         assert status == 0 and f"connected to {address} with 2 environments" in errors, errors
+    learner.ends_with(0)
     return [errors for _, errors in ends]
 
 
