@@ -9,13 +9,16 @@ from collections.abc import Iterable
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
+# Loaded where they are installed and not missed where they are not: by setuptools in every Python, and by grpc.
+_OPTIONAL = ("_distutils_hack", "grpc_health")
+
 
 def imported_packages() -> list[str]:
     """The top-level names of the modules that this process has imported from installed packages."""
     sites = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
     files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
     found = {name.partition(".")[0] for name, file in files.items() if file and set(Path(file).parents) & set(sites)}
-    return sorted(found - {"_distutils_hack", "seedcli"})  # the first is loaded by every Python beside setuptools
+    return sorted(found - {"seedcli", *_OPTIONAL})
 
 
 def unlisted(packages: Iterable[str], requirements: Iterable[str]) -> set[str]:
