@@ -22,7 +22,7 @@ HIGH, LOW = 16, 44  # of a path's ends, from the top of a box
 # Column (0, 1, 2) and columns spanned of each package; the rows are the layers of the import contract.
 PLACES = {
     "cli": (0, 2), "api": (2, 1), "bench": (0, 1), "doctor": (1, 1), "slurm": (2, 1), "roles": (0, 3),
-    "suites": (0, 2), "results": (0, 2), "export": (2, 1),
+    "suites": (0, 2), "build": (2, 1), "results": (0, 2), "export": (2, 1),
     "cluster": (1, 1), "serving": (1, 1), "training": (2, 1), "inference": (2, 1), "telemetry": (0, 1),
     "models": (0, 1), "envs": (0, 1),
     "net": (1, 1), "agents": (2, 1), "config": (0, 3), "specs": (0, 1), "errors": (1, 1),

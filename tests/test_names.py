@@ -14,7 +14,14 @@ ROOT = Path(__file__).resolve().parents[1] / "seedcli"
 NAMES = {name for registry in CHOICES.values() for name in registry.names()}
 OWNERS = ("agents", "envs", "net")
 # Files whose tables hold such names: the registries, packages to install, and what is measured.
-TABLES = ("config/choices.py", "doctor/findings.py", "doctor/report.py", "bench/codecs.py", "bench/echo.py")
+TABLES = (
+    "build/contents.py",
+    "config/choices.py",
+    "doctor/findings.py",
+    "doctor/report.py",
+    "bench/codecs.py",
+    "bench/echo.py",
+)
 
 
 def _texts(node: ast.AST) -> Iterator[str]:

@@ -14,11 +14,11 @@ from typing import Annotated
 import typer
 
 from seedcli import __version__
-from seedcli.cli import actor, cost, doctor, export, learner, runs, sweep, train
+from seedcli.cli import actor, build, cost, doctor, export, learner, runs, sweep, train
 from seedcli.cli import eval as evaluate
 from seedcli.cli.bench import bench_app
 from seedcli.cli.benchmark import benchmark_app
-from seedcli.cli.options import Debug, examples
+from seedcli.cli.options import Debug, examples, not_installed
 from seedcli.cli.presets import presets_app
 from seedcli.cli.slurm import register_slurm
 from seedcli.cli.token import token_app
@@ -57,7 +57,7 @@ def seed_command(
     return EXIT_DONE
 
 
-for command in (train, learner, actor, evaluate, export, runs, sweep, cost, doctor):
+for command in (train, learner, actor, evaluate, export, runs, sweep, cost, build, doctor):
     command.register(app)
 register_slurm(app)
 
@@ -97,6 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _log_error(error)
         if debug:
             raise
+        if isinstance(error, ModuleNotFoundError):
+            print(f"seed: {not_installed(error.name or str(error))}", file=sys.stderr)
+            return EXIT_USAGE
         print(f"seed: unexpected {type(error).__name__}: {error} (--debug shows where)", file=sys.stderr)
         return EXIT_FAILED
 

@@ -103,6 +103,13 @@ def examples(*lines: str) -> str:
     return "\b\n" + "\n".join(("Examples:", *(f"  {line}" for line in lines)))
 
 
+def not_installed(module: str) -> UsageError:
+    """The error of a command that needs a module which is missing, as most are in a file that runs actors."""
+    return UsageError(
+        f"this command needs {module}, not installed here: pip install seedcli, or start a file of seed build all"
+    )
+
+
 @contextlib.contextmanager
 def loading_tensorflow(undo: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Load TensorFlow, then run the block; a signal meanwhile ends the process at once and silently.

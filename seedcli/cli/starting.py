@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from seedcli.cli.options import completed_by
+from seedcli.cli.options import completed_by, not_installed
 from seedcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ def configure(
     from seedcli.roles.run_folder import CONFIG, run_of_host
     from seedcli.telemetry.loggers.registry import check_loggers
 
+    if find_spec("tensorflow") is None:
+        raise not_installed("tensorflow")
     if kept == "continue" and logdir is None:
         raise UsageError("--continue and --standby need --logdir DIR, the folder of the run")
     run = run_of_host(logdir.absolute()) if logdir is not None else None

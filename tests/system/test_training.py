@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from pathlib import Path
 
+from seedcli.build.contents import ACTOR
 from seedcli.telemetry.metrics import COUNTERS
 from seedcli.training.checkpoint import find_checkpoint
+from tests.build.importing import unlisted
 from tests.system.harness import (
     TINY,
     Fleet,
@@ -50,7 +53,10 @@ def test_actors_reconnect_after_killed_learner_resumes(fleet: Fleet) -> None:
     options = ["--preset", "cartpole_vtrace", "--steps", "8000", "--logdir", "run"]
     learner = fleet.learner(*options, *values)
     addresses = learner.wait_until_it_serves()
-    actors = [fleet.actor(address, "--envs", "8") for address in addresses.values()]
+    actors = [
+        fleet.start("actor", "--connect", address, "--envs", "8", module="tests.build.importing")
+        for address in addresses.values()
+    ]
     wait_until(run, learner, 1000)
     wait_for(lambda: checkpoints(run) and last(run, "env_steps") > checkpoints(run)[-1] + 200, "steps to lose")
     learner.kill()
@@ -64,6 +70,9 @@ def test_actors_reconnect_after_killed_learner_resumes(fleet: Fleet) -> None:
     for actor in actors:
         actor.ends_with(0)
         assert "trying again" in actor.stderr
+        # A file of `seed build actor` holds all that an actor imports, over either transport.
+        imported = json.loads(actor.stdout)
+        assert {"gymnasium", "numpy"} < set(imported) and unlisted(imported, ACTOR) == set()
     kept = [line for line in lines if all(line[name] <= checkpoint.counters[name] for name in COUNTERS)]
     after = metrics(run)
     new = after[len(kept) :]
