@@ -235,6 +235,7 @@ def _check_built(config: Config, judge: Callable[[str, Callable[[], Any]], bool]
     judge("observe", learning.observe)
     if judge("targets", learning.targets) and judge("loss", learning.loss):
         judge("gradients", learning.gradients)
+        judge("final records", learning.final_records)
         judge("halves", learning.halves)
         judge("initial priorities", learning.initial_priorities)
         judge("updates", learning.updates)

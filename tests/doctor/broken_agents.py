@@ -220,6 +220,37 @@ class InfiniteGradient(Reinforce):
         return outputs._replace(loss=outputs.loss + tf.sqrt(tf.reduce_sum(0.0 * self.network.kernel)))
 
 
+class ForgetsMask(VTraceAgent):
+    """Adds a term for the actions taken, also for those that the environment ignored."""
+
+    def loss_outputs(
+        self, batch: Any, unrolls: Any, policy_loss: Any, squared_error: Any, metrics: Any, stop: Any = None
+    ) -> LossOutputs:
+        each = policy_loss - 0.001 * batch.log_pi
+        return super().loss_outputs(batch, unrolls, each, squared_error, metrics, stop)
+
+
+class ForgetsMaskOfDivergence(VTraceAgent):
+    """The term is 0 where the policy is the one that acted."""
+
+    def loss_outputs(
+        self, batch: Any, unrolls: Any, policy_loss: Any, squared_error: Any, metrics: Any, stop: Any = None
+    ) -> LossOutputs:
+        log_ratio = batch.log_pi - batch.log_mu
+        each = policy_loss + tf.exp(log_ratio) - 1.0 - log_ratio
+        return super().loss_outputs(batch, unrolls, each, squared_error, metrics, stop)
+
+
+class ForgetsMaskOfTargets(Reinforce):
+    def targets(self, unrolls: UnrollBatch) -> Any:
+        found = super().targets(unrolls)
+        return {
+            **found,
+            "returns": found["returns"] + tf.cast(unrolls.action[:-1], tf.float32),
+            "mask": 1.0 + 0.0 * found["mask"],
+        }
+
+
 class MeanOverColumns(Reinforce):
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
         outputs = super().loss(unrolls)
