@@ -21,7 +21,7 @@ from seedcli.doctor.agent_case import (
     with_other_recorded,
 )
 from seedcli.training.batches import TrainingBatch
-from seedcli.training.groups import Group, check_stop, check_targets, group_losses, make_groups
+from seedcli.training.groups import Group, check_metrics, check_stop, check_targets, group_losses, make_groups
 from seedcli.training.trainer import Trainer
 
 _UPDATES = 4
@@ -65,6 +65,7 @@ class Learning:
             outputs = agent.loss(unrolls)
             losses = group_losses(agent, groups, outputs)
         check_stop(agent, outputs.stop)
+        check_metrics(agent, outputs.metrics)
         gradients = {}
         for group, loss in zip(groups, losses, strict=True):
             found = tape.gradient(loss, [variable.value for variable in group.variables])

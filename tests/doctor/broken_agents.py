@@ -191,6 +191,28 @@ class LossOfOtherGroup(Reinforce):
         return outputs._replace(loss={"actor": outputs.loss})
 
 
+class GeneralMetric(VTraceAgent):
+    def loss(self, unrolls: UnrollBatch) -> LossOutputs:
+        outputs = super().loss(unrolls)
+        return outputs._replace(metrics={**outputs.metrics, "env_steps": outputs.loss})
+
+
+class MetricOfEachColumn(VTraceAgent):
+    def loss(self, unrolls: UnrollBatch) -> LossOutputs:
+        outputs = super().loss(unrolls)
+        return outputs._replace(metrics={**outputs.metrics, "kl": unrolls.reward[:-1]})
+
+
+class ForgotReturn(VTraceAgent):
+    def loss_outputs(self, *arguments: Any) -> LossOutputs:  # type: ignore[return, override]
+        super().loss_outputs(*arguments)
+
+
+class ForgotReturnOfLoss(Reinforce):
+    def loss(self, unrolls: UnrollBatch) -> LossOutputs:  # type: ignore[return]
+        super().loss(unrolls)
+
+
 class NegativePriorities(R2D2Agent):
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
         outputs = super().loss(unrolls)
