@@ -23,6 +23,7 @@ from seedcli.doctor.agent_case import (
     tensors,
 )
 from seedcli.envs.conformance import Status
+from seedcli.inference.act_outputs import keys_in_words, outputs_and_state
 from seedcli.training.groups import group_variables, make_groups
 
 Result = tuple[Status, str]
@@ -145,8 +146,8 @@ def check_state(case: Case) -> Result:
     initial, after = leaves(case.agent.initial_state(_ROWS)), leaves(_acted(case)[1])
     if initial.keys() != after.keys():
         return "failure", (
-            f"act returns a state of {', '.join(after) or 'nothing'}, but initial_state gives "
-            f"{', '.join(initial) or 'nothing'}"
+            f"act returns a state with {keys_in_words(after)}, but initial_state gives one with "
+            f"{keys_in_words(initial)}"
         )
     for name, leaf in after.items():
         if kind_of(leaf) != kind_of(initial[name]):
@@ -161,7 +162,7 @@ def check_pure(case: Case) -> Result:
     before = _values(case)
 
     def direct() -> tuple[Any, Any]:
-        outputs, after = case.agent.act(case.agent.network, inputs, state)
+        outputs, after = outputs_and_state(case.agent, case.agent.act(case.agent.network, inputs, state))
         return (outputs.action, dict(outputs.recorded), outputs.greedy_action), after
 
     once, graph = direct(), case.act_traced

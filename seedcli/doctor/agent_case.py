@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from seedcli.agents.base import ActInputs, ActOutputs, Agent, State, UnrollBatch
 from seedcli.config.sections import AgentConfig, TrainingConfig
+from seedcli.inference.act_outputs import outputs_and_state
 from seedcli.specs import ArraySpec, EnvSpec, map_arrays
 
 COLUMNS = 4  # of a batch; even, so that it has two halves
@@ -43,7 +44,7 @@ class Case:
         """`Agent.act` as a graph."""
 
         def act(inputs: ActInputs, state: State) -> tuple[ActOutputs, State]:
-            outputs, after = self.agent.act(self.agent.network, inputs, state)
+            outputs, after = outputs_and_state(self.agent, self.agent.act(self.agent.network, inputs, state))
             recorded, details = dict(outputs.recorded), dict(outputs.details)
             return ActOutputs(outputs.action, recorded, outputs.greedy_action, details), after
 

@@ -30,6 +30,18 @@ class KeyWithoutDefault(VTraceAgent):
         temperature: float = Field(description="no default")
 
 
+class KeyOfPython(VTraceAgent):
+    """Keeps the rules; its key is a word of Python."""
+
+    class Config(VTraceConfig):
+        global_: float = Field(1.0, alias="global", description="a factor")
+
+
+class TorsoOfNothing(keras.layers.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+
+
 class ConflictIsANumber(VTraceAgent):
     class Config(VTraceConfig):
         def conflicts(self, config: Sections) -> Iterator[Any]:
@@ -121,6 +133,11 @@ class RecordsMore(_Changed):
 class RecordsInHalf(_Changed):
     def changed(self, outputs: ActOutputs, inputs: ActInputs, state: State) -> tuple[ActOutputs, State]:
         return outputs._replace(recorded={"logits": tf.cast(outputs.recorded["logits"], tf.float16)}), state
+
+
+class ForgotReturnOfAct(VTraceAgent):
+    def act(self, network: Any, inputs: ActInputs, state: State) -> tuple[ActOutputs, State]:  # type: ignore[return]
+        super().act(network, inputs, state)
 
 
 class OtherState(_Changed):
