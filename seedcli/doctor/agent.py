@@ -195,7 +195,7 @@ def _class(name: str) -> Result:
     fields = {key: field for key, field in config.model_fields.items() if key not in inherited.model_fields}
     keys = sorted(field.alias or key for key, field in fields.items())
     own = f"with keys of its own: {', '.join(keys)}" if keys else "without keys of its own"
-    return "ok", f"{found.__module__}:{found.__qualname__}, {config.__name__} {own}"
+    return "ok", f"{found.__module__}:{found.__qualname__}, {config.__qualname__} {own}"
 
 
 def _conflicts(request: Request) -> Result:

@@ -50,18 +50,18 @@ def check_act(agent: Agent, spec: EnvSpec, outputs: Any, state: State, initial: 
         _check(f'{kind} the recorded field "{name}"', outputs.recorded[name], array)
     wanted, found = _leaves(initial), _leaves(state)
     if wanted.keys() != found.keys():
-        raise UsageError(
-            f"{kind} a state with {keys_in_words(found)}, but initial_state gives one with {keys_in_words(wanted)}"
-        )
+        raise UsageError(f"{kind} {state_in_words(found)}, but initial_state gives {state_in_words(wanted)}")
     for name, leaf in wanted.items():
         shape = tuple(leaf.shape[1:])
         _check(f'{kind} the state "{name}"', found[name], ArraySpec(shape, leaf.dtype.name))
 
 
-def keys_in_words(names: Iterable[str]) -> str:
-    """The keys of a state: 'no key', 'the key "hidden"' or 'the keys "cell", "hidden"'."""
+def state_in_words(names: Iterable[str]) -> str:
+    """A state by its keys: 'a state with the keys "cell", "hidden"', or 'a state without keys'."""
     quoted = [f'"{name}"' for name in names if name]  # an array alone has the empty name
-    return f"the key{'s' if len(quoted) > 1 else ''} {', '.join(quoted)}" if quoted else "no key"
+    if not quoted:
+        return "a state without keys"
+    return f"a state with the key{'s' if len(quoted) > 1 else ''} {', '.join(quoted)}"
 
 
 def _check(what: str, value: Any, array: ArraySpec) -> None:

@@ -37,7 +37,10 @@ BROKEN = {
     "RecordsMore": ("recorded fields", "act records logits, value, but algorithm.recorded declares logits"),
     "RecordsInHalf": ("recorded fields", 'act records "logits" as float16 [4, 2], but declared is float32 [4, 2]'),
     "ForgotReturnOfAct": ("actions", "ForgotReturnOfAct.act returns None: it must return (ActOutputs, state)"),
-    "OtherState": ("state", 'act returns a state with the key "steps", but initial_state gives one with the key "age"'),
+    "OtherState": (
+        "state",
+        'act returns a state with the key "steps", but initial_state gives a state with the key "age"',
+    ),
     "StateInFloat": ("state", "act returns age as float32 [4], but initial_state gives int32 [4]"),
     "OwnRandomness": ("purity", "random operations must be stateless and take inputs.seed"),
     "CountsInPython": ("purity", "when it is called again with the same inputs"),

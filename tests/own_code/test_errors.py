@@ -28,7 +28,7 @@ FAILING = {
     "NoLoss": "has no method loss: an agent needs make_network, initial_state",
     "OtherArguments": "cannot be built with (config, training, spec, seed, precision)",
     "ActionsInLong": "ActionsInLong.act returns action as int64 (None,): it must be int32 [N]",
-    "OtherState": 'OtherState.act returns a state with the key "steps", but initial_state gives one with the key "age"',
+    "OtherState": 'act returns a state with the key "steps", but initial_state gives a state with the key "age"',
     "RecordsMore": "but its algorithm.recorded declares logits",
     "LossOfEachColumn": "it must be a scalar float32 tensor",
 }
