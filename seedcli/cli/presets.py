@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from seedcli.cli.options import ConfigFile, Debug, Json, Sets, examples
+from seedcli.cli.starting import AgentName, Family, NetworkName
 from seedcli.config.presets import complete_preset
 from seedcli.errors import EXIT_DONE, UsageError
 
@@ -47,6 +48,7 @@ def _variants_of(base: str, found: Mapping[str, PresetInfo], indent: str) -> Ite
     epilog=examples(
         "seed presets show cartpole_vtrace --set training.batch_size=64 --json",
         "seed presets show pong_vtrace --config mine.toml --all",
+        "seed presets show cartpole_vtrace --agent my_agent:MyAgent",
         "seed presets show runs/pong",
     ),
 )
@@ -56,6 +58,9 @@ def presets_show(
         typer.Argument(metavar="NAME", help="A preset, or the folder of a run.", autocompletion=complete_preset),
     ] = None,
     config: ConfigFile = None,
+    agent: AgentName = None,
+    network: NetworkName = None,
+    family: Family = None,
     sets: Sets = None,
     every: Annotated[
         bool, typer.Option("--all", help="Include values without effect for this algorithm and environment family.")
@@ -70,7 +75,8 @@ def presets_show(
     if name is None and config is None:
         raise UsageError("nothing to show: give the NAME of a preset, the folder of a run, or --config FILE")
     run = Path(name) if name is not None and (Path(name) / "config.toml").is_file() else None
-    resolved = load_config(None if run else name, config_file=config, run_folder=run, sets=sets or ())
+    flags = {"--agent": agent, "--network": network, "--family": family}
+    resolved = load_config(None if run else name, config_file=config, run_folder=run, sets=sets or (), flags=flags)
     rows = [value for value in describe(resolved) if every or has_effect(value, resolved.config)]
     if json_output:
         values = {

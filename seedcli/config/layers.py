@@ -112,7 +112,7 @@ def without_values_of_other_choices(
         field = keys.get(entry.key)
         table = entry.key.rsplit(".", 1)[0]
         later = None
-        if field is None and table in CHOICES and entry.source.startswith(LOWER) and entry.key in owners():
+        if field is None and table in CHOICES and entry.source.startswith(LOWER) and _has_owner(entry, entries):
             later = _later_change(entries, place, (CHOICES[table].key,))
         elif field is not None and entry.source.startswith("preset "):
             extra = field.json_schema_extra
@@ -132,6 +132,21 @@ def without_values_of_other_choices(
         verb = "are ignored: they are" if len(dropped) > 1 else "is ignored: it is"
         notes.append(f"{values} (from {source}) {verb} for {later}")
     return kept, notes
+
+
+def _has_owner(entry: Entry, entries: Sequence[Entry]) -> bool:
+    """Whether a key of one of `CHOICES` belongs to a known choice, or to the one of the user's own in its layer."""
+    if entry.key in owners():
+        return True
+    table, _, leaf = entry.key.rpartition(".")
+    registry = CHOICES[table]
+    for other in entries:
+        if (other.key, other.source) == (registry.key, entry.source) and ":" in str(other.value):
+            if entry.source.startswith("run "):  # which holds no other keys; its code may be gone
+                return True
+            fields = registry.config(str(other.value)).model_fields
+            return leaf in {field.alias or name for name, field in fields.items()}
+    return False
 
 
 def _later_change(entries: Sequence[Entry], place: int, keys: Sequence[str]) -> str | None:

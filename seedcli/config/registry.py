@@ -104,6 +104,9 @@ class Registry:
 
     def _from_module(self, name: str) -> Any:
         module, _, attribute = name.partition(":")
+        if module.endswith(".py"):
+            right = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+            raise UsageError(f'{self.key} = "{name}": write {right}:{attribute}, without .py')
         try:
             found: Any = importlib.import_module(module)
         except ModuleNotFoundError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
 import logging
 import os
@@ -12,13 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 import seedcli
 from seedcli.config.choices import ALGORITHMS
 from seedcli.config.schema import Config
+from seedcli.config.sections import AgentConfig
 from seedcli.config.sources import load_config
 from seedcli.doctor.examination import CHECK_SECONDS, examine_apart, print_findings
 from seedcli.envs.checks import first_line
@@ -106,13 +108,14 @@ def examine(
 ) -> list[Finding]:
     """Run the checks in a separate process; see `examine_apart`."""
     hangs = "the agent's code hangs or is very slow"
-    return examine_apart(_examine, (request,), first="class", hangs=hangs, limit=limit, say=say)
+    return examine_apart(_examine, (request,), first="class", hangs=hangs, loading="TensorFlow", limit=limit, say=say)
 
 
 def _examine(connection: Connection, request: Request) -> None:
     # What users' code prints must not mix with results.
     os.dup2(2, 1)
     import_tensorflow()
+    importlib.import_module("seedcli.doctor.agent_learning")  # Keras and all else that takes long
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     check_agent(request, begin=connection.send, found=connection.send)
     connection.send(None)
@@ -134,17 +137,7 @@ def check_agent(
     Returns:
         A finding for each check; if the agent cannot be built, those up to that.
     """
-    findings: list[Finding] = []
-
-    def judge(name: str, check: Callable[[], Result | tuple[Status, str, str]]) -> bool:
-        begin(name)
-        try:
-            finding = Finding(name, *check())
-        except Exception as error:
-            finding = Finding(name, "failure", _sentence(error))
-        findings.append(finding)
-        found(finding)
-        return finding.status != "failure"
+    judge = _Judge(begin, found)
 
     def configuration() -> Result:
         made.append(request.config())
@@ -152,22 +145,57 @@ def check_agent(
 
     made: list[Config] = []
     if not judge("class", lambda: _class(request.agent)):
-        return findings
+        return judge.findings
     judge("conflicts", lambda: _conflicts(request))
     if judge("configuration", configuration):
         _check_built(made[0], judge)
-    return findings
+    return judge.findings
+
+
+class _Judge:
+    """Makes one check after the other, but none that would only repeat what an earlier one has found.
+
+    Args:
+        begin, found: see `check_agent`.
+
+    Attributes:
+        findings: of all checks until now.
+    """
+
+    def __init__(self, begin: Callable[[str], None], found: Callable[[Finding], None]) -> None:
+        self.findings: list[Finding] = []
+        self._begin, self._found = begin, found
+        self._passed: set[str] = set()
+
+    def __call__(self, name: str, check: Callable[[], Result | tuple[Status, str, str]], *needs: str) -> bool:
+        """Make a check if those that it needs have passed; whether it passed."""
+        self._begin(name)
+        missing = [need for need in needs if need not in self._passed]
+        try:
+            finding = Finding(name, *check()) if not missing else Finding(name, "skipped", _needs(missing[0]))
+        except Exception as error:
+            finding = Finding(name, "failure", _sentence(error))
+        if not missing and finding.status != "failure":
+            self._passed.add(name)
+        for other in self.findings:
+            if (other.status, other.detail) == ("failure", finding.detail):
+                finding = Finding(name, "skipped", _needs(other.name))
+        self.findings.append(finding)
+        self._found(finding)
+        return name in self._passed
+
+
+def _needs(check: str) -> str:
+    return f"needs the check {check!r} to pass"
 
 
 def _class(name: str) -> Result:
     found, config = ALGORITHMS.load(name), ALGORITHMS.config(name)
-    keys = sorted(set(config.model_fields) - {key for base in config.__mro__[1:] for key in _fields(base)})
+    inherited: type[AgentConfig] = next((b.Config for b in found.__mro__[1:] if hasattr(b, "Config")), AgentConfig)
+    fields = {key: field for key, field in config.model_fields.items() if key not in inherited.model_fields}
+    keys = sorted(field.alias or key for key, field in fields.items())
     own = f"with keys of its own: {', '.join(keys)}" if keys else "without keys of its own"
-    return "ok", f"{found.__module__}:{found.__qualname__}, {config.__name__} {own}"
-
-
-def _fields(base: type[Any]) -> set[str]:
-    return set(getattr(base, "model_fields", {}))
+    return "ok", f"{found.__module__}:{found.__qualname__}, {config.__qualname__} {own}"
 
 
 def _conflicts(request: Request) -> Result:
@@ -181,7 +209,7 @@ def _conflicts(request: Request) -> Result:
     return "ok", f"{len(found)} with the defaults of its keys, each as text" if found else "none with its defaults"
 
 
-def _check_built(config: Config, judge: Callable[[str, Callable[[], Any]], bool]) -> None:
+def _check_built(config: Config, judge: _Judge) -> None:
     """Build the agent for the environment, and check what it does."""
     import numpy as np
     import tensorflow as tf
@@ -218,7 +246,12 @@ def _check_built(config: Config, judge: Callable[[str, Callable[[], Any]], bool]
         "purity": acting.check_pure,
         "rows": acting.check_rows,
     }
-    passed = {name: judge(name, lambda check=check: check(case)) for name, check in checks.items()}  # type: ignore[misc]
+    needs = {"greedy action": ("initial state", "actions"), "rows": ("initial state", "state")}
+    alone = ("variables", "initial state", "exploration")
+    passed = {
+        name: judge(name, functools.partial(check, case), *() if name in alone else needs.get(name, ("initial state",)))
+        for name, check in checks.items()
+    }
     if not all(passed[name] for name in ("initial state", "exploration", "actions", "recorded fields", "state")):
         judge("learning", lambda: ("skipped", "needs unrolls that the agent has acted on"))
         return
@@ -233,11 +266,13 @@ def _check_built(config: Config, judge: Callable[[str, Callable[[], Any]], bool]
         return
     learning = Learning(case, plays[0])
     judge("observe", learning.observe)
-    if judge("targets", learning.targets) and judge("loss", learning.loss):
-        judge("gradients", learning.gradients)
-        judge("halves", learning.halves)
-        judge("initial priorities", learning.initial_priorities)
-        judge("updates", learning.updates)
+    judge("targets", learning.targets)
+    judge("loss", learning.loss, "targets")
+    judge("gradients", learning.gradients, "loss")
+    judge("final records", learning.final_records, "gradients")
+    judge("halves", learning.halves, "gradients")
+    judge("initial priorities", learning.initial_priorities)
+    judge("updates", learning.updates, "gradients")
 
 
 def _sentence(error: Exception) -> str:

@@ -23,6 +23,7 @@ from seedcli.doctor.agent_case import (
     tensors,
 )
 from seedcli.envs.conformance import Status
+from seedcli.inference.act_outputs import outputs_and_state, state_in_words
 from seedcli.training.groups import group_variables, make_groups
 
 Result = tuple[Status, str]
@@ -144,10 +145,7 @@ def check_state(case: Case) -> Result:
     """The state after a record has the structure of `initial_state`."""
     initial, after = leaves(case.agent.initial_state(_ROWS)), leaves(_acted(case)[1])
     if initial.keys() != after.keys():
-        return "failure", (
-            f"act returns a state of {', '.join(after) or 'nothing'}, but initial_state gives "
-            f"{', '.join(initial) or 'nothing'}"
-        )
+        return "failure", f"act returns {state_in_words(after)}, but initial_state gives {state_in_words(initial)}"
     for name, leaf in after.items():
         if kind_of(leaf) != kind_of(initial[name]):
             return "failure", f"act returns {name} as {kind_of(leaf)}, but initial_state gives {kind_of(initial[name])}"
@@ -161,7 +159,7 @@ def check_pure(case: Case) -> Result:
     before = _values(case)
 
     def direct() -> tuple[Any, Any]:
-        outputs, after = case.agent.act(case.agent.network, inputs, state)
+        outputs, after = outputs_and_state(case.agent, case.agent.act(case.agent.network, inputs, state))
         return (outputs.action, dict(outputs.recorded), outputs.greedy_action), after
 
     once, graph = direct(), case.act_traced

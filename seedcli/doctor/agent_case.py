@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from seedcli.agents.base import ActInputs, ActOutputs, Agent, State, UnrollBatch
 from seedcli.config.sections import AgentConfig, TrainingConfig
+from seedcli.inference.act_outputs import outputs_and_state
 from seedcli.specs import ArraySpec, EnvSpec, map_arrays
 
 COLUMNS = 4  # of a batch; even, so that it has two halves
@@ -43,7 +44,7 @@ class Case:
         """`Agent.act` as a graph."""
 
         def act(inputs: ActInputs, state: State) -> tuple[ActOutputs, State]:
-            outputs, after = self.agent.act(self.agent.network, inputs, state)
+            outputs, after = outputs_and_state(self.agent, self.agent.act(self.agent.network, inputs, state))
             recorded, details = dict(outputs.recorded), dict(outputs.details)
             return ActOutputs(outputs.action, recorded, outputs.greedy_action, details), after
 
@@ -111,10 +112,14 @@ def play(case: Case, rng: np.random.Generator) -> Played:
     agent, length, columns = case.agent, case.agent.algorithm.batch_records, COLUMNS
     observation = random_observation(case.spec, rng, length, columns)
     final = rng.random((length, columns)) < _ENDS
-    final[0, 0] = length > 2  # at least one episode ends within the unroll
+    # At least one episode terminates within the transitions that are trained on.
+    burn_in, sure = agent.algorithm.burn_in, length > 2
+    final[burn_in, 0] = sure
+    final[max(burn_in - 1, 0) : burn_in, 0] = False
     for t in range(1, length):
         final[t] &= ~final[t - 1]
     terminated = final & (rng.random((length, columns)) < 0.5)
+    terminated[burn_in, 0] = sure
     first = np.zeros_like(final)
     first[1:] = final[:-1]
     reward = np.where(first, 0.0, rng.normal(size=(length, columns))).astype(np.float32)
@@ -147,6 +152,42 @@ def play(case: Case, rng: np.random.Generator) -> Played:
     return Played(unrolls, first, states, before)
 
 
+def with_other_actions(case: Case, unrolls: UnrollBatch, rng: np.random.Generator) -> UnrollBatch:
+    """Unrolls with other actions on final records, where the environment ignores them."""
+    action, spec = np.array(unrolls.action), case.spec.action
+    if spec.size:
+        other = rng.normal(size=action.shape)
+    else:
+        counts = np.reshape(spec.categories, spec.array.shape)
+        other = (action + rng.integers(1, np.maximum(counts, 2), action.shape)) % counts
+    final = np.array(unrolls.terminated) | np.array(unrolls.truncated)
+    return unrolls._replace(action=tf.constant(_where(final, other, action)))
+
+
+def with_other_recorded(unrolls: UnrollBatch, name: str, rng: np.random.Generator) -> UnrollBatch:
+    """Unrolls with other values of a recorded field where the episode terminated.
+
+    Not where it was truncated: targets may bootstrap from what was recorded there. A field whose values all have the
+    same sign keeps it, so that probabilities have logarithms.
+    """
+    values = np.array(unrolls.recorded[name])
+    noise = rng.normal(size=values.shape)
+    if values.dtype.kind != "f":
+        other = rng.permutation(values.reshape(-1)).reshape(values.shape)
+    elif (values > 0.0).all() or (values < 0.0).all():
+        other = values * np.exp(noise)
+    else:
+        other = values + noise
+    changed = tf.constant(_where(np.array(unrolls.terminated), other, values))
+    return unrolls._replace(recorded={**unrolls.recorded, name: changed})
+
+
+def _where(mask: npt.NDArray[np.bool_], other: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Values [L, B, ...] that are `other` where the mask [L, B] is set, in their own dtype."""
+    mask = mask.reshape(mask.shape + (1,) * (values.ndim - mask.ndim))
+    return np.where(mask, other, values).astype(values.dtype)
+
+
 def reset(state: State, initial: State, first: npt.NDArray[np.bool_]) -> State:
     """The state with the rows `first` [N] as at the start of an episode."""
 
@@ -167,8 +208,14 @@ def kind_of(value: tf.Tensor) -> str:
     return f"{value.dtype.name} {list(value.shape)}"
 
 
-def difference(first: Any, second: Any) -> str | None:
-    """The first difference beyond rounding between two nested structures, in words; None: they are the same."""
+def difference(first: Any, second: Any, *, relative: float = _RELATIVE, absolute: float = _ABSOLUTE) -> str | None:
+    """The first difference between two nested structures, in words; None: they are the same.
+
+    Args:
+        first, second: the structures.
+        relative: tolerance of a float, as a part of it.
+        absolute: the same as a part of the largest value of the array.
+    """
     ours, theirs = leaves(first), leaves(second)
     if ours.keys() != theirs.keys():
         return f"{_listed(ours)} instead of {_listed(theirs)}"
@@ -179,7 +226,7 @@ def difference(first: Any, second: Any) -> str | None:
             return f"{where}{kind_of(value)} instead of {kind_of(theirs[name])}"
         if a.dtype.kind == "f":
             scale = float(np.max(np.abs(b[np.isfinite(b)]), initial=0.0))
-            apart = ~np.isclose(a, b, rtol=_RELATIVE, atol=_ABSOLUTE * max(scale, 1e-3), equal_nan=True)
+            apart = ~np.isclose(a, b, rtol=relative, atol=absolute * max(scale, 1e-3), equal_nan=True)
         else:
             apart = a != b
         if apart.any():

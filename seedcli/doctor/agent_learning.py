@@ -10,12 +10,22 @@ import tensorflow as tf
 
 from seedcli.agents.base import InitialPriorities, TargetsAgent, UnrollBatch
 from seedcli.doctor.agent_acting import Result
-from seedcli.doctor.agent_case import COLUMNS, Case, Played, difference, random_observation, tensors
+from seedcli.doctor.agent_case import (
+    COLUMNS,
+    Case,
+    Played,
+    difference,
+    random_observation,
+    tensors,
+    with_other_actions,
+    with_other_recorded,
+)
 from seedcli.training.batches import TrainingBatch
-from seedcli.training.groups import Group, check_stop, check_targets, group_losses, make_groups
+from seedcli.training.groups import Group, check_metrics, check_stop, check_targets, group_losses, make_groups
 from seedcli.training.trainer import Trainer
 
 _UPDATES = 4
+_ROUNDING = 1e-6  # tolerance of the same sums over the same numbers
 _TOTAL_STEPS = 10**9  # so that the learning rate stays at its start
 
 
@@ -55,6 +65,7 @@ class Learning:
             outputs = agent.loss(unrolls)
             losses = group_losses(agent, groups, outputs)
         check_stop(agent, outputs.stop)
+        check_metrics(agent, outputs.metrics)
         gradients = {}
         for group, loss in zip(groups, losses, strict=True):
             found = tape.gradient(loss, [variable.value for variable in group.variables])
@@ -71,9 +82,13 @@ class Learning:
             return "skipped", "the agent has no method targets"
         found = agent.targets(self.unrolls)
         check_targets(agent, found, COLUMNS)
-        self.unrolls = self.unrolls._replace(targets=dict(found))
+        self.unrolls = self._with_targets(self.unrolls)
         listed = ", ".join(f"{name} {list(target.shape)}" for name, target in found.items())
         return "ok", f"{listed}, with the columns on the second axis"
+
+    def _with_targets(self, unrolls: UnrollBatch) -> UnrollBatch:
+        agent = self.case.agent
+        return unrolls._replace(targets=dict(agent.targets(unrolls))) if isinstance(agent, TargetsAgent) else unrolls
 
     def observe(self) -> Result:
         """Columns of weight 0 leave no trace in the statistics."""
@@ -134,6 +149,34 @@ class Learning:
                     return "failure", f'the gradient of the group "{group}" for {path} is not finite'
         count = sum(map(len, gradients.values()))
         return "ok", f"finite for {count} variables of {', '.join(gradients)}"
+
+    def final_records(self) -> Result:
+        """What is chosen on a final record, which the environment ignores, changes neither losses nor gradients."""
+        if not self.unrolls.terminated.numpy()[self.case.agent.algorithm.burn_in : -1].any():
+            return "skipped", "unrolls of one transition have no final record among those trained on"
+        rng = np.random.default_rng(7)
+        expected = self._results(self.unrolls)
+        if _changed(self._results(self.unrolls), expected):
+            return "skipped", "the loss differs when it is computed again, as with random numbers"
+        others = {"the action on a final record": with_other_actions(self.case, self.unrolls, rng)}
+        for name in self.unrolls.recorded:
+            others[f'the recorded "{name}" of a terminated record'] = with_other_recorded(self.unrolls, name, rng)
+        for what, unrolls in others.items():
+            if found := _changed(self._results(unrolls), expected):
+                return "failure", (
+                    f"{what} changes {found}: multiply every term of the loss by the mask (mask_tm1, of "
+                    "agents.targets.transitions), which is 0 for the transition from a final record"
+                )
+        return "ok", "what is chosen there changes neither losses nor gradients"
+
+    def _results(self, unrolls: UnrollBatch) -> list[tuple[str, Any]]:
+        """Losses, priorities and gradients, each with words for it; with the targets of these unrolls."""
+        losses, gradients, priorities = self.compute(self._with_targets(unrolls))
+        found = [(f'the loss of the group "{group}"', loss) for group, loss in losses.items()]
+        found += [] if priorities is None else [("the priorities", priorities)]
+        for each in gradients.values():
+            found += [(f"the gradient for {name.split(' ', 1)[1]}", gradient) for name, gradient in each.items()]
+        return found
 
     def halves(self) -> Result:
         """Losses and gradients of two halves of a batch add up to those of the whole."""
@@ -196,6 +239,14 @@ class Learning:
 
 
 _NO_STATISTICS: Result = ("skipped", "observe changes nothing")
+
+
+def _changed(found: list[tuple[str, Any]], expected: list[tuple[str, Any]]) -> str | None:
+    """The first of these numbers that is another, with both; None: they are all the same."""
+    for (name, value), (_, before) in zip(found, expected, strict=True):
+        if apart := difference(value, before, relative=_ROUNDING, absolute=_ROUNDING):
+            return f"{name} ({apart})"
+    return None
 
 
 def _wrong_priorities(priorities: Any) -> str | None:

@@ -27,6 +27,7 @@ def examine_apart(
     *,
     first: str,
     hangs: str,
+    loading: str = "",
     limit: float = CHECK_SECONDS,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Finding]:
@@ -38,6 +39,7 @@ def examine_apart(
         arguments: can be pickled.
         first: name of the first check.
         hangs: what is wrong when a check does not end, a clause.
+        loading: what takes long to load before the first check; "": nothing.
         limit: timeout of a check in seconds.
         say: called with a progress line for a check that takes long.
 
@@ -51,16 +53,18 @@ def examine_apart(
     process.start()
     theirs.close()
     findings: list[Finding] = []
-    current = first
+    current, doing = first, f"loading {loading}" if loading else f"in the check {first!r}"
+    failed = f"did not begin within {limit:g} s: this machine may be too busy to load {loading}" if loading else ""
     try:
         while True:
-            if not _wait(ours, current, limit, say):
-                return [*findings, Finding(current, "failure", f"did not end within {limit:g} s: {hangs}")]
+            if not _wait(ours, doing, limit, say):
+                failed = failed or f"did not end within {limit:g} s: {hangs}"
+                return [*findings, Finding(current, "failure", failed)]
             message = ours.recv()
             if message is None:
                 return findings
             if isinstance(message, str):
-                current = message
+                current, doing, failed = message, f"in the check {message!r}", ""
             else:
                 findings.append(message)
     except EOFError:
@@ -73,14 +77,14 @@ def examine_apart(
         ours.close()
 
 
-def _wait(connection: Connection, current: str, limit: float, say: Callable[[str], None]) -> bool:
-    """Wait for a message of the check `current`; whether one came within `limit` seconds."""
+def _wait(connection: Connection, doing: str, limit: float, say: Callable[[str], None]) -> bool:
+    """Wait for a message; whether one came within `limit` seconds. `doing`: what the process does, for progress."""
     waited = 0.0
     while not connection.poll(min(_PROGRESS_SECONDS, limit - waited)):
         waited += _PROGRESS_SECONDS
         if waited >= limit:
             return False
-        say(f"still in the check {current!r} after {waited:.0f} of at most {limit:.0f} s")
+        say(f"still {doing} after {waited:.0f} of at most {limit:.0f} s")
     return True
 
 

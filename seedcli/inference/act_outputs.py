@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -10,6 +11,15 @@ import tensorflow as tf
 from seedcli.agents.base import ActOutputs, Agent, State
 from seedcli.errors import UsageError
 from seedcli.specs import ArraySpec, EnvSpec
+
+
+def outputs_and_state(agent: Agent, returned: Any) -> tuple[ActOutputs, State]:
+    """What `Agent.act` returned; raises UsageError if it is no pair."""
+    if not isinstance(returned, tuple | list) or len(returned) != 2:
+        found = "None" if returned is None else f"a {type(returned).__name__}"
+        raise UsageError(f"{type(agent).__name__}.act returns {found}: it must return (ActOutputs, state)")
+    outputs, state = returned
+    return outputs, state
 
 
 def check_act(agent: Agent, spec: EnvSpec, outputs: Any, state: State, initial: State) -> None:
@@ -40,10 +50,18 @@ def check_act(agent: Agent, spec: EnvSpec, outputs: Any, state: State, initial: 
         _check(f'{kind} the recorded field "{name}"', outputs.recorded[name], array)
     wanted, found = _leaves(initial), _leaves(state)
     if wanted.keys() != found.keys():
-        raise UsageError(f"{kind} a state of {_listed(found)}, but initial_state gives {_listed(wanted)}")
+        raise UsageError(f"{kind} {state_in_words(found)}, but initial_state gives {state_in_words(wanted)}")
     for name, leaf in wanted.items():
         shape = tuple(leaf.shape[1:])
         _check(f'{kind} the state "{name}"', found[name], ArraySpec(shape, leaf.dtype.name))
+
+
+def state_in_words(names: Iterable[str]) -> str:
+    """A state by its keys: 'a state with the keys "cell", "hidden"', or 'a state without keys'."""
+    quoted = [f'"{name}"' for name in names if name]  # an array alone has the empty name
+    if not quoted:
+        return "a state without keys"
+    return f"a state with the key{'s' if len(quoted) > 1 else ''} {', '.join(quoted)}"
 
 
 def _check(what: str, value: Any, array: ArraySpec) -> None:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from seedcli.agents.base import ActInputs, Agent, Role
 from seedcli.agents.calls import traced
 from seedcli.errors import SeedError
-from seedcli.inference.act_outputs import check_act
+from seedcli.inference.act_outputs import check_act, outputs_and_state
 from seedcli.inference.device_memory import bytes_of, out_of_memory
 from seedcli.inference.variable_placement import nearest, short_name
 from seedcli.specs import EnvSpec, map_arrays
@@ -159,7 +159,8 @@ class DevicePolicy:
     ) -> tuple[tf.Tensor, Any, Any]:
         exploration = tf.gather(self._exploration, slots)
         inputs = ActInputs(observation, reward, first, exploration, seed, self._greedy)
-        outputs, state = self._agent.act(self._network, inputs, self._gather(slots, first))
+        returned = self._agent.act(self._network, inputs, self._gather(slots, first))
+        outputs, state = outputs_and_state(self._agent, returned)
         check_act(self._agent, self._spec, outputs, state, self._initial)
         for table, rows in zip(tf.nest.flatten(self._table), tf.nest.flatten(state), strict=True):
             table.scatter_update(tf.IndexedSlices(rows, slots))

@@ -189,7 +189,7 @@ class Snapshot:
     extra: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        clash = sorted(self.extra.keys() & ({f.name for f in dataclasses.fields(self)} | self.replay.keys()))
+        clash = sorted(self.extra.keys() & (GENERAL_METRICS | self.replay.keys()))
         if clash:
             raise ValueError(f"the algorithm's metric {clash[0]!r} has the name of a general one; rename it")
 
@@ -219,6 +219,19 @@ class Snapshot:
         line.update((name, _plain(value)) for name, value in self.replay.items())
         line.update((name, _plain(self.extra[name])) for name in sorted(self.extra))
         return line
+
+
+# Names that an algorithm's own metrics must not have: fields of a snapshot, and what replays and exploration report.
+GENERAL_METRICS = frozenset(each.name for each in dataclasses.fields(Snapshot)) | {
+    "replay_size",
+    "replay_mb",
+    "replay_ratio",
+    "priority_mean",
+    "priority_max",
+    "bytes_per_unroll",
+    "epsilon_min",
+    "epsilon_max",
+}
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ from seedcli.agents.calls import traced
 from seedcli.agents.replicas import total
 from seedcli.config.sections import TrainingConfig
 from seedcli.training.devices import Devices
-from seedcli.training.groups import Group, check_stop, check_targets, group_losses
+from seedcli.training.groups import Group, check_metrics, check_stop, check_targets, group_losses
 from seedcli.training.optimizer import Step, apply_where, clip_gradients
 
 # Updates that are traced one after the other. More of them run in a loop, whose graph does not grow with their number.
@@ -198,6 +198,7 @@ class BatchUpdate:
             losses = group_losses(self._agent, groups, outputs)
             scaled = losses if scale is None else [loss * scale for loss in losses]
         check_stop(self._agent, outputs.stop)
+        check_metrics(self._agent, outputs.metrics)
         gradients = [
             tape.gradient(loss, [v.value for v in group.variables], unconnected_gradients="zero")
             for loss, group in zip(scaled, groups, strict=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
@@ -11,6 +13,7 @@ import tensorflow as tf
 from seedcli.agents.base import Agent, LossOutputs
 from seedcli.config.sections import TrainingConfig
 from seedcli.errors import UsageError
+from seedcli.telemetry.metrics import GENERAL_METRICS
 from seedcli.training.optimizer import make_optimizer, optimizer_variables
 
 
@@ -65,9 +68,14 @@ def group_losses(agent: Agent, groups: Sequence[Group], outputs: LossOutputs) ->
     """The losses of an agent in the order of its groups.
 
     Raises:
-        UsageError: a group has no loss, a loss no group, or a loss is not a scalar float32.
+        UsageError: there are no `LossOutputs`, a group has no loss, a loss no group, or a loss is not a scalar float32.
     """
     kind = type(agent).__name__
+    if not isinstance(outputs, LossOutputs):
+        found = "None" if outputs is None else f"a {type(outputs).__name__}"
+        own = _own_methods(type(agent), "loss")
+        hint = f"; look for a `return` that is missing in {' or '.join(own)}" if own and outputs is None else ""
+        raise UsageError(f"{kind}.loss returns {found}: it must return LossOutputs(loss, priorities, metrics){hint}")
     names = [group.name for group in groups]
     losses: Any = outputs.loss
     if not isinstance(losses, Mapping):
@@ -93,6 +101,37 @@ def check_stop(agent: Agent, stop: Any) -> None:
     """Raise UsageError if `LossOutputs.stop` is neither None nor a scalar float32."""
     if stop is not None:
         _check_scalar(f"{type(agent).__name__}.loss returns as `stop`", stop)
+
+
+def check_metrics(agent: Agent, metrics: Any) -> None:
+    """Raise UsageError if `LossOutputs.metrics` are not scalars, or one has the name of a general metric."""
+    kind = type(agent).__name__
+    if not isinstance(metrics, Mapping):
+        raise UsageError(f"{kind}.loss returns metrics as a {type(metrics).__name__}: return a dict of scalars by name")
+    for name, value in metrics.items():
+        if name in GENERAL_METRICS:
+            raise UsageError(
+                f'{kind}.loss: the metric "{name}" has the name of a general one, which every line of metrics has: '
+                "rename it"
+            )
+        found = f"a {type(value).__name__}"
+        if tf.is_tensor(value):
+            found = f"{value.dtype.name} {list(value.shape) if value.shape.rank is not None else 'of unknown shape'}"
+        if not (value.shape.rank == 0 if tf.is_tensor(value) else isinstance(value, float | int)):
+            raise UsageError(f'{kind}.loss: the metric "{name}" is {found}: it must be a scalar, such as a mean')
+
+
+def _own_methods(kind: type, method: str) -> list[str]:
+    """Where a class of the user's own overrides a method, or one that it calls: "loss_outputs (my_agent.py:12)"."""
+    functions = [
+        (base, function) for base in kind.__mro__ for function in vars(base).values() if inspect.isfunction(function)
+    ]
+    called = {method}.union(*(each.__code__.co_names for _, each in functions if each.__name__ == method))
+    return [
+        f"{each.__name__} ({Path(each.__code__.co_filename).name}:{each.__code__.co_firstlineno})"
+        for base, each in functions
+        if each.__name__ in called and not base.__module__.startswith("seedcli.")
+    ]
 
 
 def check_targets(agent: Agent, targets: Any, columns: int | None) -> None:

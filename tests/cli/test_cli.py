@@ -355,6 +355,14 @@ def test_presets_show(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
         assert key not in output, f"{key} has no effect here"
 
 
+def test_presets_show_has_the_keys_of_own_code(capsys: pytest.CaptureFixture[str]) -> None:
+    own = "--agent tests.own_code.my_agent:MyAgent --network tests.own_code.my_net:MyTorso"
+    assert main(["presets", "show", "cartpole_vtrace", *own.split(), "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)["values"]
+    assert values["agent.weight_decay"]["source"] == values["agent.network.sines"]["source"] == "default"
+    assert values["agent.algorithm"]["source"] == "--agent"
+
+
 def test_presets_show_takes_a_run_and_a_file(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
     assert main("train --preset recall_r2d2 --seed 5 --logdir D".split()) == 0
     (resolved, folder), _ = role.calls[0]

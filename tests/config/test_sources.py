@@ -92,6 +92,24 @@ def test_choosing_another_algorithm_leaves_out_the_presets_values_of_the_first()
     )
 
 
+def test_values_of_an_own_algorithm_are_left_out_with_another_one(tmp_path: Path) -> None:
+    own = "tests.own_code.my_agent:MyAgent"
+    config = tmp_path / "config.toml"
+    config.write_text(to_toml(load(flags={"--agent": own})))
+    (note,) = load(None, run_folder=tmp_path, flags={"--agent": "vtrace"}).notes
+    assert note == (
+        f"agent.weight_decay = 0.0001 (from run {tmp_path}) is ignored: it is for agent.algorithm = "
+        f'"{own}", and --agent selects "vtrace"'
+    )
+    config.write_text(config.read_text().replace(own, "module_that_is_gone:Agent"))
+    (note,) = load(None, run_folder=tmp_path, flags={"--agent": "vtrace"}).notes
+    assert 'is ignored: it is for agent.algorithm = "module_that_is_gone:Agent"' in note
+    file = tmp_path / "mine.toml"
+    file.write_text(f'[agent]\nalgorithm = "{own}"\nweight_decay = 0.5\nweight_decays = 0.5\n')
+    error = refusal("cartpole_vtrace", config_file=file, flags={"--agent": "vtrace"})
+    assert error.startswith(f"unknown key agent.weight_decays (from file {file})")
+
+
 def test_a_key_of_another_choice_is_refused_with_its_owner(tmp_path: Path) -> None:
     assert refusal("pong_vtrace", sets=["agent.n_step=3"]) == (
         'unknown key agent.n_step (from --set): it belongs to agent.algorithm = "r2d2"'

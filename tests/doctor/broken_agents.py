@@ -30,6 +30,18 @@ class KeyWithoutDefault(VTraceAgent):
         temperature: float = Field(description="no default")
 
 
+class KeyOfPython(VTraceAgent):
+    """Keeps the rules; its key is a word of Python."""
+
+    class Config(VTraceConfig):
+        global_: float = Field(1.0, alias="global", description="a factor")
+
+
+class TorsoOfNothing(keras.layers.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+
+
 class ConflictIsANumber(VTraceAgent):
     class Config(VTraceConfig):
         def conflicts(self, config: Sections) -> Iterator[Any]:
@@ -123,6 +135,11 @@ class RecordsInHalf(_Changed):
         return outputs._replace(recorded={"logits": tf.cast(outputs.recorded["logits"], tf.float16)}), state
 
 
+class ForgotReturnOfAct(VTraceAgent):
+    def act(self, network: Any, inputs: ActInputs, state: State) -> tuple[ActOutputs, State]:  # type: ignore[return]
+        super().act(network, inputs, state)
+
+
 class OtherState(_Changed):
     def changed(self, outputs: ActOutputs, inputs: ActInputs, state: State) -> tuple[ActOutputs, State]:
         return outputs, {"steps": state["age"]}
@@ -191,6 +208,28 @@ class LossOfOtherGroup(Reinforce):
         return outputs._replace(loss={"actor": outputs.loss})
 
 
+class GeneralMetric(VTraceAgent):
+    def loss(self, unrolls: UnrollBatch) -> LossOutputs:
+        outputs = super().loss(unrolls)
+        return outputs._replace(metrics={**outputs.metrics, "env_steps": outputs.loss})
+
+
+class MetricOfEachColumn(VTraceAgent):
+    def loss(self, unrolls: UnrollBatch) -> LossOutputs:
+        outputs = super().loss(unrolls)
+        return outputs._replace(metrics={**outputs.metrics, "kl": unrolls.reward[:-1]})
+
+
+class ForgotReturn(VTraceAgent):
+    def loss_outputs(self, *arguments: Any) -> LossOutputs:  # type: ignore[return, override]
+        super().loss_outputs(*arguments)
+
+
+class ForgotReturnOfLoss(Reinforce):
+    def loss(self, unrolls: UnrollBatch) -> LossOutputs:  # type: ignore[return]
+        super().loss(unrolls)
+
+
 class NegativePriorities(R2D2Agent):
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
         outputs = super().loss(unrolls)
@@ -218,6 +257,37 @@ class InfiniteGradient(Reinforce):
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
         outputs = super().loss(unrolls)
         return outputs._replace(loss=outputs.loss + tf.sqrt(tf.reduce_sum(0.0 * self.network.kernel)))
+
+
+class ForgetsMask(VTraceAgent):
+    """Adds a term for the actions taken, also for those that the environment ignored."""
+
+    def loss_outputs(
+        self, batch: Any, unrolls: Any, policy_loss: Any, squared_error: Any, metrics: Any, stop: Any = None
+    ) -> LossOutputs:
+        each = policy_loss - 0.001 * batch.log_pi
+        return super().loss_outputs(batch, unrolls, each, squared_error, metrics, stop)
+
+
+class ForgetsMaskOfDivergence(VTraceAgent):
+    """The term is 0 where the policy is the one that acted."""
+
+    def loss_outputs(
+        self, batch: Any, unrolls: Any, policy_loss: Any, squared_error: Any, metrics: Any, stop: Any = None
+    ) -> LossOutputs:
+        log_ratio = batch.log_pi - batch.log_mu
+        each = policy_loss + tf.exp(log_ratio) - 1.0 - log_ratio
+        return super().loss_outputs(batch, unrolls, each, squared_error, metrics, stop)
+
+
+class ForgetsMaskOfTargets(Reinforce):
+    def targets(self, unrolls: UnrollBatch) -> Any:
+        found = super().targets(unrolls)
+        return {
+            **found,
+            "returns": found["returns"] + tf.cast(unrolls.action[:-1], tf.float32),
+            "mask": 1.0 + 0.0 * found["mask"],
+        }
 
 
 class MeanOverColumns(Reinforce):

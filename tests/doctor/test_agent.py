@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 
 from seedcli.cli.main import main
 from seedcli.doctor import agent as doctor_agent
+from seedcli.doctor import examination
 from seedcli.doctor.agent import Request, check_agent, examine
+from seedcli.doctor.examination import examine_apart
 
 _TINY = ("agent.network.hidden=[8]", "training.unroll_length=5")
 _REPLAY = ("agent.dueling_hidden=4", "agent.n_step=2", "training.burn_in=2", "agent.network.lstm=4")
@@ -33,7 +36,11 @@ BROKEN = {
     "SamplesAlways": ("greedy action", "it must be greedy_action"),
     "RecordsMore": ("recorded fields", "act records logits, value, but algorithm.recorded declares logits"),
     "RecordsInHalf": ("recorded fields", 'act records "logits" as float16 [4, 2], but declared is float32 [4, 2]'),
-    "OtherState": ("state", "act returns a state of steps, but initial_state gives age"),
+    "ForgotReturnOfAct": ("actions", "ForgotReturnOfAct.act returns None: it must return (ActOutputs, state)"),
+    "OtherState": (
+        "state",
+        'act returns a state with the key "steps", but initial_state gives a state with the key "age"',
+    ),
     "StateInFloat": ("state", "act returns age as float32 [4], but initial_state gives int32 [4]"),
     "OwnRandomness": ("purity", "random operations must be stateless and take inputs.seed"),
     "CountsInPython": ("purity", "when it is called again with the same inputs"),
@@ -42,8 +49,15 @@ BROKEN = {
     "TargetsByColumn": ("targets", "the second axis must be the 4 columns of the batch"),
     "LossOfEachColumn": ("loss", "must be a scalar float32 tensor"),
     "LossOfOtherGroup": ("loss", 'no loss for the parameter group "policy"'),
+    "GeneralMetric": ("loss", 'the metric "env_steps" has the name of a general one'),
+    "MetricOfEachColumn": ("loss", 'the metric "kl" is float32 [5, 4]: it must be a scalar'),
+    "ForgotReturn": ("loss", "ForgotReturn.loss returns None: it must return LossOutputs"),
+    "ForgotReturnOfLoss": ("loss", "look for a `return` that is missing in loss (broken_agents.py:"),
     "UnusedVariable": ("gradients", 'no gradient of the loss of the group "policy" reaches unused'),
     "InfiniteGradient": ("gradients", "is not finite"),
+    "ForgetsMask": ("final records", "the action on a final record changes the "),
+    "ForgetsMaskOfDivergence": ("final records", 'the recorded "logits" of a terminated record changes the loss'),
+    "ForgetsMaskOfTargets": ("final records", "multiply every term of the loss by the mask (mask_tm1"),
     "MeanOverColumns": ("halves", "do not add up to the loss of the whole"),
     "ObservesEverything": ("observe", "observe counts columns of weight 0"),
     "UndoesUpdates": ("updates", 'updates leave every variable of the group "policy" as it is'),
@@ -93,6 +107,55 @@ def test_a_rule_that_needs_settings_is_named(name: str, sets: tuple[str, ...], c
 )
 def test_an_agent_that_keeps_the_rules_passes(agent: str, sets: tuple[str, ...]) -> None:
     assert _failures(agent, *sets) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "follow"),
+    [
+        ("OtherState", "state", {"rows": "state"}),
+        ("ForgotReturnOfAct", "actions", dict.fromkeys(("recorded fields", "state", "purity"), "actions")),
+        ("UnusedVariable", "gradients", dict.fromkeys(("final records", "halves", "updates"), "gradients")),
+        ("TargetsByColumn", "targets", {"loss": "targets", "gradients": "loss", "updates": "gradients"}),
+    ],
+)
+def test_what_depends_on_a_failed_check_is_skipped(name: str, cause: str, follow: dict[str, str]) -> None:
+    findings = {each.name: each for each in check_agent(Request(_sample(name), env="CartPole-v1", sets=_TINY))}
+    assert [name for name, each in findings.items() if each.status == "failure"] == [cause]
+    for each, need in follow.items():
+        assert (findings[each].status, findings[each].detail) == ("skipped", f"needs the check {need!r} to pass")
+
+
+@pytest.mark.parametrize(
+    ("agent", "words"),
+    [
+        (_sample("ForgetsMask"), "VTraceConfig without keys of its own"),
+        ("tests.own_code.my_agent:MyAgent", "MyConfig with keys of its own: weight_decay"),
+        (_sample("KeyOfPython"), "Config with keys of its own: global"),
+    ],
+)
+def test_keys_of_its_own(agent: str, words: str) -> None:
+    status, detail = doctor_agent._class(agent)
+    assert status == "ok" and detail.endswith(words)
+
+
+def test_a_torso_with_other_arguments_is_named() -> None:
+    failures = _failures("vtrace", f"agent.network.torso={_sample('TorsoOfNothing')}")
+    words = f"the torso {_sample('TorsoOfNothing')} must take (config, rng) when it is built: too many positional"
+    assert failures.keys() == {"build"} and words in failures["build"], failures
+
+
+def _load_nothing(connection: Connection) -> None:
+    connection.send(None)
+
+
+def test_progress_names_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examination, "_PROGRESS_SECONDS", 0.01)
+    lines: list[str] = []
+    arguments: Any = {"first": "class", "hangs": "it hangs", "loading": "TensorFlow", "say": lines.append}
+    assert examine_apart(_load_nothing, (), **arguments) == []
+    assert lines[0] == "still loading TensorFlow after 0 of at most 120 s"
+    (finding,) = examine_apart(_load_nothing, (), limit=0.01, **arguments)
+    assert finding.detail.startswith("did not begin within 0.01 s: this machine may be too busy to load TensorFlow")
 
 
 def test_a_box_of_actions_passes() -> None:

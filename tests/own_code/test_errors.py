@@ -14,6 +14,8 @@ pytestmark = pytest.mark.timeout(4 * LIMIT)
 
 # Found before anything starts: the name → words of the sentence.
 REFUSED = {
+    "my_agent.py:Agent": "write my_agent:Agent, without .py",
+    "./agents/my_agent.py:Agent": "write agents.my_agent:Agent, without .py",
     "no_such_module:Agent": "there is no module no_such_module; start seed in the folder that holds it",
     "raises:Agent": "cannot be imported: ZeroDivisionError: division by zero (--debug shows where)",
     "misses:Agent": "cannot be imported: ModuleNotFoundError: No module named 'no_such_library'",
@@ -26,7 +28,7 @@ FAILING = {
     "NoLoss": "has no method loss: an agent needs make_network, initial_state",
     "OtherArguments": "cannot be built with (config, training, spec, seed, precision)",
     "ActionsInLong": "ActionsInLong.act returns action as int64 (None,): it must be int32 [N]",
-    "OtherState": "OtherState.act returns a state of steps, but initial_state gives age",
+    "OtherState": 'act returns a state with the key "steps", but initial_state gives a state with the key "age"',
     "RecordsMore": "but its algorithm.recorded declares logits",
     "LossOfEachColumn": "it must be a scalar float32 tensor",
 }

@@ -183,6 +183,14 @@ ONE = tf.constant(1.0)
             'MyAgent.loss returns for the group "actor" float64 of shape (): it must be a scalar float32 tensor',
         ),
         ({"loss": {"actor": 0.0, "critic": ONE}}, 'for the group "actor" a float: it must be a scalar float32 tensor'),
+        ({"metrics": {"env_steps": ONE}}, 'the metric "env_steps" has the name of a general one, which every line'),
+        ({"metrics": {"replay_size": ONE}}, 'MyAgent.loss: the metric "replay_size" has the name of a general one'),
+        (
+            {"metrics": {"kl": tf.ones([3, 2])}},
+            'the metric "kl" is float32 [3, 2]: it must be a scalar, such as a mean',
+        ),
+        ({"metrics": {"kl": None}}, 'the metric "kl" is a NoneType: it must be a scalar'),
+        ({"metrics": None}, "MyAgent.loss returns metrics as a NoneType: return a dict of scalars by name"),
         ({"stop": tf.ones([2])}, "MyAgent.loss returns as `stop` float32 of shape (2,): it must be a scalar float32"),
     ],
 )
@@ -195,6 +203,22 @@ def test_invalid_losses_are_refused(values: dict[str, Any], sentence: str) -> No
     with pytest.raises(UsageError) as raised:
         Trainer(MyAgent(config), config, 1000).update(tiny_batch(B), env_steps=0)
     assert sentence in str(raised.value)
+
+
+@pytest.mark.parametrize("forgotten", [True, False])
+def test_a_loss_without_outputs_is_refused(forgotten: bool) -> None:
+    class MyAgent(TinyAgent):
+        def loss(self, unrolls: Any) -> Any:
+            return None if forgotten else tf.constant(1.0)
+
+    config = training_config(**CONSTANT)
+    with pytest.raises(UsageError) as raised:
+        Trainer(MyAgent(config), config, 1000).update(tiny_batch(B), env_steps=0)
+    found = (
+        "returns None: it must return LossOutputs(loss, priorities, metrics); look for" if forgotten else "returns a "
+    )
+    assert f"MyAgent.loss {found}" in str(raised.value)
+    assert ("loss (test_groups.py:" in str(raised.value)) == forgotten
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ Matters in On-Policy Reinforcement Learning?", 2020).
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -237,12 +238,21 @@ def make_torso(config: NetworkConfig, spec: EnvSpec, rng: np.random.Generator) -
     an MLP, or the configured torso if that takes no images.
     """
     torso: Any = TORSOS.load(config.torso)
+    _check_arguments(torso, config.torso)
     if not isinstance(spec.observation, Mapping):
         return torso(config, rng)
     images = {name: torso(config, rng) for name, array in spec.arrays.items() if takes_images(config, array)}
     vectors = [name for name in spec.arrays if name not in images]
     flat = torso if config.smallest_image is None else MlpTorso
     return MixedTorso(images, vectors, flat(config, rng) if vectors else None)
+
+
+def _check_arguments(torso: Any, name: str) -> None:
+    """Raise UsageError if a torso is built with other arguments than (config, rng)."""
+    try:
+        inspect.signature(torso.__init__).bind(torso, "config", "rng")  # of the class, Keras' __new__ takes anything
+    except TypeError as error:
+        raise UsageError(f"the torso {name} must take (config, rng) when it is built: {error}") from error
 
 
 def input_shapes(config: NetworkConfig, spec: EnvSpec) -> dict[str, tuple[int, ...]]:
