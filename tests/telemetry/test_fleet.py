@@ -75,5 +75,5 @@ def test_a_plain_line_counts_only_actors_in_trouble() -> None:
     view.update(Snapshot(env_steps=3, actors=3).without_wall_clock(), [], 100)
     _, well, ill, deterministic = file.getvalue().splitlines()
     assert "silent" not in well and "lost" not in well
-    assert ill.endswith("(1 silent, 2 lost)")
+    assert ill.endswith(" left, 1 silent, 2 lost")
     assert "silent" not in deterministic and "lost" not in deterministic
