@@ -105,3 +105,15 @@ def test_the_table_has_medians_ranges_and_failures(peers: tuple[ModuleType, Modu
     page.write_text(f"before\n{compare.BEGIN}\nold\n{compare.END}\nafter\n")
     compare.insert(page, text)
     assert page.read_text() == f"before\n{compare.BEGIN}\n\n{text}\n{compare.END}\nafter\n"
+
+
+def test_a_framework_that_tells_no_return_leaves_it_out(
+    peers: tuple[ModuleType, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(PEERS))
+    path = tmp_path / "progress.jsonl"
+    for returns in ([np.nan, np.nan], [2.0, 4.0]):
+        importlib.import_module("progress").Progress(str(path)).write(10, returns)
+    columns = peers[1].read(path)
+    np.testing.assert_array_equal(columns["episode_return_100"], [np.nan, 3.0])
+    np.testing.assert_array_equal(columns["episodes"], [0, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,12 +27,13 @@ class Progress:
 
         Args:
             env_steps: environment steps so far.
-            returns: raw returns of the last episodes, at most 100.
+            returns: raw returns of the last episodes, at most 100; NaN where a framework has none to tell.
         """
         now = time.time()
         if now - self._last < _SECONDS:
             return
         self._last = now
+        returns = [each for each in returns if math.isfinite(each)]
         mean = sum(returns) / len(returns) if returns else None
         line = {"time": now, "env_steps": int(env_steps), "episodes": len(returns), "episode_return_100": mean}
         with self._path.open("a") as file:
