@@ -564,11 +564,11 @@ def test_an_actor_that_cannot_reach_the_other_host_stays(
     first.service.reception.place = place
     process = actor(first.address)
     wait_until(lambda: first.envs == 4, 30.0)
-    wait_until(lambda: first.steps > 20)
+    wait_until(lambda: first.steps > 20, 30.0)
     assert len(asked) == 1
     # A reconnecting actor is placed again, because the other host may be back.
     first.service.lost(first.service.sessions()[0].peer, "a test")
-    wait_until(lambda: len(asked) == 2)
+    wait_until(lambda: len(asked) == 2, 30.0)
     wait_until(lambda: first.envs == 4, 30.0)
     first.stop(done=True)
     assert process.wait(LIMIT) == 0
