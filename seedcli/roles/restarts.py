@@ -54,6 +54,7 @@ class Restarts:
             self.actor_id, self.failures, self._last, self.unreported, self.given_up, self.steps, self.seconds = (
                 json.loads(state)
             )
+            _kill_children()  # those that simulators of the process before started
 
     def failed(self, sentence: str, limit: int) -> bool:
         """Count a failure; returns whether the environments may be rebuilt.
@@ -80,11 +81,15 @@ class Restarts:
         """
         state = [self.actor_id, self.failures, self._last, self.unreported, self.given_up, steps, dict(seconds or {})]
         os.environ[_VARIABLE] = json.dumps(state)
-        # Processes that simulators started would otherwise outlive this one.
-        for child in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                child.kill()
+        # Its children are killed by the next process: if they ended now, the call that hangs could still return and the
+        # main thread report whatever it returned as a second failure.
         sys.stdout.flush()
         sys.stderr.flush()
         os.dup2(self._stdout, 1)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _kill_children() -> None:
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            child.kill()

@@ -39,6 +39,37 @@ print(restarts.actor_id, restarts.failures, restarts.unreported, sys.argv[1], "S
     assert argument == "argument" and left == "False"
 
 
+def test_a_call_that_hangs_does_not_return_while_the_process_is_replaced():
+    code = """
+import os, subprocess, threading, time
+import psutil
+from seedcli.roles.restarts import Restarts
+restarts, execv = Restarts(), os.execv
+
+def slowly(*arguments):
+    time.sleep(0.3)
+    execv(*arguments)
+
+def replace():
+    while not (children := psutil.Process().children()):
+        time.sleep(0.01)
+    restarts.failed("hangs", 1)
+    restarts.replace_process()
+
+if not restarts.failures:
+    os.execv = slowly
+    threading.Thread(target=replace).start()
+    subprocess.run(["sleep", "600"])  # a simulator in a child process
+    print("returned", flush=True)
+else:
+    print([child.status() for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_SECONDS, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
 def test_invalid_environment_variables_are_ignored(monkeypatch):
     for value in ("no json", "7", json.dumps({"a": 1})):
         monkeypatch.setitem(os.environ, "SEED_ACTOR_FAILURES", value)
