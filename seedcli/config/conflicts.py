@@ -173,6 +173,11 @@ def _replay_conflicts(config: Sections) -> Iterator[str]:
                 f"training.{key} = {getattr(training, key)} must be 1 with agent.algorithm {agent.algorithm}: "
                 "replay.ratio sets how often it trains on an unroll, and training.batch_size the unrolls of an update"
             )
+    if training.synchronous:
+        yield (
+            f"training.synchronous = true must be false with agent.algorithm {agent.algorithm}: it trains from a "
+            "replay, and replay.ratio sets the pace of environments and training"
+        )
     if replay.capacity < replay.min_size:
         yield (
             f"replay.capacity = {replay.capacity} must be at least replay.min_size = {replay.min_size}, "

@@ -124,6 +124,9 @@ class TrainingConfig(Section):
     minibatches: PositiveInt = Field(
         1, description="parts by columns into which each pass splits a batch, one update each; only without a replay"
     )
+    synchronous: bool = Field(
+        False, description="environments wait while training uses what they collected; only without a replay"
+    )
     optimizer: Literal["adam", "rmsprop"] = Field("adam", description="optimizer")
     learning_rate: Positive = Field(1e-3, description="initial learning rate")
     learning_rate_end: NonNegative = Field(0.0, description="learning rate at run.steps, reached linearly")

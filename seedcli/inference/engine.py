@@ -18,6 +18,7 @@ from seedcli.inference.arena import Arena, UnrollBuffer
 from seedcli.inference.episodes import Episodes
 from seedcli.inference.inspection import Inspector
 from seedcli.inference.lane import InferenceBatch, Lane, share
+from seedcli.inference.pace import Pace
 from seedcli.inference.policy import Policy
 from seedcli.inference.streams import Answer, EngineStats, SlotAllocator, Stream
 from seedcli.specs import EnvSpec
@@ -37,6 +38,7 @@ class StepEngine:
         deadline: longest wait of a row for others, in seconds.
         on_unroll: called with a completed buffer, which it owns until `arena.release`.
         on_fault: called with (stream, sentence) when a stream's data is unusable; must close the stream.
+        pace: holds streams back after an unroll; None: none waits for training but where the arena has no buffer.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class StepEngine:
         deadline: float,
         on_unroll: Callable[[UnrollBuffer], None],
         on_fault: Callable[[Stream, str], None],
+        pace: Pace | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         target = share(batch_size, len(policies))
@@ -62,6 +65,7 @@ class StepEngine:
         self._deadline = deadline
         self._on_unroll = on_unroll
         self._on_fault = on_fault
+        self._pace = pace
         self._clock = clock
         self._allocator = SlotAllocator(max_envs)
         self._ranks = SlotAllocator(max_envs)
@@ -257,13 +261,20 @@ class StepEngine:
             stream.records += 1
             if stream.ranks is not None:
                 self._rounds += stream.num_envs / training_envs
-            if stream.cursor < len(buffer.row) or self._turn_over(stream):
+            if stream.cursor < len(buffer.row) or self._continues(stream):
                 stream.pending = False
                 answers.append(Answer(stream, stream.sequence - 1 & 0xFFFFFFFF, actions))
             else:
                 self._blocked.append((stream, actions))
             start = stop
         return answers
+
+    def _continues(self, stream: Stream) -> bool:
+        """Turn over the stream's buffer if it is full; False if the stream must wait for a buffer or for training."""
+        if stream.cursor == len(stream.buffer.row) and not self._turn_over(stream):
+            return False
+        envs = self.connected_envs - self._episodes.evaluation_envs
+        return self._pace is None or not self._pace.holds(stream, envs)
 
     def _turn_over(self, stream: Stream) -> bool:
         """Hand on the full buffer and open the next; False if the arena has none."""
@@ -287,19 +298,21 @@ class StepEngine:
             if keep.all():
                 stream.buffer.keep = stream.last_bad_reward = None
         self._on_unroll(stream.buffer)
+        if self._pace is not None:
+            self._pace.handed_on(stream)
         stream.buffer = following
         stream.cursor = self._records - self._stride
         return True
 
     def unblock(self) -> list[Answer]:
-        """Return the answers that waited for a buffer and can be sent now."""
+        """Return the answers that waited for a buffer or for training, and can be sent now."""
         if not self._blocked:
             return []
         answers = []
         blocked, self._blocked = self._blocked, []
         for stream, actions in blocked:
             # Streams of other sizes use other pools, so a blocked stream does not imply that the next is blocked.
-            if self._turn_over(stream):
+            if self._continues(stream):
                 stream.pending = False
                 answers.append(Answer(stream, stream.sequence - 1 & 0xFFFFFFFF, actions))
             else:

@@ -34,7 +34,7 @@ class Stream:
 
     __slots__ = (
         "arrived", "begun", "buffer", "closed", "cursor", "index", "lane", "last_bad_reward", "num_envs", "owner",
-        "pending", "ranks", "records", "role", "sequence", "slot_index", "slots", "states",
+        "pending", "ranks", "records", "role", "sequence", "slot_index", "slots", "states", "untrained",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +69,7 @@ class Stream:
         self.states: deque[Any] = deque()
         # [E] int64, the last record of each environment with a non-finite reward, -1: none; None: no environment.
         self.last_bad_reward: npt.NDArray[np.int64] | None = None
+        self.untrained: deque[int] = deque()  # see `inference.pace`
 
 
 class Answer(NamedTuple):

@@ -99,6 +99,11 @@ class Trainer:
                 f"training.epochs = {config.epochs} and training.minibatches = {config.minibatches} must be 1 with "
                 f"{type(agent).__name__}: replay.ratio sets how often an algorithm with a replay trains on an unroll"
             )
+        if agent.algorithm.source == "replay" and config.synchronous:
+            raise UsageError(
+                f"training.synchronous = true must be false with {type(agent).__name__}: replay.ratio sets the pace of "
+                "environments and training for an algorithm with a replay"
+            )
         self._agent = agent
         self._config = config
         self._total_steps = total_steps

@@ -432,6 +432,11 @@ def test_conflicting_values_are_refused(preset: str, sets: list[str], parts: lis
         ),
         (
             "recall_r2d2",
+            ["training.synchronous=true"],
+            "training.synchronous = true must be false with agent.algorithm r2d2: it trains from a replay, and",
+        ),
+        (
+            "recall_r2d2",
             ["training.minibatches=2"],
             "training.minibatches = 2 must be 1 with agent.algorithm r2d2: replay.ratio sets how often it trains",
         ),

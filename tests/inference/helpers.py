@@ -12,6 +12,7 @@ from seedcli.agents.base import AlgorithmSpec
 from seedcli.inference.arena import Arena, UnrollBuffer
 from seedcli.inference.device_policy import Decision
 from seedcli.inference.engine import StepEngine
+from seedcli.inference.pace import Pace
 from seedcli.inference.streams import Answer, Stream
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 
@@ -128,6 +129,7 @@ def make_engine(
     on_fault: Callable[[Stream, str], None] | None = None,
     clock: Callable[[], float] | None = None,
     policy: Any = None,
+    pace: Pace | None = None,
 ) -> tuple[StepEngine, Arena, Any, list[UnrollBuffer]]:
     """An engine with its parts and the list of its finished unrolls; the default policy is a `CountingPolicy`."""
     algo = algorithm(burn_in, length)
@@ -149,6 +151,7 @@ def make_engine(
         deadline=deadline,
         on_unroll=unrolls.append,
         on_fault=on_fault or fault,
+        pace=pace,
         **kwargs,
     )
     return engine, arena, policy, unrolls

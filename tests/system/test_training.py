@@ -178,3 +178,18 @@ def test_equal_seeds_produce_equal_runs(fleet: Fleet) -> None:
     one, same, other = written
     assert one == same
     assert one != other
+
+
+def test_environments_wait_for_training_if_it_is_synchronous(fleet: Fleet) -> None:
+    """All but the first record of an unroll are then acted on with the weights that the batch is trained with."""
+    lags: dict[str, list[float]] = {}
+    for synchronous in ("true", "false"):
+        process = fleet.start(
+            "train", "--preset", "gymnasium_ppo", "--steps", "8000", "--no-live", "--logdir", synchronous,
+            *sets(f"training.synchronous={synchronous}", "telemetry.interval_seconds=0.2"),
+        )  # fmt: skip
+        process.ends_with(0)
+        lags[synchronous] = [line["policy_lag"] for line in metrics(fleet.folder / synchronous) if line["policy_lag"]]
+    updates, length = 32, 32
+    assert lags["true"] and max(lags["true"]) <= updates / length
+    assert max(lags["false"]) > 2 * updates / length, "training takes longer than a step of the environments"

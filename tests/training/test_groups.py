@@ -251,8 +251,15 @@ def test_trained_variables_must_be_in_checkpoints() -> None:
         trainer.variables()
 
 
-def test_a_replay_is_not_for_several_updates_on_a_batch() -> None:
-    config = training_config(unroll_length=4, batch_size=B, minibatches=2)
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"minibatches": 2}, "training.epochs = 1 and training.minibatches = 2 must be 1 with R2D2Agent"),
+        ({"synchronous": True}, "training.synchronous = true must be false with R2D2Agent"),
+    ],
+)
+def test_several_updates_on_a_batch_and_waiting_are_not_for_a_replay(values: dict[str, Any], message: str) -> None:
+    config = training_config(unroll_length=4, batch_size=B, **values)
     agent = create_agent(agent_config(algorithm="r2d2", hidden=(4,), n_step=1), config, VECTOR, 1)
-    with pytest.raises(UsageError, match=r"training.epochs = 1 and training.minibatches = 2 must be 1 with R2D2Agent"):
+    with pytest.raises(UsageError, match=message):
         Trainer(agent, config, 1000)

@@ -20,6 +20,7 @@ from seedcli.errors import SeedError
 from seedcli.inference.arena import Arena
 from seedcli.inference.device_memory import bytes_of, out_of_memory
 from seedcli.inference.engine import StepEngine
+from seedcli.inference.pace import Pace
 from seedcli.inference.policy import AgentPolicy, padded_sizes
 from seedcli.inference.streams import Stream
 from seedcli.roles.greedy_hint import training_returns
@@ -68,7 +69,7 @@ class LearnerCore:
         config_text: the same as TOML, saved with every checkpoint.
         checkpoints: folder for checkpoints.
         spec: the environment.
-        on_release: called when an arena buffer is released.
+        on_release: called when an arena buffer is released, or streams that waited for training may go on.
         on_fault: see `StepEngine`.
         deadline: longest wait of an inference batch in seconds; None: as configured.
         devices: for training and inference; None: TensorFlow's default placement.
@@ -126,6 +127,8 @@ class LearnerCore:
                 on_release=on_release,
             )
             self.source = create_source(self.agent, spec, local, self.arena, checkpoints.parent / REPLAY, devices.place)
+            self._pace = Pace(local.training.batch_size) if config.training.synchronous else None
+            self._on_release = on_release
             self.engine = StepEngine(
                 algorithm,
                 spec,
@@ -136,6 +139,7 @@ class LearnerCore:
                 deadline=config.inference.deadline_ms / 1000 if deadline is None else deadline,
                 on_unroll=self.source.put,
                 on_fault=on_fault,
+                pace=self._pace,
             )
             self.trainer = Trainer(self.agent, config.training, config.run.steps, devices, seed=config.run.seed)
             self._dropped_batches = 0  # in a row
@@ -301,6 +305,9 @@ class LearnerCore:
             self.policy.publish(self.trainer.updates)
         elif result.fault is not None:
             self._dropped(result.fault)
+        if self._pace is not None:
+            self._pace.trained()
+            self._on_release()
         return result
 
     def _dropped(self, fault: str) -> None:
