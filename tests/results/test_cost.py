@@ -23,6 +23,9 @@ CPU, P100, TPU = 0.0475, 1.46, 1.0
     [
         (30_000, 1, P100, 176, 90),  # IMPALA, DeepMind Lab, small network
         (74_000, 2, TPU, 104, 25),  # SEED, the same
+        (11_000, 2, P100, 400, 553),  # IMPALA, Football, default network
+        (18_000, 2, TPU, 416, 345),  # SEED, the same
+        (44_000, 8, TPU, 1_032, 365),  # SEED, Football, medium network
     ],
 )
 def test_costs_of_the_paper_follow_from_its_rates(
