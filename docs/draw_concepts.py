@@ -5,22 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from topology_picture import HOST, INFERENCE, INK, PAPER, SOFT, TRAINING, arrow, box, text
+from topology_picture import HOST, INFERENCE, PAPER, SOFT, TRAINING, arrow, box, sheet, text
 
 WIDTH, HEIGHT = 940, 430
 
 
 def picture() -> str:
     """The whole as SVG."""
-    head = (
-        '<defs><marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" '
-        f'orient="auto-start-reverse"><path d="M0 0L10 5L0 10z" fill="{INK}"/></marker></defs>'
-    )
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'font-family="DejaVu Sans, Helvetica, Arial, sans-serif" font-size="14" fill="{INK}">',
-        head,
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{PAPER}"/>',
         box(310, 20, 610, 390, HOST),
         text(326, 44, "learner", bold=True),
         box(20, 20, 190, 390, HOST),
@@ -46,9 +38,8 @@ def picture() -> str:
         text(804, 249, "batches", colour=SOFT),
         arrow(6, "M670 127H572", (624, 127)),
         text(624, 107, "weights", anchor="middle", colour=SOFT),
-        "</svg>",
     ]  # fmt: skip
-    return "\n".join(parts) + "\n"
+    return sheet(WIDTH, HEIGHT, parts)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,21 @@ def arrow(number: int, path: str, at: tuple[int, int], *, both: bool = False, co
     )
 
 
+def sheet(width: int, height: int, parts: list[str]) -> str:
+    """An SVG of parts, with the head that arrows refer to."""
+    return "\n".join(
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+            f'font-family="DejaVu Sans, Helvetica, Arial, sans-serif" font-size="14" fill="{INK}">',
+            '<defs><marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" '
+            f'orient="auto-start-reverse"><path d="M0 0L10 5L0 10z" fill="{INK}"/></marker></defs>',
+            f'<rect width="{width}" height="{height}" fill="{PAPER}"/>',
+            *parts,
+            "</svg>\n",
+        )
+    )
+
+
 def devices(x: int, y: int, fill: str, first: int) -> str:
     """Four devices side by side."""
     return "\n".join(box(x + 66 * i, y, 58, 40, fill, f"GPU:{first + i}") for i in range(4))
@@ -50,15 +65,7 @@ def devices(x: int, y: int, fill: str, first: int) -> str:
 
 def picture() -> str:
     """The whole as SVG."""
-    head = (
-        '<defs><marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" '
-        f'orient="auto-start-reverse"><path d="M0 0L10 5L0 10z" fill="{INK}"/></marker></defs>'
-    )
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'font-family="DejaVu Sans, Helvetica, Arial, sans-serif" font-size="14" fill="{INK}">',
-        head,
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{PAPER}"/>',
         box(190, 20, 690, 520, HOST),
         text(206, 44, "learner host 0, the chief: 8 GPUs, 4 + 4", bold=True),
         *(box(20, 80 + 62 * i, 110, 44, PAPER, f"actor {i}") for i in range(4)),
@@ -87,9 +94,8 @@ def picture() -> str:
         arrow(7, "M864 295H928", (897, 295), both=True),
         arrow(8, "M650 266V202", (650, 236)),
         text(670, 236, "publish", colour=SOFT),
-        "</svg>",
     ]
-    return "\n".join(parts) + "\n"
+    return sheet(WIDTH, HEIGHT, parts)
 
 
 if __name__ == "__main__":

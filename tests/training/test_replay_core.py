@@ -20,7 +20,7 @@ from seedcli.roles.learner.core import LearnerCore
 from seedcli.roles.learner.reporting import Reporter
 from seedcli.roles.run_folder import RunFolder
 from seedcli.telemetry.live import PlainView
-from seedcli.telemetry.metrics import Profile
+from seedcli.telemetry.metrics import GENERAL_METRICS, Profile
 from seedcli.training.checkpoint import open_checkpoint
 from seedcli.training.sources import ReplaySource
 from tests.training.helpers import LIMIT, SPEC, resolved
@@ -188,6 +188,7 @@ def test_non_finite_rewards_are_counted_once_and_not_trained_on(tmp_path: Path) 
         reporter.close()
     assert line["dropped_unrolls"] == dropped
     assert line["replay_size"] == core.source.stats()["replay_size"] > 8
+    assert core.source_stats().keys() <= GENERAL_METRICS, "names that no algorithm's own metric may have"
     assert line["evaluation_episodes"] == core.engine.stats.evaluation_episodes > 0
     assert line["evaluation_return_20"] is not None and math.isfinite(line["episode_return_100"])
     core.source.close()
