@@ -63,6 +63,9 @@ SENTENCES = {
 }
 
 
+TIMEOUT = ("environment.step_timeout=3",)  # a busy machine may take a second to build an environment
+
+
 def start(fleet: Fleet, how: str, *values: str) -> tuple[Learner, Process, Process, Path]:
     """Start a learner whose environments can fail, and two actors that have joined."""
     (fleet.folder / "faulty.py").write_text(MODULE)
@@ -94,7 +97,7 @@ def fail_times(fleet: Fleet, actor: Process, times: int) -> None:
 
 @pytest.mark.parametrize("how", SENTENCES)
 def test_a_failure_is_named_and_counted_and_the_actor_continues(fleet: Fleet, how: str) -> None:
-    learner, one, other, run = start(fleet, how, "environment.restarts=3", "environment.step_timeout=1")
+    learner, one, other, run = start(fleet, how, "environment.restarts=3", *(TIMEOUT if how == "hangs" else ()))
     for number in (1, 2):
         fail_times(fleet, one, 1)
         wait_for(lambda n=number: last(run, "environment_failures") == n, "the learner counts the failure")  # type: ignore[misc]
@@ -115,7 +118,7 @@ def test_a_failure_is_named_and_counted_and_the_actor_continues(fleet: Fleet, ho
 
 @pytest.mark.parametrize("how", ["raises", "hangs"])
 def test_an_actor_whose_environments_keep_failing_ends_and_others_continue(fleet: Fleet, how: str) -> None:
-    learner, one, other, run = start(fleet, how, "environment.restarts=2", "environment.step_timeout=3")
+    learner, one, other, run = start(fleet, how, "environment.restarts=2", *TIMEOUT)
     fail_times(fleet, one, 1000)
     one.ends_with(1)
     assert SENTENCES[how] in one.sentence and "environment.restarts = 2" in one.sentence
@@ -127,7 +130,7 @@ def test_an_actor_whose_environments_keep_failing_ends_and_others_continue(fleet
 
 
 def test_environments_that_hang_while_they_are_closed(fleet: Fleet) -> None:
-    _, one, _, run = start(fleet, "stuck", "environment.restarts=3", "environment.step_timeout=1")
+    _, one, _, run = start(fleet, "stuck", "environment.restarts=3", *TIMEOUT)
     (fleet.folder / "stuck").touch()
     fail_times(fleet, one, 1)
     wait_for(lambda: last(run, "environment_failures") == 2, "both failures are counted")
@@ -137,7 +140,7 @@ def test_environments_that_hang_while_they_are_closed(fleet: Fleet) -> None:
 
 def test_an_environment_that_hangs_with_the_gil_ends_its_actor(fleet: Fleet) -> None:
     """The process cannot recover; a supervisor may restart it."""
-    _, one, other, run = start(fleet, "locks", "environment.step_timeout=1")
+    _, one, other, run = start(fleet, "locks", *TIMEOUT)
     fail_times(fleet, one, 1)
     one.ends_with(-signal.SIGKILL)
     assert "gymnasium/faulty:Faulty-v0 has not returned for" in one.sentence and "holds the GIL" in one.sentence
