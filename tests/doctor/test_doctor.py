@@ -282,7 +282,12 @@ def test_the_preset_names_the_family(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_an_unknown_environment_is_wrong_usage(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--env", "CartPole-v11"]) == 2
-    assert "did you mean CartPole-v1" in capfd.readouterr().err
+    assert "did you mean CartPole-v1? for one of your own write my_module:CartPole-v11" in capfd.readouterr().err
+    assert main(["doctor", "--env", "Boat-v0"]) == 2
+    err = capfd.readouterr().err
+    assert "did you mean" not in err and "for one of your own write my_module:Boat-v0" in err
+    assert main(["doctor", "--env", "tests.envs.samples:Boat-v0"]) == 2
+    assert "; module tests.envs.samples does not register it" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

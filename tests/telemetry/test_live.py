@@ -267,7 +267,7 @@ def test_summary_shows_the_command_to_copy() -> None:
     assert "1 environment step in" in file.getvalue() and "not trained on: 1 unroll," in file.getvalue()
 
 
-def test_the_largest_parts_of_the_time_in_one_line() -> None:
+def test_the_largest_parts_of_the_time_in_one_sentence() -> None:
     file = io.StringIO()
     profiles = {
         "training thread": {"training": 6.0, "waiting": 4.0, "checkpoint": 0.1},
@@ -276,9 +276,13 @@ def test_the_largest_parts_of_the_time_in_one_line() -> None:
     }
     print_largest_parts(Console(file=file, width=40), profiles, wall=10.0)
     assert file.getvalue() == (
-        "most time went to environment 80% (actor 0), training 59% (training thread), inference 20% (inference thread);"
-        " --profile shows all\n"
+        "largest shares of a thread's time: environment 80% (actor 0), training 59% (training thread), "
+        "inference 20% (inference thread); --profile shows all\n"
     )
+    console, shown = terminal(40, 24)
+    print_largest_parts(console, profiles, wall=10.0)
+    lines = [line.strip() for line in ESCAPE.sub("", shown.getvalue()).splitlines()]
+    assert " ".join(lines) == file.getvalue().strip() and max(map(len, lines)) <= 40
     print_largest_parts(Console(file=file, width=40), {}, wall=0.0)
     assert file.getvalue().count("\n") == 1
 
