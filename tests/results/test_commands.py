@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -179,7 +180,7 @@ def test_a_plot_in_the_terminal_rises_where_its_runs_do(folder: Path) -> None:
         print_picture(picture, console)
         shown = text.getvalue()
         assert "slow (2 runs): 44.00 (40.00 to 48.00) at the end" in shown
-        assert "4.00 k environment steps" in shown and "44.0 ┤" in shown and "11.0 ┤" in shown
+        assert "4.00 k" in shown and "environment steps" in shown and "40 ┤" in shown and "20 ┤" in shown
         assert marks is None or any(mark in shown for mark in marks)
 
 
@@ -191,6 +192,17 @@ def test_groups_are_letters_where_there_are_no_colours(folder: Path) -> None:
     bottom = [row for row in rows if "a" in row.partition("│")[2]]
     assert bottom and rows.index(bottom[0]) > 8
     assert any(row.startswith("a slow (2 runs)") for row in rows)
+
+
+def test_lines_differ_in_more_than_their_colours(folder: Path) -> None:
+    text = StringIO()
+    console = Console(file=text, width=70, height=24, force_terminal=True, color_system="standard")
+    print_picture(make_picture(select([folder], "preset")), console)
+    rows = re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue()).splitlines()
+    drawn = "".join(row.partition("│")[2] or row.partition("┤")[2] for row in rows)
+    assert drawn.count("a") == drawn.count("b") == 3
+    assert any(row.startswith("a ⣀⣀ slow (2 runs)") for row in rows)
+    assert any(row.startswith("b ⣀⣀ fast: ") for row in rows)
 
 
 def test_evaluation_is_drawn_beside_training(tmp_path: Path) -> None:
