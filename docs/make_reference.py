@@ -23,7 +23,7 @@ from the schema, `seedcli/config/sections.py` and the `Config` classes beside th
 docs/make_reference.py docs/configuration.md`.
 
 - `seed presets show NAME` prints each key with the value and source that it has in a preset;
-  [running.md](running.md#configuration) explains presets and layers.
+  [Configuration](running.md#configuration) explains presets and layers.
 - Set a key with `--set section.key=value`, with an environment variable such as `SEED_TRAINING__BATCH_SIZE=64`, in a
   TOML file (`--config`), or with the flag named in the last column.
 - *Applies to* names the optimizer, transport or kind of action that reads the key. Where it is empty, every run does.

@@ -33,7 +33,14 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"seedcli.{name}")
     if name in _NAMES:
-        found = globals()[name] = getattr(importlib.import_module(_NAMES[name]), name)
+        try:
+            found = globals()[name] = getattr(importlib.import_module(_NAMES[name]), name)
+        except ModuleNotFoundError as error:
+            missing = (error.name or "seedcli").partition(".")[0]
+            if missing == "seedcli":
+                raise
+            usage_error: type[Exception] = importlib.import_module("seedcli.errors").UsageError
+            raise usage_error(f"seedcli.{name} needs {missing}, not installed here: pip install {missing}") from error
         return found
     raise AttributeError(f"module 'seedcli' has no attribute {name!r}")
 

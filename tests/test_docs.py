@@ -6,6 +6,7 @@ import ast
 import functools
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,12 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pages
+def test_links_name_titles_not_files(page: Path) -> None:
+    """On a page of the site, "pong.md" is the name of nothing."""
+    assert not re.findall(r"\[[^]`]*\.md\]\(", without_code(page.read_text(encoding="utf-8")))
+
+
+@pages
 def test_named_files_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for path in re.findall(r"(?<![\w/.])(?:seedcli/[\w/.]*\w/?|\w+/[\w/]+\.py)\b", text):
@@ -111,6 +118,15 @@ def test_commands_are_valid(page: Path) -> None:
         given = command.make_context(name, arguments).params
         if given.get("preset"):
             preset_layers(given["preset"])
+
+
+def test_the_reference_lists_every_command_and_extra() -> None:
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    listed = {line.split()[1] for line in commands(ROOT / "docs" / "reference.md")}
+    assert set(SEED.commands) <= listed
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    table = page[page.index("## Extras") :]
+    assert set(extras) <= set(re.findall(r"`([a-z]+)`(?=[^|]*\|)", table))
 
 
 PROTOCOLS = [ROOT / "seedcli" / package / "base.py" for package in ("agents", "envs", "net")]

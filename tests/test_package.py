@@ -122,3 +122,24 @@ def test_every_dependency_has_a_documented_reason() -> None:
         # An extra may ask for other extras of this package.
         assert name == project["name"] or name in reasons, f"{name} has no reason in docs/dependencies.md"
     assert {"test", "gpu", "football", "mujoco", "export"} <= set(project["optional-dependencies"])
+
+
+WITHOUT = """
+import sys
+sys.modules["{missing}"] = None  # as if it were not installed
+{code}
+"""
+
+
+@pytest.mark.parametrize(
+    ("missing", "code", "sentence"),
+    [
+        ("pydantic", "import seedcli; seedcli.load_policy('x.onnx')", "load_policy needs pydantic, not installed here"),
+        ("typer", "from seedcli.__main__ import run; sys.exit(run())", "seed: typer is needed and not installed here"),
+    ],
+)
+def test_a_missing_dependency_is_named_in_one_sentence(missing: str, code: str, sentence: str) -> None:
+    command = [sys.executable, "-c", WITHOUT.format(missing=missing, code=code)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode and sentence in done.stderr.splitlines()[-1]
+    assert f"pip install {missing}" in done.stderr

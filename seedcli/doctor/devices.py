@@ -43,7 +43,10 @@ print("\\n" + json.dumps({"version": tf.__version__, "seconds": seconds, "device
 def check_devices(config: Config | None = None) -> list[Finding]:
     """Findings on TensorFlow, its devices and, with a configuration, the device plan."""
     if package("tensorflow") is None:
-        return [Finding("tensorflow", "missing", "not installed", "pip install tensorflow", required=True)]
+        advice = (
+            "pip install tensorflow, unless this machine only runs actors or plays exported models, which need none"
+        )
+        return [Finding("tensorflow", "missing", "not installed: training needs it", advice, required=True)]
     try:
         probe = subprocess.run(
             [sys.executable, "-c", _PROBE],

@@ -40,7 +40,8 @@ def run_doctor(json_output: bool, config: Config | None = None) -> int:
         1 if something that training needs is missing, or the configuration's topology does not fit, else 0.
     """
     if not json_output:
-        print("checking this machine (importing TensorFlow takes some seconds)", file=sys.stderr)
+        slow = " (importing TensorFlow takes some seconds)" if package("tensorflow") is not None else ""
+        print(f"checking this machine{slow}", file=sys.stderr)
     findings = diagnose(config)
     broken = [finding for finding in findings if finding.required and finding.status == "missing"]
     if json_output:
@@ -93,7 +94,9 @@ def print_findings(console: Console, findings: list[Finding], preset: str = "") 
     console.print(table)
     broken = [finding.name for finding in findings if finding.required and finding.status == "missing"]
     warnings = sum(finding.status != "ok" for finding in findings) - len(broken)
-    if broken:
+    if broken == ["tensorflow"]:  # which only learners and training need
+        console.print(Text("ready for seed actor; not for training, which needs tensorflow", style="bold yellow"))
+    elif broken:
         console.print(Text(f"not ready: {', '.join(broken)} must be fixed first", style="bold red"))
     else:
         rest = f"; {warnings} warning{'s' if warnings > 1 else ''} above" if warnings else ""

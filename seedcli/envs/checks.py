@@ -15,10 +15,17 @@ from seedcli.errors import EnvironmentFailed
 from seedcli.specs import ActionSpec
 
 
-def nearest(name: str, known: Iterable[str], *, count: int = 3) -> list[str]:
-    """The up to `count` known names most like `name`, best first; case does not count."""
+def nearest(name: str, known: Iterable[str], *, count: int = 3, cutoff: float = 0.5) -> list[str]:
+    """The up to `count` known names most like `name`, best first; case does not count.
+
+    Args:
+        name: what was given.
+        known: what there is.
+        count: at most so many.
+        cutoff: how like they must be, from 0 to 1, by `difflib`.
+    """
     by_lower = {each.lower(): each for each in known}
-    return [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=0.5)]
+    return [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=cutoff)]
 
 
 def check_actions(actions: npt.NDArray[Any], num_envs: int, action: ActionSpec, name: str) -> None:

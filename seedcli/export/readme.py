@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from seedcli.export.check import LIMIT, Checked
 from seedcli.models.description import Description, Input, Tensor
@@ -38,6 +41,9 @@ model = tf.saved_model.load("{name}").signatures["serving_default"]
 def call(inputs):
     return {{key: value.numpy() for key, value in model(**{{k: tf.constant(v) for k, v in inputs.items()}}).items()}}
 """
+_CASTS = """\
+`prepare` casts every array to the type of its input, which a runtime does not do by itself: environments often give
+float64 where the model takes float32, and int64 where it takes int32 categories that count from 0."""
 _LOADING = {"onnx": _ONNX, "tflite": _TFLITE, "savedmodel": _SAVED_MODEL}
 
 
@@ -75,8 +81,11 @@ It answers {batch} at once: N is the first axis of every array.
 
 ```python
 {_LOADING[format_name].format(name=name)}
+{_prepare(description)}
 
 {_loop(description)}```
+
+{_CASTS}
 
 With seedcli, `seed eval --model {name}` plays it and `seedcli.load_policy("{name}")` gives it as an object.
 """
@@ -110,21 +119,74 @@ def _memory(description: Description) -> str:
     )
 
 
+def _prepare(description: Description) -> str:
+    """The function `prepare` of the example, and an observation to call it with."""
+    forms, several = description.spaces.forms["observations"], (description.batch or 1) > 1
+    rows = (description.batch,) if several else ()
+    given = [each for each in description.inputs if each.kind == "observation"]
+    lines, parts = [], {}
+    for each in given:
+        form = forms["" if "" in forms else each.of]
+        path = () if "" in forms else tuple(each.of.split("/"))
+        start = np.reshape(form["start"], each.shape).tolist() if any(form["start"]) else None
+        value = "observation" + "".join(f'["{key}"]' for key in path)
+        if start is not None:
+            value = f"np.subtract({value}, {start})"
+        cast = f"np.asarray({value}, np.{_numpy(each.dtype)})"
+        lines.append(f'        "{each.name}": {cast if several else f"{cast}[None]"},')
+        shape = (*rows, *each.shape)
+        filled = f"zeros({_shape(shape)}, " if start is None else f"full({_shape(shape)}, {start}, "
+        parts[path] = f"np.{filled}np.{_numpy(form['dtype'])})"
+    whose = f"{description.batch} environments" if several else "one environment"
+    body = "\n".join(lines)
+    return f'''
+def prepare(observation):
+    """The inputs for an observation of {whose}, as reset and step return it."""
+    return {{
+{body}
+    }}
+
+
+# An observation of this form: yours comes from the environment.
+observation = {_nested(parts)}'''
+
+
+def _nested(parts: dict[tuple[str, ...], str]) -> str:
+    """Source of the parts, each in the dicts that its path names."""
+    if () in parts:
+        return parts[()]
+    inner: dict[str, dict[tuple[str, ...], str]] = {}
+    for path, source in parts.items():
+        inner.setdefault(path[0], {})[path[1:]] = source
+    body = "\n".join(f'"{key}": {_nested(found)},' for key, found in inner.items())
+    return "{\n" + textwrap.indent(body, "    ") + "\n}"
+
+
+def _numpy(dtype: str) -> str:
+    """The name of an element type in NumPy's namespace: np.bool exists from NumPy 2 on only."""
+    return "bool_" if dtype == "bool" else dtype
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
 def _loop(description: Description) -> str:
     rows = description.batch or 1
     state = [each for each in description.inputs if each.kind == "state"]
     names = {each.of: each.name for each in description.outputs if each.kind == "state"}
 
     def line(each: Input) -> str:
-        shape = f"({', '.join([str(rows), *map(str, each.shape)])}{',' if not each.shape else ''})"
+        shape = _shape((rows, *each.shape))
         if each.kind == "first":
             return f'"first": np.array([{", ".join(["True"] * rows)}]),  # False within an episode'
         if each.kind == "noise":
             return f'"noise": np.random.default_rng().random({shape}, np.float32),'
-        return f'"{each.name}": np.zeros({shape}, np.{"bool" if each.dtype == "bool" else each.dtype}),'
+        return f'"{each.name}": np.zeros({shape}, np.{_numpy(each.dtype)}),'
 
-    body = "\n".join(f"    {line(each)}" for each in description.inputs)
-    text = f'inputs = {{\n{body}\n}}\noutputs = call(inputs)\nprint(outputs["action"])\n'
+    others = [f"    {line(each)}\n" for each in description.inputs if each.kind != "observation"]
+    text = "inputs = prepare(observation)" + (f" | {{\n{''.join(others)}}}" if others else "")
+    text += '\noutputs = call(inputs)\nprint(outputs["action"])\n'
     for each in state:
         text += f'inputs["{each.name}"] = outputs["{names[each.of]}"]\n'
-    return text
+    return text + ("inputs |= prepare(observation)  # of the next step\n" if state else "")

@@ -12,7 +12,7 @@ import numpy as np
 from seedcli.config.presets import read_toml
 from seedcli.errors import EXIT_DONE, UsageError
 from seedcli.results.metrics_file import Column, read_columns
-from seedcli.roles.evaluator.suite_runs import find_runs
+from seedcli.roles.evaluator.suite_runs import DEPTH, find_runs
 from seedcli.roles.run_folder import CHECKPOINTS, CONFIG, METRICS
 from seedcli.roles.run_lock import is_running
 from seedcli.roles.sessions import Session, read_sessions
@@ -113,7 +113,7 @@ class RunData:
 
 
 def collect_runs(paths: Sequence[Path]) -> list[Path]:
-    """Folders of runs: each path itself, or those up to three levels below it; none twice.
+    """Folders of runs: each path itself, or those up to `DEPTH` levels below it; none twice.
 
     Raises:
         UsageError: a path is no folder, or holds no run.
@@ -125,8 +125,8 @@ def collect_runs(paths: Sequence[Path]) -> list[Path]:
         below = [path] if (path / CONFIG).is_file() else find_runs(path)
         if not below:
             raise UsageError(
-                f"{path} holds no run (a folder with {CONFIG}), neither itself nor three levels down: give the folder "
-                "of a run, or one that holds runs"
+                f"{path} holds no run (a folder with {CONFIG}), neither itself nor {DEPTH} levels down: give the "
+                "folder of a run, or one that holds runs"
             )
         for run in below:
             found.setdefault(run.resolve(), run)

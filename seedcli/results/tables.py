@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from seedcli.errors import EXIT_DONE, UsageError
 from seedcli.results.comparison import compare
+from seedcli.results.fitting import Column, fitted
 from seedcli.results.groups import Selection
 from seedcli.results.runs import RunData, collect_runs, read_run
-from seedcli.results.words import comparison_note, comparison_table
+from seedcli.results.words import INTERVAL, comparison_note, comparison_table
 from seedcli.roles.evaluator.suite_runs import warn
 from seedcli.telemetry.numbers import NOTHING, count, finite, number, short
 
 _WIDTH = 1000  # of a table that goes to no terminal
+# Columns of a comparison that a narrow terminal leaves out, those with 1 first.
+_OPTIONAL = {"IQM": 1, "runs": 3, "steps": 2, "steps/s": 4}
 _STYLES = {"running": "cyan", "finished": "green", "resumable": "yellow", "failed": "red"}
 
 
@@ -42,10 +45,20 @@ def list_runs(folder: Path, json_output: bool) -> int:
         return EXIT_DONE
     # A preset says which algorithm it has, unless it was given another one.
     own = any(":" in _algorithm(run) for run in runs)
-    names = ("run", "preset", *(("algorithm",) if own else ()), "environment")
-    table = _table(names, ("seed", "steps", "return", "steps/s"), "state")
+    columns = [
+        Column("run", "path", least=20),
+        Column("preset", "text", optional=1),
+        *([Column("algorithm", "path")] if own else []),
+        Column("environment", "path", least=11),
+        Column("seed", optional=2),
+        Column("steps"),
+        Column("return"),
+        Column("steps/s", optional=3),
+        Column("state", "text", least=max(map(len, _STYLES))),
+    ]
+    rows = []
     for run in runs:
-        table.add_row(
+        cells = (
             str(run.path),
             run.preset,
             *((_algorithm(run),) if own else ()),
@@ -54,10 +67,10 @@ def list_runs(folder: Path, json_output: bool) -> int:
             short(run.env_steps) + ("" if run.state == "finished" else f" of {short(run.total_steps)}"),
             number(run.final_return),
             count(run.steps_per_second),
-            Text(run.state, style=_STYLES[run.state]),
         )
+        rows.append([*map(Text, cells), Text(run.state, style=_STYLES[run.state])])
     console = _console()
-    console.print(table)
+    _print_table(console, columns, rows)
     for run in runs:
         if run.error:
             console.print(Text(f"{run.path} failed: {run.error}"), soft_wrap=True)
@@ -100,28 +113,42 @@ def print_comparison(
     if json_output:
         print(json.dumps([figures.to_dict() for figures in found]))
         return EXIT_DONE
-    (group, *headings), rows = comparison_table(found)
+    (group, *headings), cells = comparison_table(found)
     several = len(selection.tasks) > 1
-    table = _table((*(["task"] if several else []), group), headings)
-    for figures, row in zip(found, rows, strict=True):
-        table.add_row(*([figures.group.task.partition("/")[2]] if several else []), *row)
+    columns = [
+        *([Column("task", "path", least=11)] if several else []),
+        Column(group, "path", least=24),
+        *(
+            Column(name, "words" if name.startswith("reaches") else "number", 8, _OPTIONAL.get(name, 0))
+            for name in headings
+        ),
+    ]
+    second = [index for index, column in enumerate(columns) if column.name == INTERVAL][-1]
+    columns[second] = replace(columns[second], optional=_OPTIONAL["IQM"])  # of the interquartile mean
+    rows = []
+    for figures, row in zip(found, cells, strict=True):
+        task = [figures.group.task.partition("/")[2]] if several else []
+        rows.append([Text(cell) for cell in (*task, _short_label(figures.group.label), *row[1:])])
     console = _console()
     if not several:
         console.print(Text(selection.tasks[0], style="bold"))
-    console.print(table)
-    console.print(Text(comparison_note(smooth), style="dim"), soft_wrap=True)
+    _print_table(console, columns, rows)
+    console.print(Text(comparison_note(smooth), style="dim"), soft_wrap=not console.is_terminal)
     return EXIT_DONE
 
 
-def _table(left: Sequence[str], right: Sequence[str], *last: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in left:
-        table.add_column(name, overflow="fold")
-    for name in right:
-        table.add_column(name, justify="right")
-    for name in last:
-        table.add_column(name, no_wrap=True)
-    return table
+def _short_label(label: str) -> str:
+    """A group's label without the section of its key: "learning_rate = 0.001"."""
+    key, equals, value = label.partition(" = ")
+    return f"{key.rsplit('.', 1)[-1]} = {value}" if equals else label
+
+
+def _print_table(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> None:
+    table, left_out = fitted(columns, rows, console.width)
+    console.print(table)
+    if left_out:
+        names = ", ".join(dict.fromkeys(left_out))
+        console.print(Text(f"a wider terminal, or --json, shows {names} as well", style="dim"))
 
 
 def _console() -> Console:

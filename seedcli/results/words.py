@@ -12,13 +12,15 @@ from seedcli.results.curves import Axis, smoothing
 from seedcli.roles.sessions import Session
 from seedcli.telemetry.numbers import count, number, short
 
+INTERVAL = "95 %"  # heading of a confidence interval
+
 
 def comparison_table(found: Sequence[GroupFigures]) -> tuple[list[str], list[list[str]]]:
     """Headings and rows of the table of groups: a label, then figures; evaluations only where there are some."""
     evaluated = any(math.isfinite(each.evaluation_return) for each in found)
     reached = [f"reaches {each.threshold:g} after" for each in found[0].reached]
     evaluation = ["evaluation"] if evaluated else []
-    headings = ["group", "runs", "steps", "return", "95 %", "IQM", "95 %", *evaluation, "steps/s", *reached]
+    headings = ["group", "runs", "steps", "return", INTERVAL, "IQM", INTERVAL, *evaluation, "steps/s", *reached]
     rows = []
     for each in found:
         steps = [run.run.env_steps for run in each.runs]

@@ -76,16 +76,47 @@ def run_suite(
         left = [member for member in members if member not in failed and member not in done]
         before = f"{len(done)} finished and {len(failed)} failed before"
         _say(f"{suite.name}: {counted(len(members), 'run')}, {before}; {jobs} at a time, results in {results}")
-        outcomes = _carry_out_all(suite, left, jobs, evaluate_only)
+        outcomes = _carry_out_all(suite, left, jobs, evaluate_only, _Progress(len(members), len(left)))
     if failed:
         _say(f"failed before: {'; '.join(map(str, failed))}: --retry-failed tries them again")
     return not failed and outcomes["finished"] == len(left)
 
 
-def _carry_out_all(suite: Suite, members: Sequence[Member], jobs: int, evaluate_only: bool) -> Counter[Outcome]:
+class _Progress:
+    """Counts runs, from several threads.
+
+    Args:
+        total: runs in all.
+        left: those to be carried out.
+    """
+
+    def __init__(self, total: int, left: int) -> None:
+        self._lock = threading.Lock()
+        self._total, self._left = total, left
+        self._begun = self._ended = 0
+        self._since = time.monotonic()
+
+    def begin(self) -> str:
+        """Which run begins: "run 2 of 4"."""
+        with self._lock:
+            self._begun += 1
+            return f"run {self._total - self._left + self._begun} of {self._total}"
+
+    def end(self) -> str:
+        """What is left when a run has ended: "; 3 runs left, about 0:40", by the mean of those that have."""
+        with self._lock:
+            self._ended += 1
+            left = self._left - self._ended
+            seconds = (time.monotonic() - self._since) / self._ended * left
+            return f"; {counted(left, 'run')} left, about {duration(seconds)}" if left else ""
+
+
+def _carry_out_all(
+    suite: Suite, members: Sequence[Member], jobs: int, evaluate_only: bool, progress: _Progress
+) -> Counter[Outcome]:
     commands = Commands()
     with ThreadPoolExecutor(jobs) as executor:
-        futures = [executor.submit(_carry_out, member, suite, commands, evaluate_only) for member in members]
+        futures = [executor.submit(_carry_out, member, suite, commands, evaluate_only, progress) for member in members]
         try:
             return Counter(future.result() for future in as_completed(futures))
         except BaseException:
@@ -95,8 +126,9 @@ def _carry_out_all(suite: Suite, members: Sequence[Member], jobs: int, evaluate_
             raise
 
 
-def _carry_out(member: Member, suite: Suite, commands: Commands, evaluate_only: bool) -> Outcome:
+def _carry_out(member: Member, suite: Suite, commands: Commands, evaluate_only: bool, progress: _Progress) -> Outcome:
     """Train and evaluate one run, as far as that is left to do."""
+    which = progress.begin()
     if not _free(member.folder, commands.stopping):
         _say(f"{member}: left out, because a learner works on {member.folder}")
         return "running elsewhere"
@@ -109,24 +141,24 @@ def _carry_out(member: Member, suite: Suite, commands: Commands, evaluate_only: 
         record = replace(record, trained=trained, error="")
         member.write(record)
         if not trained:
-            _say(f"{member}: training for {counted(member.task.steps, 'step')}")
+            _say(f"{which}, {member}: training for {counted(member.task.steps, 'step')}, log {member.log}")
             commands.run(member.train_command(), member.log)
             record = replace(record, trained=True)
             member.write(record)
-            _say(f"{member}: {_training(member)}")
+            _say(f"{member}: {_training(member)}; evaluating")
         for actions in ACTIONS:
             if actions not in record.evaluations:
                 out = commands.run(member.eval_command(actions, suite), member.log)
                 evaluation = _evaluation(out, in_suite=suite.scores is not None)
                 record = replace(record, evaluations={**record.evaluations, actions: evaluation})
                 member.write(record)
-        _say(f"{member}: {_evaluated(record)}")
+        _say(f"{member}: {_evaluated(record)}{progress.end()}")
         return "finished"
     except Interrupted:
         return "stopped"
     except SeedError as error:
         member.write(replace(record, error=str(error)))
-        _say(f"{member}: failed, see {member.log}: {error}")
+        _say(f"{member}: failed, see {member.log}: {error}{progress.end()}")
         return "failed"
 
 

@@ -52,7 +52,7 @@ def print_profile(console: Console, profiles: Mapping[str, Mapping[str, float]],
 
 
 def print_largest_parts(console: Console, profiles: Mapping[str, Mapping[str, float]], wall: float) -> None:
-    """Print the three largest parts of the time, except waiting, in one line; arguments as for `print_profile`."""
+    """Print the three largest parts of the time, except waiting, in one sentence; arguments as for `print_profile`."""
     parts = [
         (seconds / max(wall, sum(profile.values()), 1e-9), name, thread)
         for thread, profile in profiles.items()
@@ -61,7 +61,8 @@ def print_largest_parts(console: Console, profiles: Mapping[str, Mapping[str, fl
     ]
     if parts:
         largest = (f"{name} {share:.0%} ({thread})" for share, name, thread in sorted(parts, reverse=True)[:3])
-        console.print(Text(f"most time went to {', '.join(largest)}; --profile shows all"), soft_wrap=True)
+        found = Text(f"largest shares of a thread's time: {', '.join(largest)}; --profile shows all")
+        console.print(found, soft_wrap=not console.is_terminal)
 
 
 @dataclass(frozen=True)

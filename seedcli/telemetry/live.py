@@ -53,21 +53,25 @@ class View(Protocol):
 
 
 class _TimeLeft:
-    """Estimates the seconds left from the rates of the last lines (about the last ten count)."""
+    """Estimates the seconds left from the rates of the last lines; none from the first, which holds the start-up."""
 
     def __init__(self) -> None:
-        self._rate: float | None = None
+        self._rates: deque[float] = deque(maxlen=10)
+        self._started = False
 
     def add(self, snapshot: Snapshot) -> None:
         rate = snapshot.env_steps_per_second
         if rate is not None and rate >= 0:
-            self._rate = rate if self._rate is None else self._rate + 0.2 * (rate - self._rate)
+            if self._started:
+                self._rates.append(rate)
+            self._started = self._started or rate > 0
 
     def seconds(self, snapshot: Snapshot, total_steps: int) -> float | None:
         left = max(0, total_steps - snapshot.env_steps)
         if left == 0:
             return 0.0
-        return left / self._rate if self._rate else None
+        rates = sum(self._rates)
+        return left * len(self._rates) / rates if rates else None
 
 
 def _stamped(message: str) -> Text:

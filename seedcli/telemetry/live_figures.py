@@ -28,21 +28,23 @@ def figures(snapshot: Snapshot) -> dict[str, Rows]:
     if "entropy" in s.extra:
         learning.append(("entropy", number(s.extra["entropy"]), "bold"))
     learning += [
-        ("learning rate", number(s.learning_rate), "bold"),
+        # A schedule ends with 0, not with a rate that is rounded to it.
+        ("learning rate", "0" if s.learning_rate == 0 else number(s.learning_rate), "bold"),
         ("gradient norm", number(s.grad_norm), "bold"),
     ]
     learning += [
         (name.replace("_", " "), number(value), "bold") for name, value in s.extra.items() if name != "entropy"
     ]
+    framed = s.env_frames != s.env_steps  # else they say the same
     panels = {
         "speed": [
             ("steps/s", count(s.env_steps_per_second), "bold cyan"),
-            ("frames/s", count(s.env_frames_per_second), "bold"),
+            *([("frames/s", count(s.env_frames_per_second), "bold")] if framed else []),
             ("updates/s", tenth(s.updates_per_second), "bold"),
             ("trained steps", count(s.trained_steps), "bold"),
             ("updates", count(s.learner_updates), "bold"),
             ("episodes", count(s.episodes), "bold"),
-            ("frames", count(s.env_frames), "bold"),
+            *([("frames", count(s.env_frames), "bold")] if framed else []),
             ("memory MiB", count(None if s.learner_memory_mb is None else round(s.learner_memory_mb)), "bold"),
         ],
         "learning": learning,

@@ -15,6 +15,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from seedcli.telemetry.axis import vertical_axis
 from seedcli.telemetry.device_meters import DeviceFigures, worth_showing
 from seedcli.telemetry.fleet import CONNECTED, ActorRow, count_states, say_states, trouble_first
 from seedcli.telemetry.live_figures import Rows, device_rows, figures, latency
@@ -61,8 +62,21 @@ def percent(snapshot: Snapshot | None, total_steps: int) -> int:
     return min(100, 100 * snapshot.env_steps // total_steps) if snapshot and total_steps > 0 else 0
 
 
-def chart(values: Sequence[float], width: int, height: int, ascii_only: bool = False) -> list[str]:
-    """A filled curve of `height` lines and `width` columns: a long series is averaged, a short one stretched."""
+def chart(
+    values: Sequence[float],
+    width: int,
+    height: int,
+    ascii_only: bool = False,
+    bounds: tuple[float, float] | None = None,
+) -> list[str]:
+    """A filled curve of `height` lines and `width` columns: a long series is averaged, a short one stretched.
+
+    Args:
+        values: the series.
+        width, height: characters.
+        ascii_only: draw with ASCII.
+        bounds: what the last and the first line stand for; None: the least and the largest value.
+    """
     data = np.array([value for value in values if np.isfinite(value)], np.float64)
     if not len(data) or width < 1 or height < 1:
         return [""] * max(height, 0)
@@ -71,22 +85,12 @@ def chart(values: Sequence[float], width: int, height: int, ascii_only: bool = F
         data = np.add.reduceat(data, edges[:-1]) / np.diff(edges)
     else:
         data = data[np.arange(width) * len(data) // width]
-    low, high = data.min(), data.max()
+    low, high = bounds or (data.min(), data.max())
     # The lowest value shows one eighth of a line, so that the curve is visible.
     share = (data - low) / (high - low) if high > low else np.zeros(len(data))
     eighths = np.rint(1 + share * (8 * height - 1)).astype(int)
     blocks = _ASCII_BLOCKS if ascii_only else _BLOCKS
     return ["".join(blocks[min(8, max(0, level - 8 * line))] for level in eighths) for line in reversed(range(height))]
-
-
-def axis_marks(low: float, high: float, height: int) -> list[str]:
-    """The label of each line of a chart from `high` down to `low`: at the ends and some between, each once; else ""."""
-    marks = [""] * height
-    steps = 1 if height < 5 else 2 if height < 9 else 4
-    for step in range(steps + 1) if high > low else [steps]:
-        line = round(step * (height - 1) / steps)
-        marks[line] = tenth(high - (high - low) * line / max(1, height - 1))
-    return marks
 
 
 def _line(left: Text, right: Text) -> Table:
@@ -131,10 +135,10 @@ class _Curve:
         if not self._returns:
             yield Text("no episode has ended yet", style="dim")
             return
-        marks = axis_marks(min(self._returns), max(self._returns), self._height)
+        low, high, marks = vertical_axis(min(self._returns), max(self._returns), self._height)
         margin = max(map(len, marks))
         tick, axis = ("+", "|") if options.ascii_only else ("┤", "│")
-        lines = chart(self._returns, options.max_width - margin - 2, self._height, options.ascii_only)
+        lines = chart(self._returns, options.max_width - margin - 2, self._height, options.ascii_only, (low, high))
         for mark, line in zip(marks, lines, strict=True):
             left = f"{mark:>{margin}} {tick if mark else axis}"
             yield Text.assemble((left, "none"), (line, "green"), no_wrap=True, overflow="crop")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import os
@@ -232,6 +233,19 @@ def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch, capsys
     assert finding["status"] == "warning" and "unexpected" in finding["detail"]
 
 
+def test_without_tensorflow_the_advice_is_for_learners(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "tensorflow" else find(name, *rest)
+    )
+    assert run_doctor(json_output=False) == 1
+    out, err = capsys.readouterr()
+    assert err == "checking this machine\n"
+    assert "unless this machine only runs actors" in " ".join(out.split())
+
+
 def test_the_table_says_what_to_do() -> None:
     file = io.StringIO()
     findings = [
@@ -242,7 +256,11 @@ def test_the_table_says_what_to_do() -> None:
     print_findings(Console(file=file, width=80), findings)
     text = file.getvalue()
     assert "\x1b" not in text
-    assert "pip install tensorflow" in text and "not ready: tensorflow" in text
+    assert "pip install tensorflow" in text and "ready for seed actor; not for training, which needs tensorflow" in text
+    print_findings(
+        Console(file=file, width=80), [*findings, Finding("pyzmq", "missing", "not installed", required=True)]
+    )
+    assert "not ready: tensorflow, pyzmq must be fixed first" in file.getvalue()
     print_findings(Console(file=file, width=80), findings[:2])
     assert "ready: seed train --preset cartpole_vtrace; 1 warning above" in file.getvalue()
 
@@ -282,7 +300,12 @@ def test_the_preset_names_the_family(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_an_unknown_environment_is_wrong_usage(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--env", "CartPole-v11"]) == 2
-    assert "did you mean CartPole-v1" in capfd.readouterr().err
+    assert "did you mean CartPole-v1? for one of your own write my_module:CartPole-v11" in capfd.readouterr().err
+    assert main(["doctor", "--env", "Boat-v0"]) == 2
+    err = capfd.readouterr().err
+    assert "did you mean" not in err and "for one of your own write my_module:Boat-v0" in err
+    assert main(["doctor", "--env", "tests.envs.samples:Boat-v0"]) == 2
+    assert "; module tests.envs.samples does not register it" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from PIL import Image
 from rich.console import Console
 
 from seedcli.cli.main import main
+from seedcli.results import tables
 from seedcli.results.groups import select
 from seedcli.results.picture import make_picture
 from seedcli.results.terminal import print_picture
@@ -178,7 +180,7 @@ def test_a_plot_in_the_terminal_rises_where_its_runs_do(folder: Path) -> None:
         print_picture(picture, console)
         shown = text.getvalue()
         assert "slow (2 runs): 44.00 (40.00 to 48.00) at the end" in shown
-        assert "4.00 k environment steps" in shown and "44.0 ┤" in shown and "11.0 ┤" in shown
+        assert "4.00 k" in shown and "environment steps" in shown and "40 ┤" in shown and "20 ┤" in shown
         assert marks is None or any(mark in shown for mark in marks)
 
 
@@ -190,6 +192,17 @@ def test_groups_are_letters_where_there_are_no_colours(folder: Path) -> None:
     bottom = [row for row in rows if "a" in row.partition("│")[2]]
     assert bottom and rows.index(bottom[0]) > 8
     assert any(row.startswith("a slow (2 runs)") for row in rows)
+
+
+def test_lines_differ_in_more_than_their_colours(folder: Path) -> None:
+    text = StringIO()
+    console = Console(file=text, width=70, height=24, force_terminal=True, color_system="standard")
+    print_picture(make_picture(select([folder], "preset")), console)
+    rows = re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue()).splitlines()
+    drawn = "".join(row.partition("│")[2] or row.partition("┤")[2] for row in rows)
+    assert drawn.count("a") == drawn.count("b") == 3
+    assert any(row.startswith("a ⣀⣀ slow (2 runs)") for row in rows)
+    assert any(row.startswith("b ⣀⣀ fast: ") for row in rows)
 
 
 def test_evaluation_is_drawn_beside_training(tmp_path: Path) -> None:
@@ -277,3 +290,35 @@ def test_no_command_that_reads_runs_imports_tensorflow(folder: Path, tmp_path: P
         "assert not {'tensorflow', 'keras', 'matplotlib.pyplot'} & sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def sweep_of(folder: Path) -> Path:
+    """Runs of a sweep, whose paths and labels are long."""
+    for rate in (0.001, 0.0003):
+        for seed in (1, 2):
+            run = make_run(
+                folder / f"learning_rate={rate}" / f"seed-{seed}", rising(-seed), preset="made_up", seed=seed
+            )
+            with (run / "config.toml").open("a") as file:
+                file.write(f"learning_rate = {rate}\n")
+    return folder
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_tables_fit_a_terminal_and_break_no_word(
+    width: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = sweep_of(tmp_path / "runs" / "sweeps" / "rate")
+    monkeypatch.setattr(tables, "_console", lambda: Console(width=width, force_terminal=True, color_system=None))
+    assert main(["runs", str(sweep)]) == 0
+    assert main(["compare", str(sweep), "--group-by", "training.learning_rate", "--threshold", "-6"]) == 0
+    out = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    listed, compared = out[: out.index("gymnasium/CartPole-v1")], out[out.index("gymnasium/CartPole-v1") + 1 :]
+    rows = [line for line in listed if "CartPole-v1" in line]
+    assert len(rows) == 4 and all("/seed-" in row and row.endswith("failed") for row in rows)
+    assert all("4.00 k of 10.0 k" in row for row in rows) and max(map(len, rows)) <= width
+    figures = [line for line in compared if "learning_rate = " in line]
+    assert len(figures) == 2 and all("-8.000 to -4.000" in line for line in figures)
+    assert max(map(len, compared)) <= width
+    shortened = any("shows IQM, 95 % as well" in line for line in compared)
+    assert shortened == (width < 140), "what does not fit is left out as a whole, and named"

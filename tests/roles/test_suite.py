@@ -262,14 +262,16 @@ def test_a_seed_repeats_its_interval_and_one_episode_has_none() -> None:
 # Choosing runs
 
 
-def test_runs_are_found_down_to_three_levels(tmp_path: Path) -> None:
-    for depth in range(5):
-        folder = tmp_path.joinpath("x", *"abcd"[:depth], "run")
+def test_runs_are_found_down_to_six_levels(tmp_path: Path) -> None:
+    sweep = "sweeps/lr/learning_rate=0.001/seed-1"
+    for name in ("run", "run/checkpoints/of/another", "a/b/c/d/e/run", "a/b/c/d/e/f/run", ".hidden/run", sweep):
+        folder = tmp_path / "x" / name
         (folder / "checkpoints").mkdir(parents=True)
         (folder / "config.toml").touch()
-    (tmp_path / "x" / "link").symlink_to(tmp_path / "x" / "run")
+    (tmp_path / "x" / "sweeps" / "link").symlink_to(tmp_path / "x" / "run")
+    (tmp_path / "x" / "a" / "loop").symlink_to(tmp_path / "x")
     found = suite_runs.find_runs(tmp_path / "x")
-    assert [str(path.relative_to(tmp_path / "x")) for path in found] == ["a/b/run", "a/run", "run"]
+    assert [str(path.relative_to(tmp_path / "x")) for path in found] == ["a/b/c/d/e/run", "run", sweep]
     assert suite_runs.find_runs(tmp_path / "x" / "run") == [tmp_path / "x" / "run"]
 
 

@@ -14,9 +14,11 @@ from seedcli.telemetry.live import (
     LiveView,
     PlainView,
     View,
+    _TimeLeft,
     make_view,
 )
-from seedcli.telemetry.live_layout import axis_marks, chart
+from seedcli.telemetry.live_figures import figures
+from seedcli.telemetry.live_layout import chart
 from seedcli.telemetry.metrics import Snapshot
 from seedcli.telemetry.numbers import duration, number
 
@@ -267,7 +269,7 @@ def test_summary_shows_the_command_to_copy() -> None:
     assert "1 environment step in" in file.getvalue() and "not trained on: 1 unroll," in file.getvalue()
 
 
-def test_the_largest_parts_of_the_time_in_one_line() -> None:
+def test_the_largest_parts_of_the_time_in_one_sentence() -> None:
     file = io.StringIO()
     profiles = {
         "training thread": {"training": 6.0, "waiting": 4.0, "checkpoint": 0.1},
@@ -276,9 +278,13 @@ def test_the_largest_parts_of_the_time_in_one_line() -> None:
     }
     print_largest_parts(Console(file=file, width=40), profiles, wall=10.0)
     assert file.getvalue() == (
-        "most time went to environment 80% (actor 0), training 59% (training thread), inference 20% (inference thread);"
-        " --profile shows all\n"
+        "largest shares of a thread's time: environment 80% (actor 0), training 59% (training thread), "
+        "inference 20% (inference thread); --profile shows all\n"
     )
+    console, shown = terminal(40, 24)
+    print_largest_parts(console, profiles, wall=10.0)
+    lines = [line.strip() for line in ESCAPE.sub("", shown.getvalue()).splitlines()]
+    assert " ".join(lines) == file.getvalue().strip() and max(map(len, lines)) <= 40
     print_largest_parts(Console(file=file, width=40), {}, wall=0.0)
     assert file.getvalue().count("\n") == 1
 
@@ -338,24 +344,44 @@ def test_chart_by_hand() -> None:
     assert chart([0, 0, 7, 7], 2, 1) == ["▁█"]
     assert chart([], 10, 2) == ["", ""]
     assert chart([float("nan"), 1], 1, 1) == ["▁"]
+    assert chart([3, 3], 2, 2, bounds=(0, 4)) == ["▄▄", "██"]
     assert chart([0, 1], 2, 1, ascii_only=True) == [".@"]
-
-
-def test_the_axis_has_marks_at_both_ends_and_between() -> None:
-    assert axis_marks(0, 500, 1) == ["500.0"]
-    assert axis_marks(32, 32, 4) == ["", "", "", "32.0"]
-    assert axis_marks(0, 500, 3) == ["500.0", "", "0.0"]
-    assert axis_marks(-20, 20, 5) == ["20.0", "", "0.0", "", "-20.0"]
-    assert axis_marks(0, 9, 10) == ["9.0", "", "7.0", "", "5.0", "", "", "2.0", "", "0.0"]
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50)])
 def test_the_curve_has_an_axis_and_fills_its_panel(width: int, height: int) -> None:
     text = picture(width, height, *(snapshot(30_000 * (step + 1), episode_return=50.0 * step) for step in range(4)))
     lines = [line for line in text.splitlines() if "┤" in line]
-    assert any("150.0 ┤" in line for line in lines) and any(" 0.0 ┤" in line for line in lines)
-    lowest = next(line for line in lines if " 0.0 ┤" in line)
+    assert len(lines) >= 2 and any(" 0 ┤" in line for line in lines)
+    lowest = next(line for line in lines if " 0 ┤" in line)
     assert re.search(r"┤[▁-█]+ │$", lowest), lowest
+
+
+def test_time_left_is_that_of_the_recent_speed() -> None:
+    left = _TimeLeft()
+    # Start-up: the first line with steps is no measure, and none before it.
+    for steps, rate in ((0, 0.0), (200, 100.0)):
+        left.add(snapshot(steps, env_steps_per_second=rate))
+        assert left.seconds(snapshot(steps), 100_000) is None
+    left.add(snapshot(2_200, env_steps_per_second=1_000.0))
+    assert left.seconds(snapshot(2_200), 102_200) == pytest.approx(100)
+    for _ in range(10):
+        left.add(snapshot(env_steps_per_second=2_000.0))
+    assert left.seconds(snapshot(2_200), 102_200) == pytest.approx(50)
+    assert left.seconds(snapshot(500), 500) == 0.0
+
+
+def test_frames_are_shown_where_they_are_not_the_steps() -> None:
+    def labels(**values: object) -> list[str]:
+        return [label for rows in figures(snapshot(**values)).values() for label, *_ in rows]  # type: ignore[arg-type]
+
+    assert {"frames", "frames/s"} <= set(labels())
+    assert not {"frames", "frames/s"} & set(labels(env_frames=120_000))
+
+
+def test_a_learning_rate_of_zero_is_shown_as_such() -> None:
+    rows = dict(row[:2] for row in figures(snapshot(learning_rate=0.0))["learning"])
+    assert rows["learning rate"] == "0"
 
 
 def test_formatting_of_numbers() -> None:
@@ -428,8 +454,8 @@ def test_the_curve_shows_evaluation_returns_if_there_are_any(width: int) -> None
     text = picture(width, 40, replaying(0), watched(1, 50.0), watched(2, None), watched(3, 450.0))
     assert " evaluation return " in text and "eval (20)" in text
     assert "432.1" in text and "187.2" in text
-    # Its axis covers only the evaluation returns, not the 7.0 of exploring environments.
-    assert re.search(r"450", text) and re.search(r"\b50", text) and not re.search(r"\b7\.0", text)
+    # Its axis ends near the evaluation returns, which are drawn from the bottom to the top.
+    assert re.search(r"\b400 ┤", text) and not re.search(r"\b7\.0", text)
 
 
 def test_dropped_unrolls_are_shown_with_and_without_a_replay() -> None:

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import logging
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,9 +56,25 @@ def check_id(env_id: str) -> None:
                 f"module {module} of environment.id {env_id!r} failed: {first_line(error)}"
             ) from error
     if name not in gymnasium.registry:
-        near = nearest(name, gymnasium.registry)
-        hint = f"did you mean {' or '.join(near)}?" if near else "a package's own need its module: module:Id-v0"
-        raise UsageError(f"environment.id {env_id!r} is not a registered Gymnasium environment; {hint}")
+        near = _nearest_ids(name)
+        hints = [f"did you mean {' or '.join(near)}?"] if near else []
+        if module:
+            hints.append(f"module {module} does not register it")
+        else:
+            hints.append(f"for one of your own write my_module:{name}, with the module that registers it")
+        raise UsageError(f"environment.id {env_id!r} is not a registered Gymnasium environment; {' '.join(hints)}")
+
+
+def _nearest_ids(name: str) -> list[str]:
+    """The newest ids whose names, without versions, are close: with versions, all short names are alike."""
+    newest: dict[str, str] = {}
+    for each in sorted(gymnasium.registry, key=lambda each: gymnasium.registry[each].version or 0):
+        newest[_without_version(each)] = each
+    return [newest[each] for each in nearest(_without_version(name), newest, count=2, cutoff=0.7)]
+
+
+def _without_version(env_id: str) -> str:
+    return re.sub(r"-v\d+$", "", env_id)
 
 
 def _require_id(env_id: str) -> None:

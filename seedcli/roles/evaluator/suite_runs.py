@@ -14,7 +14,8 @@ from seedcli.errors import CheckpointError, SeedError, UsageError
 from seedcli.roles.run_folder import CHECKPOINTS, CONFIG
 from seedcli.training.checkpoint_files import find_checkpoint
 
-_DEPTH = 3  # levels of subfolders searched: runs/<preset>/<time> and one more
+# Levels of subfolders searched. The runs of a sweep are four below runs/: sweeps/<name>/<values>/seed-1.
+DEPTH = 6
 
 
 @dataclass(frozen=True)
@@ -33,22 +34,31 @@ class Run:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Folders with a run (config.toml and checkpoints/): `folder` itself or up to three levels below, sorted."""
+    """Folders with a run (config.toml and checkpoints/): `folder` itself or up to `DEPTH` levels below, sorted.
+
+    The folders of a run are not searched, nor are hidden ones.
+    """
+    searched: set[Path] = set()  # a link may lead to the same folder twice
 
     def search(path: Path, depth: int) -> Iterator[Path]:
+        real = path.resolve()
+        if real in searched:
+            return
         if (path / CONFIG).is_file() and (path / CHECKPOINTS).is_dir():
+            searched.add(real)
             yield path
         elif depth:
+            searched.add(real)
             try:
-                below = sorted(entry for entry in path.iterdir() if entry.is_dir())
+                with os.scandir(path) as entries:
+                    below = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
             except OSError as error:
                 warn(f"{path} cannot be searched for runs ({error.strerror})")
                 return
-            for entry in below:
-                yield from search(entry, depth - 1)
+            for name in below:
+                yield from search(path / name, depth - 1)
 
-    # A link may lead to the same run twice.
-    return list({path.resolve(): path for path in search(folder, _DEPTH)}.values())
+    return list(search(folder, DEPTH))
 
 
 def choose_runs(folder: Path, suite: Suite) -> list[Run]:
@@ -65,7 +75,7 @@ def choose_runs(folder: Path, suite: Suite) -> list[Run]:
     found = find_runs(folder)
     if not found:
         raise UsageError(
-            f"{folder} holds no run, neither itself nor {_DEPTH} levels down: --suite takes a folder of runs, "
+            f"{folder} holds no run, neither itself nor {DEPTH} levels down: --suite takes a folder of runs, "
             f"each with {CONFIG} and {CHECKPOINTS}/"
         )
     tasks = {task.name: task for task in suite.tasks}

@@ -280,7 +280,7 @@ def test_registered_limit_holds_by_default() -> None:
         (gymnasium_config("CartPole"), "did you mean CartPole-v"),
         (gymnasium_config("cartpole-v1"), "did you mean CartPole-v1"),
         (gymnasium_config("seedcli.envs.testing:Conter-v0"), "did you mean Counter-v0"),
-        (gymnasium_config("qqqq"), "module:Id-v0"),
+        (gymnasium_config("qqqq"), "write my_module:qqqq"),
         (atari_config("Pong"), "did you mean pong"),
         (atari_config("mspacman"), "did you mean ms_pacman"),
         (atari_config("combat"), "not an Atari game ale-py can play"),
