@@ -12,7 +12,7 @@ from matplotlib.image import imread
 
 from seedcli.cli.main import main
 from seedcli.errors import UsageError
-from seedcli.suites.members import Record
+from seedcli.suites.members import Record, is_trained
 from seedcli.suites.outcomes import gather
 from seedcli.suites.report import write_files
 from seedcli.suites.tables import markdown, run_grid, task_grid
@@ -26,7 +26,9 @@ def test_every_seed_is_shown_with_its_state(tmp_path: Path) -> None:
     finish(runs["easy", 1], {"greedy": played([90, 110]), "sampled": played([70, 90])}, [40.0, 60.0])
     failed = runs["easy", 2]
     failed.write(Record(failed.command(), error="no room"))
-    make_run(runs["hard", 7].folder, [], steps=2000, checkpoint=500)
+    make_run(
+        runs["hard", 7].folder, [], preset="cartpole_vtrace", task="Acrobot-v1", steps=2000, seed=7, checkpoint=500
+    )
     outcome = gather(suite, tmp_path / "results")
     assert [(run.member.name, run.member.seed, run.state) for run in outcome.runs] == [
         ("easy", 1, "finished"),
@@ -123,7 +125,8 @@ def test_one_seed_a_task_has_no_interval(tmp_path: Path) -> None:
 def test_a_deterministic_run_has_no_duration(tmp_path: Path) -> None:
     suite = write_suite(tmp_path)
     run = members(suite, tmp_path)["easy", 1]
-    make_run(run.folder, [line(500, 3.0, time=None), line(1000, 4.0, time=None)], steps=1000, checkpoint=1000)
+    lines = [line(500, 3.0, time=None), line(1000, 4.0, time=None)]
+    make_run(run.folder, lines, preset="cartpole_vtrace", steps=1000, checkpoint=1000)
     row = run_grid(gather(suite, tmp_path)).rows[0]
     assert row == ["easy", "to be evaluated", "1", "4.000", "-", "-", "not reached in 1.00 k steps", "-", "-"]
 
@@ -134,6 +137,25 @@ def test_results_of_other_settings_are_refused(tmp_path: Path) -> None:
     changed = write_suite(tmp_path, SUITE.replace("1_000", "5_000"))
     with pytest.raises(UsageError, match="was begun as seed train .*--steps 1000 .*give another --results"):
         gather(changed, tmp_path)
+
+
+def test_runs_of_jobs_are_refused_for_other_settings(tmp_path: Path) -> None:
+    """They leave no record: their config.toml says how they were trained."""
+    run = members(write_suite(tmp_path), tmp_path)["easy", 1]
+    make_run(run.folder, [line(1000, 4.0)], preset="cartpole_vtrace", steps=1000, checkpoint=1000)
+    assert is_trained(run) and gather(write_suite(tmp_path), tmp_path).runs[0].state == "to be evaluated"
+    for old, new, sentence in (
+        ("1_000", "5_000", "begun with run.steps = 1000, and its file now says 5000: give another --results"),
+        ('batch_size" = 8', 'batch_size" = 64', "begun with training.batch_size = 8, and its file now says 64"),
+        ("cartpole_vtrace", "gymnasium_vtrace", 'run.preset = "cartpole_vtrace", and its file now says "gymnasium'),
+    ):
+        changed = write_suite(
+            tmp_path, SUITE.replace(old, new).replace("[tasks.easy]", '[tasks.easy]\nenv="CartPole-v1"')
+        )
+        with pytest.raises(UsageError, match=sentence):
+            is_trained(members(changed, tmp_path)["easy", 1])
+        with pytest.raises(UsageError, match=sentence):
+            gather(changed, tmp_path)
 
 
 def test_table_writes_page_json_and_chart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
