@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,6 +46,11 @@ class Record:
     def finished(self) -> bool:
         """Whether nothing is left to do."""
         return set(self.evaluations) == set(ACTIONS)
+
+    def of_length(self, episodes: int) -> Record:
+        """The record without evaluations of another number of episodes, so that they are made again."""
+        kept = {actions: played for actions, played in self.evaluations.items() if len(played["returns"]) == episodes}
+        return replace(self, evaluations=kept)
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,16 @@ def test_a_run_that_has_taken_its_steps_is_to_be_evaluated(tmp_path: Path) -> No
     run = members(suite, tmp_path)["easy", 1]
     record = finish(run, {}, [40.0, 60.0])
     assert gather(suite, tmp_path).runs[0].state == "to be evaluated"
-    run.write(replace(record, evaluations={"greedy": played([1.0])}))
+    run.write(replace(record, evaluations={"greedy": played([1.0, 1.0])}))
     assert gather(suite, tmp_path).runs[0].state == "to be evaluated"
+
+
+def test_evaluations_of_another_length_are_made_again(tmp_path: Path) -> None:
+    run = members(write_suite(tmp_path), tmp_path)["easy", 1]
+    finish(run, {"greedy": played([90.0, 110.0]), "sampled": played([70.0, 90.0])}, [40.0, 60.0])
+    suite = write_suite(tmp_path, SUITE.replace("episodes = 2", "episodes = 3"))
+    outcome = gather(suite, tmp_path).runs[0]
+    assert outcome.state == "to be evaluated" and outcome.to_dict()["evaluations"] == {}
 
 
 def test_figures_of_a_task(tmp_path: Path) -> None:
@@ -58,7 +66,7 @@ def test_figures_of_a_task(tmp_path: Path) -> None:
     # 100 episodes have ended after 1,000 steps: only then may the threshold of 50 count as reached.
     for seed, means in ((1, [60.0, 60.0]), (2, [20.0, 55.0]), (3, [20.0, 30.0])):
         mean = float(100 * seed)
-        finish(runs["easy", seed], {"greedy": played([mean]), "sampled": played([mean / 2])}, means)
+        finish(runs["easy", seed], {"greedy": played([mean] * 2), "sampled": played([mean / 2] * 2)}, means)
     outcome = gather(suite, tmp_path)
     assert [run.reached[0] for run in outcome.tasks[0].runs] == [1000, 1000, np.inf]
     estimate = outcome.tasks[0].estimate("greedy")
@@ -79,6 +87,7 @@ def test_figures_of_a_task(tmp_path: Path) -> None:
 ATARI = """
 [suite]
 description = "two games"
+episodes = 1
 scores = "atari57"
 [defaults]
 preset = "atari_vtrace"
@@ -109,6 +118,21 @@ def test_human_normalised_suites_have_statistics_over_tasks(tmp_path: Path) -> N
     )
     written = write_files(outcome, tmp_path / "out")
     assert imread(written[2]).shape[1] == 1350
+
+
+def test_unequal_numbers_of_seeds_have_statistics_too(tmp_path: Path) -> None:
+    text = ATARI.replace('env = "alien"', 'env = "alien"\nseeds = [1, 2, 3, 4]')
+    shares = {"alien": (0.1, 0.2, 0.4, 2.0), "pong": (1.0, 1.4)}
+    suite = write_suite(tmp_path, text)
+    for (name, seed), member in members(suite, tmp_path).items():
+        evaluation = played([1.0], shares[name][seed - 1])
+        finish(member, {"greedy": evaluation, "sampled": evaluation}, [1.0, 1.0])
+    outcome = gather(suite, tmp_path)
+    found = outcome.aggregate("greedy")
+    assert found["mean"].value == pytest.approx((2.7 / 4 + 1.2) / 2) and found["iqm"].value == pytest.approx(0.75)
+    assert all(each.low < each.value < each.high for each in found.values())
+    # Beside the interquartile mean of returns stands that of the scores: of 0.2 and 0.4, not of all four.
+    assert task_grid(outcome).rows[0][5].endswith(", 30%")
 
 
 def test_one_seed_a_task_has_no_interval(tmp_path: Path) -> None:

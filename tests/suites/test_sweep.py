@@ -143,11 +143,11 @@ def test_wrong_sweeps_are_refused(tmp_path: Path, text: str, sentence: str) -> N
 
 
 def test_the_best_point_is_shown_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = load(tmp_path, f"{HEAD}repetitions = 2\n{GRID}")
+    sweep = load(tmp_path, f"{HEAD}repetitions = 2\nepisodes = 2\n{GRID}")
     results = tmp_path / "results"
     for index, member in enumerate(members_of(sweep.suite.tasks, results)):
         if index != 3:  # the last point with the first seed is still to be trained
-            evaluations = {"greedy": played([index, index + 2]), "sampled": played([10 * index])}
+            evaluations = {"greedy": played([index, index + 2]), "sampled": played([10 * index] * 2)}
             finish(member, evaluations, [float(index), float(index)])
     arguments = ["sweep", str(tmp_path / "mine.toml"), "--results", str(results), "--dry-run"]
     assert main([*arguments, "--json"]) == 0
