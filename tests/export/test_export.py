@@ -187,6 +187,7 @@ def test_a_fixed_batch_answers_just_as_many(cartpole: Path, capsys: pytest.Captu
         policy(np.zeros(4))
     status, out, _ = seed(capsys, "eval", "--model", path, "--json", "--episodes", 3)
     assert status == 0 and json.loads(out)["episodes"] == 3
+    assert "It answers 2 environments at once" in Path(f"{path}.README.md").read_text()
     status, _, err = seed(capsys, "bench", "policy", path)
     assert status == 2 and "answers 2 environments at once and this measures one" in err
 
@@ -370,6 +371,48 @@ def test_operations_that_a_format_has_not_are_named(
     status, _, err = seed(capsys, "export", runs["MySampler"], tmp_path / "mine.onnx", "--sample")
     assert status == 2 and "draw with seedcli.agents.noise, or export greedy actions" in err
     assert seed(capsys, "export", runs["MySampler"], tmp_path / "mine.onnx")[0] == 0
+
+
+BLIND = """
+import tensorflow as tf
+from seedcli.agents import VTraceAgent
+
+class Blind(VTraceAgent):
+    def act(self, network, inputs, state):
+        seen = inputs.observation
+        cue = tf.zeros([tf.shape(seen["target"])[0], *seen["cue"].shape[1:]], seen["cue"].dtype)
+        return super().act(network, inputs._replace(observation={**seen, "cue": cue}), state)
+
+class Named(VTraceAgent):
+    def act(self, network, inputs, state):
+        outputs, state = super().act(network, inputs, state)
+        return outputs._replace(details={"action": outputs.details["value"]}), state
+"""
+
+
+def test_a_model_takes_observations_that_the_agent_does_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "blind_agent.py").write_text(BLIND)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = make_run(tmp_path / "run", "gymnasium_vtrace", ECHO, "agent.algorithm=blind_agent:Blind")
+    observation = gymnasium.make(ECHO).reset(seed=1)[0]
+    expected = seedcli.load_policy(run)(observation)
+    for name, path in paths(tmp_path).items():
+        status, _, err = seed(capsys, "export", run, path, "--format", name, "--batch", 1)
+        assert status == 0, err
+        np.testing.assert_allclose(seedcli.load_policy(path)(observation), expected, rtol=1e-5, atol=1e-5)
+    assert "It answers 1 environment at once" in (tmp_path / "policy.onnx.README.md").read_text()
+
+
+def test_details_with_the_name_of_another_output_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "named_agent.py").write_text(BLIND)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = make_run(tmp_path / "run", "cartpole_vtrace", "CartPole-v1", "agent.algorithm=named_agent:Named")
+    status, _, err = seed(capsys, "export", run, tmp_path / "policy.onnx")
+    assert status == 2 and "gives a detail 'action', and the model has another output action: rename" in err
 
 
 def test_a_model_that_differs_is_not_written(

@@ -243,7 +243,7 @@ def test_what_cannot_be_shown_is_refused_in_one_sentence(
         ("plot", str(no_episode)): "no episode has ended yet in any of these runs",
         ("plot", str(deterministic), "--x", "minutes"): "deterministic run, which keeps no time: use --x env_steps",
         ("plot", a1, "--out", "curve.gif"): "--out curve.gif must end in .png or .svg or .pdf",
-        ("plot", a1, "--out", str(tmp_path / "none" / "a.png")): "does not exist; create it first",
+        ("plot", a1, "--out", str(tmp_path / "none" / "a.png")): "is no folder that you may write to; create it first",
         ("plot", a1, "--group-by", "training.batchsize"): "did you mean training.batch_size?",
         ("plot", a1, "--group-by", "zzz"): "none of these runs has such a key",
         ("plot", a1, "--x", "hours"): "'hours' is not one of 'env_steps', 'minutes'",

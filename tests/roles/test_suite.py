@@ -492,5 +492,5 @@ def test_charts_that_cannot_be_written(tmp_path: Path) -> None:
         check_output("--chart", tmp_path / "folder.png", ".png")
     with pytest.raises(UsageError, match="must end in .png"):
         check_output("--chart", tmp_path / "chart.svg", ".png")
-    with pytest.raises(UsageError, match="does not exist"):
+    with pytest.raises(UsageError, match="create it first"):
         check_output("--chart", tmp_path / "absent" / "chart.png", ".png")
