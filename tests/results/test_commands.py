@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import subprocess
@@ -149,6 +150,17 @@ def test_a_run_with_one_point_is_seen_in_a_plot(tmp_path: Path) -> None:
     pixels = np.asarray(Image.open(out).convert("RGB")).astype(int)
     blue = np.abs(pixels - (0x00, 0x72, 0xB2)).max(axis=2) < 8
     assert blue[:500].sum() > 20, "above the legend"
+
+
+def test_names_of_runs_are_no_conventions_of_matplotlib(tmp_path: Path) -> None:
+    """A label that begins with "_" is left out of its legends, and text between $ is mathematics."""
+    names, out = ("_old/a", "x$_$/b$^$"), tmp_path / "plot.svg"
+    for name in names:
+        make_run(tmp_path / name, rising(10))
+    with contextlib.chdir(tmp_path):
+        assert main(["plot", *names, "--group-by", "run", "--threshold", "30", "--out", str(out)]) == 0
+        assert all(f"<!-- {name} -->" in out.read_text() for name in names)
+        assert main(["plot", names[0], "--group-by", "run", "--out", str(out)]) == 0
 
 
 @pytest.mark.parametrize(("command", "name"), [("plot", "out.png"), ("report", "out.html")])
