@@ -45,11 +45,12 @@ def list_runs(folder: Path, json_output: bool) -> int:
     names = ("run", "preset", *(("algorithm",) if own else ()), "environment")
     table = _table(names, ("seed", "steps", "return", "steps/s"), "state")
     for run in runs:
+        # Text, because a name in brackets is not markup.
         table.add_row(
-            str(run.path),
-            run.preset,
-            *((_algorithm(run),) if own else ()),
-            run.task.partition("/")[2],
+            Text(str(run.path)),
+            Text(run.preset),
+            *((Text(_algorithm(run)),) if own else ()),
+            Text(run.task.partition("/")[2]),
             NOTHING if run.seed is None else str(run.seed),
             short(run.env_steps) + ("" if run.state == "finished" else f" of {short(run.total_steps)}"),
             number(run.final_return),
@@ -104,7 +105,8 @@ def print_comparison(
     several = len(selection.tasks) > 1
     table = _table((*(["task"] if several else []), group), headings)
     for figures, row in zip(found, rows, strict=True):
-        table.add_row(*([figures.group.task.partition("/")[2]] if several else []), *row)
+        cells = [*([figures.group.task.partition("/")[2]] if several else []), *row]
+        table.add_row(*map(Text, cells))
     console = _console()
     if not several:
         console.print(Text(selection.tasks[0], style="bold"))
@@ -116,9 +118,9 @@ def print_comparison(
 def _table(left: Sequence[str], right: Sequence[str], *last: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in left:
-        table.add_column(name, overflow="fold")
+        table.add_column(Text(name), overflow="fold")
     for name in right:
-        table.add_column(name, justify="right")
+        table.add_column(Text(name), justify="right")
     for name in last:
         table.add_column(name, no_wrap=True)
     return table

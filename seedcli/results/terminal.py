@@ -81,7 +81,7 @@ class _Canvas:
 
     def _rows_of(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
         low, high = self._y
-        share = (values - low) / (high - low) if high > low else np.full(len(values), 0.5)
+        share = (values - low) / (high - low) if high > low else np.zeros(len(values))
         return np.rint((1 - share) * (len(self._dots) - 1)).astype(np.int64)
 
     def line(self, line: Line, index: int) -> None:

@@ -41,10 +41,10 @@ class Grid:
 
     def table(self, title: str) -> Table:
         """A table for a terminal."""
-        table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+        table = Table(title=Text(title, style="bold"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for index, heading in enumerate(self.headings):
             table.add_column(
-                heading, justify="left" if index < self.left else "right", no_wrap=index == 0, overflow="fold"
+                Text(heading), justify="left" if index < self.left else "right", no_wrap=index == 0, overflow="fold"
             )
         for row in self.rows:
             table.add_row(*map(Text, row))

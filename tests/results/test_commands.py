@@ -76,6 +76,19 @@ def test_a_damaged_run_is_named_and_the_others_are_listed(folder: Path, capsys: 
     assert "a run is left out:" in captured.err and "line 1 is not a JSON object" in captured.err
 
 
+def test_names_with_brackets_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("x[/b]a", "x[lr=1]")
+    for name in names:
+        make_run(tmp_path / name, rising(10), preset=name)
+    assert main(["runs", str(tmp_path)]) == 0
+    rows = [row.split()[:2] for row in capsys.readouterr().out.splitlines()]
+    assert all([f"{tmp_path}/{name}", name] in rows for name in names)
+    for group_by in ("run", "preset"):
+        assert main(["compare", str(tmp_path), "--group-by", group_by]) == 0
+        out = capsys.readouterr().out
+        assert all(name in out for name in names)
+
+
 def test_groups_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["compare", str(folder), "--threshold", "38", "--threshold", "200"]
     assert main([*arguments, "--json"]) == 0
@@ -192,6 +205,13 @@ def test_a_plot_in_the_terminal_rises_where_its_runs_do(folder: Path) -> None:
         assert "slow (2 runs): 44.00 (40.00 to 48.00) at the end" in shown
         assert "4.00 k environment steps" in shown and "44.0 ┤" in shown and "11.0 ┤" in shown
         assert marks is None or any(mark in shown for mark in marks)
+
+
+def test_a_flat_curve_is_drawn_at_its_mark(tmp_path: Path) -> None:
+    run, text = make_run(tmp_path / "a", [line(each, 5.0) for each in STEPS]), StringIO()
+    print_picture(make_picture(select([run], "run")), Console(file=text, width=60, height=20, color_system=None))
+    (drawn,) = (row for row in text.getvalue().splitlines() if "⣀" in row and "at the end" not in row)
+    assert drawn.strip().startswith("5.0 ┤")
 
 
 def test_groups_are_letters_where_there_are_no_colours(folder: Path) -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from rich.console import Console
 
 from seedcli.cli.main import main
 from seedcli.errors import UsageError
 from seedcli.suites.members import Record, is_trained
 from seedcli.suites.outcomes import gather
 from seedcli.suites.report import write_files
-from seedcli.suites.tables import markdown, run_grid, task_grid
+from seedcli.suites.tables import Grid, markdown, run_grid, task_grid
 from tests.results.helpers import line, make_run
 from tests.suites.helpers import SUITE, finish, members, played, write_suite
 
@@ -82,6 +84,14 @@ def test_figures_of_a_task(tmp_path: Path) -> None:
     assert [run["threshold_steps"] for run in found["tasks"][0]["runs"]] == [1000, 1000, None]
     assert found["tasks"][0]["reference"] == 500 and found["tasks"][0]["source"] == "made up, PPO"
     assert found["tasks"][0]["greedy"]["value"] == 200 and found["tasks"][1]["greedy"] is None
+
+
+def test_names_with_brackets_are_no_markup() -> None:
+    text = StringIO()
+    Console(file=text, width=60).print(
+        Grid(["task[lr]"], [["x[/b] of a long name"]], left=1).table("two [/b] tasks[lr=1]")
+    )
+    assert all(name in text.getvalue() for name in ("task[lr]", "x[/b]", "two [/b] tasks[lr=1]"))
 
 
 ATARI = """
