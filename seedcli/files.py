@@ -1,4 +1,4 @@
-"""Files that must survive a crash, and places that can be written."""
+"""Writing files that survive a crash."""
 
 from __future__ import annotations
 

@@ -397,7 +397,7 @@ def test_folders_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["--suite", "atari58"], "atari57"),
         (["--chart", "c.png"], "--suite"),
         (["--suite", "atari57", "--chart", "c.pdf"], ".png"),
-        (["--suite", "atari57", "--chart", "absent/c.png"], "does not exist"),
+        (["--suite", "atari57", "--chart", "absent/c.png"], "create it first"),
     ],
 )
 def test_wrong_options_are_refused_before_playing(
