@@ -1,4 +1,4 @@
-"""Files that must survive a crash."""
+"""Writing files that survive a crash."""
 
 from __future__ import annotations
 
@@ -6,6 +6,25 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+from seedcli.errors import UsageError
+
+
+def check_folder(path: Path, flag: str = "") -> None:
+    """Refuse a file in a folder that does not exist or cannot be written, before any work is done for it.
+
+    Args:
+        path: of the file.
+        flag: the option that names it, for the message; "" for an argument.
+
+    Raises:
+        UsageError: the folder must be created, or is not the user's to write to.
+    """
+    folder = path.absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UsageError(
+            f"{flag} {path} cannot be written: {folder} is no folder that you may write to; create it first".lstrip()
+        )
 
 
 def sync(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import NamedTuple
 
 from seedcli.build.contents import Contents, Kind, find_contents
 from seedcli.errors import UsageError
+from seedcli.files import check_folder
 from seedcli.models.formats import require
 
 
@@ -48,7 +48,5 @@ def check_request(kind: Kind, out: Path, additions: Sequence[str], *, overwrite:
         raise UsageError(f"{out} is a folder: name the file to write")
     if out.exists() and not overwrite:
         raise UsageError(f"{out} exists: name another file, or give --overwrite")
-    folder = out.absolute().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UsageError(f"{out} cannot be written: {folder} is no folder that you may write to; create it first")
+    check_folder(out)
     return Request(kind, out, find_contents(kind, additions))

@@ -48,6 +48,8 @@ def doctor(
         return run_doctor_agent(Request(agent, preset, env, family, network, tuple(sets or ())), json_output)
     if network is not None:
         raise UsageError(f"--network {network} needs --agent: a network is checked with an algorithm that uses it")
+    if family is not None and env is None:
+        raise UsageError(f"--family {family} needs --env: the environment of it that is to be checked")
     if env is None and preset is None and not sets:
         from seedcli.doctor.report import run_doctor
 
@@ -64,4 +66,4 @@ def doctor(
     resolved = load_config(preset, sets=sets or (), flags={"--env": env, "--family": family})
     environment = resolved.config.environment
     check_environment(environment, resolved.sources.get("environment.kwargs", ""))
-    return run_doctor_env(environment, preset, sets or (), json_output)
+    return run_doctor_env(environment, preset, sets or (), json_output, family=family)

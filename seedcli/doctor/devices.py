@@ -34,9 +34,7 @@ for device in tf.config.list_physical_devices():
     devices.append({"type": device.device_type, "name": name})
 inventory = dataclasses.asdict(find_inventory())
 tf.function(lambda x: tf.linalg.matmul(x, x))(tf.ones([8, 8])).numpy()
-build = tf.sysconfig.get_build_info()
-print("\\n" + json.dumps({"version": tf.__version__, "seconds": seconds, "devices": devices, "inventory": inventory,
-                  "cuda": build.get("cuda_version") if build.get("is_cuda_build") else None}))
+print("\\n" + json.dumps({"version": tf.__version__, "seconds": seconds, "devices": devices, "inventory": inventory}))
 """
 
 
@@ -101,21 +99,19 @@ def describe_devices(devices: list[dict[str, Any]], memory: Mapping[str, int]) -
         {**device, "memory_bytes": memory.get(device["name"])} if device["type"] == "GPU" else device
         for device in devices
     ]
-    cores = len(os.sched_getaffinity(0))
-    processor = f"{cores} CPU core{'' if cores == 1 else 's'}"
     kinds = [_kind(device) for device in value if device["type"] in ("GPU", "TPU")]
     if kinds:
         listing = ", ".join(f"{kinds.count(kind)} × {kind}" for kind in dict.fromkeys(kinds))
-        return Finding("devices", "ok", f"{listing}; {processor}", value=value)
+        return Finding("devices", "ok", listing, value=value)
     if Path("/proc/driver/nvidia/version").exists():
         return Finding(
             "devices",
             "warning",
-            f"this machine has an NVIDIA driver, but TensorFlow sees no GPU; {processor}",
+            "this machine has an NVIDIA driver, but TensorFlow sees no GPU",
             "install TensorFlow's CUDA libraries: pip install 'seedcli[gpu]'; keep CUDA_VISIBLE_DEVICES unset",
             value=value,
         )
-    return Finding("devices", "ok", f"no GPU and no TPU; {processor}", value=value)
+    return Finding("devices", "ok", "no GPU and no TPU", value=value)
 
 
 def _kind(device: Mapping[str, Any]) -> str:
@@ -137,6 +133,5 @@ def describe_topology(config: Config, inventory: Inventory, environ: Mapping[str
         placed = config.topology.model_copy(update={"hosts": hosts, "host_index": index})
         plan = make_plan(config.model_copy(update={"topology": placed}), inventory)
     except UsageError as error:
-        fault, _, advice = str(error).rpartition(": ")
-        return Finding("topology", "missing", fault, advice, required=True)
+        return Finding("topology", "missing", str(error), required=True)  # the sentence says what to do
     return Finding("topology", "ok", "\n".join(plan.describe()), required=True, value=asdict(plan))

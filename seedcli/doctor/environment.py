@@ -24,7 +24,9 @@ from seedcli.errors import EXIT_DONE, EXIT_FAILED
 from seedcli.specs import Rows
 
 
-def run_doctor_env(config: EnvironmentConfig, preset: str | None, sets: Sequence[str], json_output: bool) -> int:
+def run_doctor_env(
+    config: EnvironmentConfig, preset: str | None, sets: Sequence[str], json_output: bool, *, family: str | None = None
+) -> int:
     """Check an environment and print the findings to stdout.
 
     Args:
@@ -32,6 +34,7 @@ def run_doctor_env(config: EnvironmentConfig, preset: str | None, sets: Sequence
         preset: that it came from, if any; the suggested command names it, or one that fits.
         sets: `--set` values that it came from; the suggested command repeats them.
         json_output: print JSON instead of a table.
+        family: `--family` that it came from, if any; the suggested command repeats it.
 
     Returns:
         1 if a check failed, else 0.
@@ -45,11 +48,14 @@ def run_doctor_env(config: EnvironmentConfig, preset: str | None, sets: Sequence
         report = {"environment": name, "ok": not failed, "findings": [asdict(finding) for finding in findings]}
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
-        print_findings(Console(), name, findings, "" if failed else training_command(config, preset, sets))
+        command = "" if failed else training_command(config, preset, sets, family)
+        print_findings(Console(), name, findings, command)
     return EXIT_FAILED if failed else EXIT_DONE
 
 
-def training_command(config: EnvironmentConfig, preset: str | None, sets: Sequence[str]) -> str:
+def training_command(
+    config: EnvironmentConfig, preset: str | None, sets: Sequence[str], family: str | None = None
+) -> str:
     """The `seed train` command, quoted for a shell, that trains an environment which passed the checks."""
     words = [
         "seed",
@@ -59,6 +65,8 @@ def training_command(config: EnvironmentConfig, preset: str | None, sets: Sequen
         "--env",
         config.id,
     ]
+    if family is not None:
+        words += ["--family", family]
     for value in sets:
         words += ["--set", value]
     return shlex.join(words)

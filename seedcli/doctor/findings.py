@@ -35,7 +35,7 @@ def package(module: str) -> str | None:
     """The version of a package, without importing it; "" if it has none, None if it is not installed."""
     if importlib.util.find_spec(module) is None:
         return None
-    names = {"ale_py": "ale-py", "zmq": "pyzmq", "grpc": "grpcio", "imageio_ffmpeg": "imageio-ffmpeg"}
+    names = {"ale_py": "ale-py", "zmq": "pyzmq", "grpc": "grpcio"}
     try:
         return version(names.get(module, module))
     except PackageNotFoundError:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import importlib.util
 import json
 import os
 import platform
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -25,6 +26,7 @@ from seedcli.doctor.devices import check_devices
 from seedcli.doctor.findings import Finding, package
 from seedcli.doctor.network import ports, token, transports
 from seedcli.errors import EXIT_DONE, EXIT_FAILED
+from seedcli.training.host_memory import available_memory
 
 _GIB = 2**30
 
@@ -119,21 +121,11 @@ def _python() -> list[Finding]:
     ]
 
 
-def _cgroup(file: str) -> str | None:
-    """A limit of this process's container (control group version 2); None if there is none."""
-    try:
-        text = Path("/sys/fs/cgroup", file).read_text().split()[0]
-    except (OSError, IndexError):
-        return None
-    return None if text == "max" else text
-
-
 def _processor() -> list[Finding]:
     cores = float(len(os.sched_getaffinity(0)))
-    quota = _cgroup("cpu.max")
-    if quota is not None:
-        period = float(Path("/sys/fs/cgroup/cpu.max").read_text().split()[1])
-        cores = min(cores, float(quota) / period)
+    with contextlib.suppress(OSError, ValueError):  # no control group (version 2), or "max" for no limit
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cores = min(cores, float(quota) / float(period))
     few = cores < 2
     return [
         Finding(
@@ -147,18 +139,13 @@ def _processor() -> list[Finding]:
 
 
 def _memory() -> list[Finding]:
-    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    total, available = (int(lines[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    limit = _cgroup("memory.max")
-    if limit is not None:
-        used = int(_cgroup("memory.current") or 0)
-        total, available = min(total, int(limit)), min(available, int(limit) - used)
+    available, total = available_memory(), int(psutil.virtual_memory().total)
     short = available < 2 * _GIB
     return [
         Finding(
             "memory",
             "warning" if short else "ok",
-            f"{available / _GIB:.1f} GiB available of {total / _GIB:.1f} GiB",
+            f"{available / _GIB:.1f} GiB available here, {total / _GIB:.1f} GiB in this machine",
             "a learner takes about 1 GiB before its first batch: free memory or ask for more" if short else "",
             value={"total_bytes": total, "available_bytes": available},
         )

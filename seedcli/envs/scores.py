@@ -142,7 +142,7 @@ _STATISTICS: dict[str, Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float6
 }
 
 
-def aggregate(scores: npt.NDArray[np.float64], seed: int, statistics: Sequence[str]) -> dict[str, Estimate]:
+def aggregate(scores: Sequence[npt.NDArray[np.float64]], seed: int, statistics: Sequence[str]) -> dict[str, Estimate]:
     """Statistics over tasks, each with a 95 % interval of a stratified bootstrap.
 
     A task's score is the mean of its episodes. A resample draws as many episodes with replacement within each task; the
@@ -150,16 +150,15 @@ def aggregate(scores: npt.NDArray[np.float64], seed: int, statistics: Sequence[s
     runs: with one run a task the interval covers the choice of episodes, not the variation between trainings).
 
     Args:
-        scores: [G, N] normalised scores of N episodes in each of G tasks, both at least 1.
+        scores: for each of G tasks the normalised scores of its episodes [N], at least one; N may differ.
         seed: of the resampling.
         statistics: any of "median", "mean", "iqm" (the interquartile mean) and "capped_mean".
     """
-    tasks, episodes = scores.shape
     random = np.random.default_rng(seed)
-    resampled = np.empty((RESAMPLES, tasks))
-    for g in range(tasks):
-        resampled[:, g] = scores[g, random.integers(episodes, size=(RESAMPLES, episodes))].mean(axis=1)
-    means = scores.mean(axis=1)
+    resampled = np.empty((RESAMPLES, len(scores)))
+    for g, task in enumerate(scores):
+        resampled[:, g] = task[random.integers(len(task), size=(RESAMPLES, len(task)))].mean(axis=1)
+    means = np.array([task.mean() for task in scores])
     tail = (1 - CONFIDENCE) / 2
     estimates = {}
     for name in statistics:

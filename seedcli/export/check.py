@@ -35,24 +35,24 @@ class Checked(NamedTuple):
     observations: int
 
 
-def compare(function: ActingFunction, models: list[Model], environment: EnvironmentConfig) -> list[Checked]:
-    """Play the environment with the original, and give every input to the models too.
+def compare(function: ActingFunction, model: Model, environment: EnvironmentConfig) -> Checked:
+    """Play the environment with the original, and give every input to the model too.
 
-    Every step is compared by itself: the models get the state of the original, so that differences do not add up.
+    Every step is compared by itself: the model gets the state of the original, so that differences do not add up.
 
     Args:
         function: the original.
-        models: written from it; at least one.
+        model: written from it.
         environment: played for `STEPS` steps in several instances.
 
     Raises:
         UsageError, SimulatorMissing, EnvironmentFailed: the environment cannot be built or fails.
     """
-    description = models[0].description
+    description = model.description
     rows = description.batch or _ENVS
     random = np.random.default_rng(_SEED)
-    state = models[0].zeros("state", rows)
-    worst = [Checked(0.0, ACTION, STEPS * rows) for _ in models]
+    state = model.zeros("state", rows)
+    worst = Checked(0.0, ACTION, STEPS * rows)
     env = create_env_beside_tensorflow(environment, rows)
     try:
         layout = RowLayout(env.spec, rows)
@@ -67,10 +67,9 @@ def compare(function: ActingFunction, models: list[Model], environment: Environm
             given |= {"state": state, "noise": noise}
             inputs = {each.name: np.array(given[each.kind][each.of]) for each in function.inputs}
             expected = function(inputs)
-            for index, model in enumerate(models):
-                found = model.runtime.run(inputs)
-                apart = {name: _apart(found[name], expected[name]) for name in expected}
-                worst[index] = max(worst[index], *(Checked(apart[name], name, STEPS * rows) for name in apart))
+            found = model.runtime.run(inputs)
+            apart = {name: _apart(found[name], expected[name]) for name in expected}
+            worst = max(worst, *(Checked(apart[name], name, STEPS * rows) for name in apart))
             state = {each.of: expected[each.name] for each in function.outputs if each.kind == "state"}
             first = (out.terminated | out.truncated) != 0
             env.step(description.spaces.from_native(expected[ACTION]), out)

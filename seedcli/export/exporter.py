@@ -56,7 +56,7 @@ class Exporter:
 
     Raises:
         CheckpointError: the checkpoint belongs to another agent or environment.
-        UsageError: the agent samples in a way that cannot be exported.
+        UsageError: the agent samples in a way that cannot be exported, or two of its outputs have the same name.
         SimulatorMissing, EnvironmentFailed: the environment cannot be built.
         SeedError: the device is out of memory.
     """
@@ -86,6 +86,6 @@ class Exporter:
                 + "; write it with other operations, or use --format savedmodel"
             ) from error
 
-    def check(self, models: list[Model]) -> list[Checked]:
-        """Compare models with the original on real observations; see `check.compare`."""
-        return compare(self._function, models, self._environment)
+    def check(self, model: Model) -> Checked:
+        """Compare a model with the original on real observations; see `check.compare`."""
+        return compare(self._function, model, self._environment)

@@ -19,6 +19,7 @@ from seedcli.agents.base import ActInputs, Agent, Role
 from seedcli.agents.noise import Noise
 from seedcli.envs.gymnasium.plain import PlainSpaces
 from seedcli.envs.gymnasium.spaces import ActionUnits
+from seedcli.errors import UsageError
 from seedcli.models.description import ACTION, GREEDY_ACTION, Input, Output
 from seedcli.specs import ArraySpec
 
@@ -60,13 +61,12 @@ class ActingFunction:
 
     Attributes:
         acting: as given.
-        inputs, outputs: what it takes and gives; inputs that no output depends on are left out.
+        inputs, outputs: what it takes and gives; but for observations, inputs that no output depends on are left out.
         traced: the `tf.function` of the inputs in their order, with the outputs by name.
-        specs: of its arguments.
         variables: what it reads.
 
     Raises:
-        UsageError: the agent samples in a way that cannot be exported.
+        UsageError: the agent samples in a way that cannot be exported, or two of its outputs have the same name.
     """
 
     def __init__(self, acting: Acting) -> None:
@@ -99,20 +99,23 @@ class ActingFunction:
         return self.traced.get_concrete_function()
 
     def _trace(self) -> Any:
-        self.specs = [
+        specs = [
             tf.TensorSpec([self.acting.batch, *(each.shape or _any_width(each))], each.dtype, each.name)
             for each in self.inputs
         ]
-        self.traced = tf.function(self._act, autograph=False, input_signature=self.specs)
+        self.traced = tf.function(self._act, autograph=False, input_signature=specs)
         return self.concrete()
 
     def _keep(self, used: list[bool]) -> bool:
-        """Leave out unused inputs and set the width of the noise; whether that has changed anything."""
+        """Leave out unused inputs and set the width of the noise; whether that has changed anything.
+
+        Observations stay: who calls the model has them, and need not know which of them the agent reads.
+        """
         before = self.inputs
         self.inputs = [
             each.model_copy(update={"shape": (self._noise_used,)}) if each.kind == "noise" else each
             for each, is_used in zip(before, used, strict=True)
-            if is_used
+            if is_used or each.kind == "observation"
         ]
         return self.inputs != before
 
@@ -160,7 +163,13 @@ class ActingFunction:
         found = {ACTION: _native(outputs.action, units)}
         if not greedy:
             found[GREEDY_ACTION] = _native(outputs.greedy_action, units)
-        found |= {_plain(name): value for name, value in outputs.details.items()}
+        for name, value in outputs.details.items():
+            if (plain := _plain(name)) in {*found, *self._next.values()}:
+                raise UsageError(
+                    f"the agent's act gives a detail {name!r}, and the model has another output {plain}: rename the "
+                    "detail"
+                )
+            found[plain] = value
         for name, value in zip(self._states, tf.nest.flatten(after), strict=True):
             if ("state", name) in given:  # otherwise it is never read
                 found[self._next[name]] = value

@@ -9,6 +9,7 @@ import numpy as np
 
 from seedcli.export.check import LIMIT, Checked
 from seedcli.models.description import Description, Input, Tensor
+from seedcli.telemetry.numbers import counted
 
 _ONNX = """\
 import numpy as np
@@ -58,7 +59,7 @@ def readme(name: str, format_name: str, description: Description, checked: Check
     """
     spec, config = description.env_spec, description.config
     how = "greedy" if description.greedy else "sampled"
-    batch = "any number of environments" if description.batch is None else f"{description.batch} environments"
+    batch = "any number of environments" if description.batch is None else counted(description.batch, "environment")
     return f"""\
 # {name}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ from seedcli.config.schema import Config
 from seedcli.config.sources import from_toml_file
 from seedcli.envs.placement import check_simulator
 from seedcli.errors import UsageError
+from seedcli.files import check_folder
 from seedcli.models.formats import FORMATS, Format, format_of_file, require
 from seedcli.training.checkpoint_files import Checkpoint, find_checkpoint
 
@@ -59,9 +59,7 @@ def check_request(
         raise UsageError(f"{out} is a {'folder' if out.is_dir() else 'file'}, which --overwrite does not replace")
     if out.is_dir() and format_of_file(out) is None and any(out.iterdir()):
         raise UsageError(f"{out} is a folder of other files, which --overwrite does not replace: name another one")
-    folder = out.absolute().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UsageError(f"{out} cannot be written: {folder} is no folder that you may write to; create it first")
+    check_folder(out)
     checkpoint = find_checkpoint(run)
     config = from_toml_file(checkpoint.config_path)
     check_simulator(config.environment)

@@ -35,7 +35,7 @@ def run_export(request: Request, *, json_output: bool) -> int:
     print(f"writing {out} for {request.format.runtime}", file=sys.stderr, flush=True)
     with _writing(out), tempfile.TemporaryDirectory(prefix=".export-", dir=out.absolute().parent) as folder:
         made = Path(folder) / out.name
-        (checked,) = exporter.check([exporter.write(made, name)])
+        checked = exporter.check(exporter.write(made, name))
         if not checked.difference <= LIMIT:
             raise SeedError(
                 f"the model for {request.format.runtime} differs from the original by {checked.difference:.1e} in "

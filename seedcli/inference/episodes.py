@@ -80,6 +80,7 @@ class Episodes:
             if watched:
                 stats.evaluation_episodes += watched
                 stats.finished_evaluation.extend(_ended(returns, lengths, ended & evaluates))
+                stats.recent_evaluation_returns.extend(returns[ended & evaluates].tolist())
             ended &= ~evaluates
         stats.episodes += int(np.count_nonzero(ended))
         stats.finished.extend(_ended(returns, lengths, ended))

@@ -120,4 +120,6 @@ class EngineStats:
     latency: Reservoir = field(default_factory=Reservoir)
     finished: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=100_000))
     finished_evaluation: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=100_000))
-    recent_returns: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # of training, kept in checkpoints
+    # Kept in checkpoints.
+    recent_returns: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # of training
+    recent_evaluation_returns: deque[float] = field(default_factory=lambda: deque(maxlen=20))

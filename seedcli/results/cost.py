@@ -121,7 +121,7 @@ def measure(
     steady = [lines[i] for i in training]
     hosts = max(1, len(run.value("topology.hosts") or ()))
     if actor_cores is None:
-        actor_cores = float(np.mean([line["actors"] for line in steady]))
+        actor_cores = hosts * float(np.mean([line["actors"] for line in steady]))  # each host counts its own actors
     shared = (path / ACTOR_LOGS).is_dir()
     if learner_cores is None:
         learner_cores = max(1.0, hosts * _cores(run) - (actor_cores if shared else 0.0))

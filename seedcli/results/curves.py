@@ -34,7 +34,6 @@ class Curve:
         returns: [points] smoothed return, never NaN.
         episodes: [points] episodes ended so far.
         window: episodes that a point is the mean of, once there are as many.
-        last_step: environment steps of the run, also after the last point.
     """
 
     env_steps: Column
@@ -42,7 +41,6 @@ class Curve:
     returns: Column
     episodes: Column
     window: int
-    last_step: int
 
     def over(self, axis: Axis) -> Column:
         """The values of an axis, [points]."""
@@ -77,7 +75,6 @@ def curve_of(run: RunData, kind: Kind = "training", smooth: int | None = None) -
         values[known],
         episodes[known],
         smooth or own_window,
-        run.env_steps,
     )
 
 
@@ -118,14 +115,12 @@ class MeanCurve:
     Attributes:
         x: [points] environment steps or minutes.
         mean, low, high: [points] return, and its 95 % bootstrap interval over seeds; NaN with one seed.
-        seeds: number of curves.
     """
 
     x: Column
     mean: Column
     low: Column
     high: Column
-    seeds: int
 
 
 def mean_of(curves: Sequence[Curve], axis: Axis = "env_steps") -> MeanCurve:
@@ -145,4 +140,4 @@ def mean_of(curves: Sequence[Curve], axis: Axis = "env_steps") -> MeanCurve:
     else:
         grid = np.linspace(low, high, POINTS)
     table = np.stack([np.interp(grid, x, curve.returns) for x, curve in zip(xs, curves, strict=True)])
-    return MeanCurve(grid, *mean_curve(table), len(curves))
+    return MeanCurve(grid, *mean_curve(table))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from seedcli.telemetry.numbers import short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
 
 ENDINGS = (".png", ".svg", ".pdf")
 # Okabe and Ito's colours, which most colour-blind people tell apart; their yellow is too light for a line.
@@ -40,22 +42,24 @@ def draw_picture(picture: Picture, path: Path) -> None:
 
     figure = Figure(figsize=_SIZE, dpi=_DPI, layout="constrained")
     axes = figure.subplots()
-    _draw_lines(axes, picture)
-    _draw_thresholds(axes, picture)
+    entries = [*_draw_lines(axes, picture), *_draw_thresholds(axes, picture)]
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short(x)))
     axes.set_xlabel(picture.x_label)
     axes.set_ylabel(picture.y_label)
     axes.set_xlim(left=0)
     axes.grid(color="#e3e3e3", linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.set_title("\n".join([picture.title, *picture.notes]), fontsize=9, loc="left")
+    axes.set_title("\n".join([picture.title, *picture.notes]), fontsize=9, loc="left", parse_math=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     # Below the axes: there it hides nothing, however many groups there are.
-    labels = axes.get_legend_handles_labels()[1]
+    handles, labels = zip(*entries, strict=True)
     columns = 1 if max(map(len, labels)) > _LONG else 2
     figure.set_figheight(_SIZE[1] + _ROW * -(-len(labels) // columns))
-    figure.legend(loc="outside lower left", ncols=columns, frameon=False, fontsize=8)
+    # Names of runs are shown as they are: Matplotlib leaves out labels that begin with "_", and reads $ as mathematics.
+    legend = figure.legend(handles, labels, loc="outside lower left", ncols=columns, frameon=False, fontsize=8)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
     try:
         with replacing(path) as made:
             figure.savefig(made, format=path.suffix[1:])
@@ -65,19 +69,22 @@ def draw_picture(picture: Picture, path: Path) -> None:
         ) from error
 
 
-def _draw_lines(axes: Axes, picture: Picture) -> None:
+def _draw_lines(axes: Axes, picture: Picture) -> Iterator[tuple[Line2D, str]]:
+    """Draw the curves; gives each with its label in the legend."""
     for line in picture.lines:
         color = COLORS[line.group % len(COLORS)]
         style = "--" if line.evaluation else "-"
         marker = "." if len(line.x) == 1 else None  # a line of one point would show nothing
-        axes.plot(line.x, line.y, color=color, linestyle=style, linewidth=1.6, marker=marker, label=line.label)
+        (drawn,) = axes.plot(line.x, line.y, color=color, linestyle=style, linewidth=1.6, marker=marker)
+        yield drawn, line.label
         if np.isfinite(line.low).any():
             axes.fill_between(
                 line.x, line.low, line.high, color=color, alpha=0.1 if line.evaluation else 0.2, linewidth=0
             )
 
 
-def _draw_thresholds(axes: Axes, picture: Picture) -> None:
+def _draw_thresholds(axes: Axes, picture: Picture) -> Iterator[tuple[Line2D, str]]:
+    """Draw the thresholds; gives each mark with its sentence in the legend."""
     for threshold in picture.thresholds:
         axes.axhline(threshold.value, color="#888888", linestyle=":", linewidth=1)
         for number, (x, sentence) in enumerate(zip(threshold.reached, threshold.sentences, strict=True)):
@@ -85,4 +92,5 @@ def _draw_thresholds(axes: Axes, picture: Picture) -> None:
             at = ([x], [threshold.value]) if np.isfinite(x) else ([], [])
             marker = "o" if np.isfinite(x) else "x"
             color = COLORS[number % len(COLORS)]
-            axes.plot(*at, marker, color=color, markersize=5, zorder=5, label=sentence)
+            (mark,) = axes.plot(*at, marker, color=color, markersize=5, zorder=5)
+            yield mark, sentence

@@ -58,7 +58,9 @@ def fitted(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int
     for i in shown:
         kind = columns[i].kind
         right: Literal["left", "right"] = "right" if kind in ("number", "words") else "left"
-        table.add_column(columns[i].name, justify=right, no_wrap=kind != "words", width=widths[i], overflow="fold")
+        table.add_column(
+            Text(columns[i].name), justify=right, no_wrap=kind != "words", width=widths[i], overflow="fold"
+        )
     for row in rows:
         table.add_row(*(_shortened(row[i], columns[i].kind, widths[i]) for i in shown))
     return table, [columns[i].name for i in range(len(columns)) if i not in shown]

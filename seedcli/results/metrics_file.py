@@ -1,7 +1,7 @@
 """Reads metrics.jsonl into columns.
 
-msgspec decodes only the fields that are asked for and skips the rest of a line: 5,000 lines of 2 KB take about 15 ms,
-json.loads 400 ms.
+msgspec decodes only the fields that are asked for and skips the rest of a line, in about a tenth of the time that
+json.loads takes.
 """
 
 from __future__ import annotations

@@ -159,6 +159,8 @@ def _line(group: Group, number: int, kind: Kind, axis: Axis, smooth: int | None,
 
 
 def _thresholds(selection: Selection, axis: Axis, thresholds: Sequence[float], smooth: int | None) -> list[Threshold]:
+    if not thresholds:
+        return []
     figures = compare(selection.groups, thresholds, smooth)
     marks = []
     for index, value in enumerate(thresholds):

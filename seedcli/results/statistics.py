@@ -17,6 +17,7 @@ RESAMPLES = 10_000  # of a table's figure
 CURVE_RESAMPLES = 2_000  # of a curve: each is a curve
 
 Array = npt.NDArray[np.float64]
+_SEED = 0  # of the resampling: the same runs have the same interval
 _TAILS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
 _CHUNK = 2_000_000  # resampled values held at a time
 
@@ -26,9 +27,7 @@ def mean(scores: Array) -> Array:
     return np.asarray(scores.mean(axis=-1), np.float64)
 
 
-def estimate(
-    scores: Sequence[Array], statistic: Callable[[Array], Array] = interquartile_mean, *, seed: int = 0
-) -> Estimate:
+def estimate(scores: Sequence[Array], statistic: Callable[[Array], Array] = interquartile_mean) -> Estimate:
     """A statistic over all runs of all tasks, with a 95 % interval of a stratified bootstrap.
 
     A resample draws, within each task, as many runs with replacement as the task has; the interval lies between the
@@ -40,12 +39,11 @@ def estimate(
             each with at least one run.
         statistic: reduces [..., N] to [...]; the default is the interquartile mean over runs and tasks, rliable's
             `aggregate_iqm`.
-        seed: of the resampling.
     """
     value = float(statistic(np.concatenate(scores)))
     if max(map(len, scores)) < 2:
         return Estimate(value, np.nan, np.nan)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(_SEED)
     runs = sum(map(len, scores))
     drawn = []
     for start in range(0, RESAMPLES, max(1, _CHUNK // runs)):
@@ -60,7 +58,7 @@ def _resample(random: np.random.Generator, runs: Array, count: int) -> Array:
     return runs[random.integers(len(runs), size=(count, len(runs)))]
 
 
-def mean_curve(curves: Array, *, seed: int = 0) -> tuple[Array, Array, Array]:
+def mean_curve(curves: Array) -> tuple[Array, Array, Array]:
     """The mean of curves, with a pointwise 95 % bootstrap interval over seeds.
 
     A resample draws as many whole curves with replacement; the interval at a point lies between the percentiles of the
@@ -68,7 +66,6 @@ def mean_curve(curves: Array, *, seed: int = 0) -> tuple[Array, Array, Array]:
 
     Args:
         curves: [seeds, points].
-        seed: of the resampling.
 
     Returns:
         Mean, low and high, [points] each; low and high are NaN for a single curve.
@@ -78,7 +75,7 @@ def mean_curve(curves: Array, *, seed: int = 0) -> tuple[Array, Array, Array]:
     if seeds < 2:
         nothing = np.full_like(middle, np.nan)
         return middle, nothing, nothing
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(_SEED)
     # How often each curve is drawn, as a share: a resampled mean is a weighted one.
     shares = random.multinomial(seeds, np.full(seeds, 1 / seeds), size=CURVE_RESAMPLES) / seeds
     low, high = np.quantile(shares @ curves, _TAILS, axis=0)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from seedcli.config.sources import Resolved
 from seedcli.envs.placement import create_env_beside_tensorflow
-from seedcli.errors import EXIT_DONE
+from seedcli.errors import EXIT_DONE, EXIT_FAILED
 from seedcli.net.inprocess import InProcessServer
 from seedcli.roles.actor.session import ActorSession, Environments
 from seedcli.roles.learner.reporting import Reporter
@@ -78,6 +78,7 @@ def run_serial(resolved: Resolved, folder: RunFolder, view: View) -> int:
     )
     environment_profile = Profile()
     sessions: list[ActorSession] = []
+    status = EXIT_FAILED  # unless training comes to its end
     with SessionRecorder(folder.path, find_inventory().models) as record:
         try:
             reporter.start()
@@ -86,14 +87,15 @@ def run_serial(resolved: Resolved, folder: RunFolder, view: View) -> int:
             learner.save()
             learner.stop(training_done=signals.status is None)
             record.profile = reporter.finish({"actors": environment_profile.seconds()})
+            status = signals.status or EXIT_DONE
         finally:
             if learner.has_stepped:
                 folder.begin()
             for session in sessions:
                 session.close(goodbye=False)
-            reporter.close(interrupted=signals.status is not None)
+            reporter.close(status, interrupted=signals.status is not None)
             signals.restore()
-        record.status = signals.status or EXIT_DONE
+        record.status = signals.status or status
     return record.status
 
 

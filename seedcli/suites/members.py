@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from seedcli.config.presets import read_toml
+from seedcli.config.sources import describe
+from seedcli.config.toml_text import format_value
 from seedcli.errors import UsageError
 from seedcli.files import replacing
 from seedcli.results.runs import read_run
 from seedcli.roles.run_folder import CONFIG
-from seedcli.suites.suite import Suite, Task, task_flags, task_sets
+from seedcli.suites.suite import Suite, Task, task_config, task_flags, task_sets
 
 Actions = Literal["greedy", "sampled"]
 ACTIONS: Mapping[Actions, str] = {"greedy": "--greedy", "sampled": "--sample"}  # and the flag of `seed eval`
@@ -43,6 +46,11 @@ class Record:
     def finished(self) -> bool:
         """Whether nothing is left to do."""
         return set(self.evaluations) == set(ACTIONS)
+
+    def of_length(self, episodes: int) -> Record:
+        """The record without evaluations of another number of episodes, so that they are made again."""
+        kept = {actions: played for actions, played in self.evaluations.items() if len(played["returns"]) == episodes}
+        return replace(self, evaluations=kept)
 
 
 @dataclass(frozen=True)
@@ -101,12 +109,14 @@ class Member:
         """Its record; None before it was begun.
 
         Raises:
-            UsageError: the record is damaged, or is of another training than the suite describes now.
+            UsageError: the record is damaged, or it (or the folder, without one) is of another training than the suite
+            describes now.
         """
         try:
             data = json.loads(self.record_path.read_bytes())
             record = Record(**data)
         except FileNotFoundError:
+            self._check_folder()
             return None
         except (OSError, ValueError, TypeError) as error:
             raise UsageError(
@@ -118,6 +128,23 @@ class Member:
                 f"{' '.join(self.command())}: give another --results, or remove {self.folder}*"
             )
         return record
+
+    def _check_folder(self) -> None:
+        """Refuse a run of other settings that was trained by a job, which leaves no record."""
+        if not (self.folder / CONFIG).is_file():
+            return
+        trained = read_toml(self.folder / CONFIG)
+        for key, value, source, _ in describe(task_config(self.task, self.seed)):
+            section, name = key.rsplit(".", 1)
+            found: Any = trained
+            for part in section.split("."):
+                found = found.get(part, {})
+            # Other values may differ: the jobs' options set some of them.
+            if (source.startswith("--") or key == "run.preset") and found.get(name) != value:
+                raise UsageError(
+                    f"{self.folder} was begun with {key} = {format_value(found.get(name))}, and its file now says "
+                    f"{format_value(value)}: give another --results, or remove {self.folder}*"
+                )
 
     def write(self, record: Record) -> None:
         """Replace its record, also across a power failure."""

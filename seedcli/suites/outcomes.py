@@ -34,7 +34,7 @@ class RunOutcome:
     Attributes:
         member: the run.
         state: "to be evaluated": it has taken its steps; "interrupted": it can be resumed.
-        record: its record; None before it was begun by `seed benchmark run`.
+        record: its record, of evaluations as long as the suite's; None before it was begun by `seed benchmark run`.
         data: its folder; None if there is none.
     """
 
@@ -188,10 +188,10 @@ class SuiteOutcome:
         tasks, as in rliable. With one seed a task there are no intervals: NaN.
         """
         scores = [np.array(task.normalised(actions)) for task in self.evaluated(actions)]
-        if self.suite.scores is None or not scores or len(set(map(len, scores))) > 1:
+        if self.suite.scores is None or not scores or not min(map(len, scores)):
             return {}
-        found = aggregate(np.stack(scores), 0, self.suite.scores.statistics) | {"iqm": estimate(scores)}
-        if len(scores[0]) > 1:
+        found = aggregate(scores, 0, self.suite.scores.statistics) | {"iqm": estimate(scores)}
+        if max(map(len, scores)) > 1:
             return found
         return {name: Estimate(each.value, np.nan, np.nan) for name, each in found.items()}
 
@@ -221,14 +221,15 @@ def gather(suite: Suite, results: Path) -> SuiteOutcome:
     """
     runs: dict[str, list[RunOutcome]] = {name: [] for name in suite.tasks}
     for member in members_of(suite.tasks, results):
-        runs[member.name].append(_outcome(member))
+        runs[member.name].append(_outcome(member, suite.episodes))
     scores = {each.name: each for each in suite.scores.tasks} if suite.scores else {}
     tasks = [TaskOutcome(name, task, runs[name], scores.get(task.env)) for name, task in suite.tasks.items()]
     return SuiteOutcome(suite, results, tasks)
 
 
-def _outcome(member: Member) -> RunOutcome:
+def _outcome(member: Member, episodes: int) -> RunOutcome:
     record = member.read()
+    record = record.of_length(episodes) if record else None
     data = read_run(member.folder) if (member.folder / CONFIG).is_file() else None
     return RunOutcome(member, _state(record, data), record, data)
 

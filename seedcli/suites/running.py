@@ -70,9 +70,9 @@ def run_suite(
     """
     with _locked(results):
         members = list(members_of(tasks, results))
-        records = [(member, member.read()) for member in members]
-        failed = [member for member, record in records if record and record.error and not retry_failed]
-        done = [member for member, record in records if record and record.finished]
+        records = [(member, _record(member, suite)) for member in members]
+        failed = [member for member, record in records if record.error and not retry_failed]
+        done = [member for member, record in records if record.finished]
         left = [member for member in members if member not in failed and member not in done]
         before = f"{len(done)} finished and {len(failed)} failed before"
         _say(f"{suite.name}: {counted(len(members), 'run')}, {before}; {jobs} at a time, results in {results}")
@@ -132,7 +132,7 @@ def _carry_out(member: Member, suite: Suite, commands: Commands, evaluate_only: 
     if not _free(member.folder, commands.stopping):
         _say(f"{member}: left out, because a learner works on {member.folder}")
         return "running elsewhere"
-    record = member.read() or Record(member.command())
+    record = _record(member, suite)
     try:
         trained = is_trained(member)
         if evaluate_only and not trained:
@@ -160,6 +160,10 @@ def _carry_out(member: Member, suite: Suite, commands: Commands, evaluate_only: 
         member.write(replace(record, error=str(error)))
         _say(f"{member}: failed, see {member.log}: {error}{progress.end()}")
         return "failed"
+
+
+def _record(member: Member, suite: Suite) -> Record:
+    return (member.read() or Record(member.command())).of_length(suite.episodes)
 
 
 def _free(folder: Path, stopping: threading.Event) -> bool:

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from seedcli.config.faults import broken_rule
 from seedcli.config.presets import read_toml, shipped_folder
 from seedcli.config.sections import Name, PositiveInt, Section
-from seedcli.config.sources import load_config
+from seedcli.config.sources import Resolved, load_config
 from seedcli.config.toml_text import format_value
 from seedcli.envs import scores
 from seedcli.envs.registry import check_environment
@@ -152,6 +152,17 @@ def task_sets(task: Task) -> list[str]:
     return [f"{key}={format_value(value)}" for key, value in task.set.items()]
 
 
+def task_config(task: Task, seed: int) -> Resolved:
+    """The configuration of a run of a task.
+
+    Raises:
+        UsageError: an unknown preset or key, or a value out of range.
+    """
+    flags = {f"--{name}": value for name, value in task_flags(task, seed).items() if name != "preset"}
+    # Environment variables are no layer here: a run depends only on the suite.
+    return load_config(task.preset, environ={}, sets=task_sets(task), flags=flags)
+
+
 def choose_tasks(suite: Suite, only: Sequence[str]) -> dict[str, Task]:
     """The named tasks of a suite, in its order; all of them if none is named.
 
@@ -170,9 +181,7 @@ def check_task(task: Task, found: scores.Suite | None) -> None:
     Raises:
         UsageError: one sentence that names the value.
     """
-    flags = {f"--{name}": value for name, value in task_flags(task, task.seeds[0]).items() if name != "preset"}
-    # Environment variables are no layer here: a run depends only on the suite.
-    resolved = load_config(task.preset, environ={}, sets=task_sets(task), flags=flags)
+    resolved = task_config(task, task.seeds[0])
     environment = resolved.config.environment
     check_environment(environment, resolved.sources.get("environment.kwargs", ""))
     if len(set(task.seeds)) < len(task.seeds):

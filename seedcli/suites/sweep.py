@@ -233,6 +233,10 @@ def _draws(path: Path, file: _File) -> Iterator[dict[str, Any]]:
         raise UsageError(f"{path}: [random] needs {missing}")
     ranges, shares = {}, {}
     for key, values in _keys(file.random):
+        if not isinstance(values, Mapping):
+            raise UsageError(
+                f"{path}: random.{key} = {format_value(values)} must be a table, such as {{ low = 1, high = 9 }}"
+            )
         try:
             ranges[key] = Range.model_validate_json(json.dumps(values), strict=True)
         except ValidationError as error:
@@ -281,6 +285,6 @@ def _check_decided(task: Task) -> None:
     """Refuse values of keys that [sweep] decides for every run."""
     decided = {"run.seed": "sweep.seeds", "run.steps": "sweep.steps"}
     decided |= {"environment.id": "sweep.env"} if task.env else {}
-    for key in task.set:
+    for key, value in task.set.items():
         if key in decided:
-            raise UsageError(f"{key} is set by {decided[key]}: leave one of the two out")
+            raise UsageError(f"{key} = {format_value(value)} must not be set: give {decided[key]} instead")

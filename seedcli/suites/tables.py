@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from seedcli.envs.scores import TITLES, Estimate
+from seedcli.envs.scores import TITLES, Estimate, interquartile_mean
 from seedcli.results.words import say_machine, say_reached, say_versions
 from seedcli.suites.members import ACTIONS
 from seedcli.suites.outcomes import RunOutcome, SuiteOutcome, TaskOutcome
@@ -41,10 +41,10 @@ class Grid:
 
     def table(self, title: str) -> Table:
         """A table for a terminal."""
-        table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+        table = Table(title=Text(title, style="bold"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for index, heading in enumerate(self.headings):
             table.add_column(
-                heading, justify="left" if index < self.left else "right", no_wrap=index == 0, overflow="fold"
+                Text(heading), justify="left" if index < self.left else "right", no_wrap=index == 0, overflow="fold"
             )
         for row in self.rows:
             table.add_row(*map(Text, row))
@@ -123,7 +123,7 @@ def _task_row(task: TaskOutcome) -> list[str]:
     figures = [_interval(task.estimate(actions)) for actions in ACTIONS]
     for index, actions in enumerate(ACTIONS):
         if shares := task.normalised(actions):
-            figures[index] += f", {np.mean(shares):.0%}"
+            figures[index] += f", {interquartile_mean(np.array(shares)):.0%}"
     reached = task.reached()
     return [
         task.name,

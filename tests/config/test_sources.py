@@ -72,6 +72,11 @@ def test_each_choice_has_its_own_keys() -> None:
     assert "agent.network.channels" in load("football_vtrace").sources and "run.seed" not in of
 
 
+def test_a_deep_network_has_a_stage() -> None:
+    with pytest.raises(UsageError, match=re.escape("agent.network.channels = [] (from --set) must hold at least 1")):
+        load("football_vtrace", sets=["agent.network.channels=[]"])
+
+
 def test_choosing_another_algorithm_leaves_out_the_presets_values_of_the_first() -> None:
     resolved = load("pong_r2d2", sets=["agent.algorithm=vtrace", "training.burn_in=0", "actors.evaluation_envs=0"])
     assert resolved.config.agent.algorithm == "vtrace" and "agent.n_step" not in resolved.sources

@@ -99,6 +99,13 @@ def test_a_folder_that_cannot_be_written_fails(
     assert finding["status"] == "missing" and "--logdir" in finding["advice"]
 
 
+def test_memory_is_what_the_limits_of_all_control_groups_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "available_memory", lambda: 3 * 2**29)
+    (finding,) = doctor._memory()
+    assert finding.status == "warning" and finding.detail.startswith("1.5 GiB available here, ")
+    assert finding.value["available_bytes"] == 3 * 2**29
+
+
 def test_run_folder_check_leaves_no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     (finding,) = doctor._run_folder()
@@ -135,7 +142,7 @@ def _tensorflow_sees(
     monkeypatch: pytest.MonkeyPatch, folder: Path, devices: list[dict[str, Any]], inventory: Inventory
 ) -> None:
     """Have the probe report the devices of another machine, which has a driver."""
-    seen = {"version": "2.x", "seconds": 1.0, "devices": devices, "inventory": asdict(inventory), "cuda": None}
+    seen = {"version": "2.x", "seconds": 1.0, "devices": devices, "inventory": asdict(inventory)}
     smi = folder / "nvidia-smi"
     smi.write_text("#!/bin/sh\nfor i in 1 2; do echo 'NVIDIA H200, 143771'; done\n", encoding="utf-8")
     smi.chmod(0o755)
@@ -158,7 +165,7 @@ def test_gpus_are_listed_with_their_memory_and_their_use_by_a_preset(
     config = load_config("football_vtrace_8gpu", environ={}).config
     tensorflow, devices, topology = check_devices(config)
     assert (tensorflow.name, tensorflow.detail) == ("tensorflow", "2.x, imported in 1.0 s")
-    assert devices.status == "ok" and devices.detail.startswith("8 × NVIDIA H200 (140 GiB); ")
+    assert devices.status == "ok" and devices.detail == "8 × NVIDIA H200 (140 GiB)"
     assert devices.value[0] == CPU and devices.value[8] == {**GPU, "memory_bytes": 143771 * 2**20}
     assert (topology.name, topology.status, topology.required) == ("topology", "ok", True)
     assert topology.detail.splitlines() == [
@@ -175,8 +182,10 @@ def test_a_preset_that_does_not_fit_is_a_finding() -> None:
     config = load_config("football_vtrace_8gpu", environ={}).config
     finding = describe_topology(config, Inventory(gpus=2, cores=4, models=("a", "b")))
     assert (finding.status, finding.required, finding.value) == ("missing", True, None)
-    assert finding.detail == "topology.inference_devices = 4 is more than the 2 GPUs of this machine"
-    assert finding.advice == "lower it"
+    assert finding.detail == "topology.inference_devices = 4 is more than the 2 GPUs of this machine: lower it"
+    # A sentence may end with the text of another error, which is no advice.
+    damaged = describe_topology(config, Inventory(gpus=8), {"TF_CONFIG": "[]"})
+    assert damaged.detail.startswith("TF_CONFIG ") and damaged.advice == ""
 
 
 def test_hosts_of_the_environment_are_described() -> None:
@@ -191,14 +200,14 @@ def test_hosts_of_the_environment_are_described() -> None:
     ]
     config = load_config("football_vtrace", environ={}).config
     refused = describe_topology(config, Inventory(gpus=4), environ)
-    assert refused.status == "missing" and "need --trust-network" in refused.detail and refused.advice
+    assert refused.status == "missing" and "need --trust-network" in refused.detail
 
 
 def test_devices_of_every_kind() -> None:
     tpus = [CPU, *[{"type": "TPU", "name": None}] * 8]
-    assert describe_devices(tpus, {}).detail.startswith("8 × TPU core; ")
+    assert describe_devices(tpus, {}).detail == "8 × TPU core"
     mixed = describe_devices([GPU, {"type": "GPU", "name": "other"}, GPU], {"NVIDIA H200": 2**34})
-    assert mixed.detail.startswith("2 × NVIDIA H200 (16 GiB), 1 × other; ")
+    assert mixed.detail == "2 × NVIDIA H200 (16 GiB), 1 × other"
     assert mixed.value[1] == {"type": "GPU", "name": "other", "memory_bytes": None}
 
 
@@ -289,6 +298,11 @@ def test_a_broken_environment_fails_the_command(capfd: pytest.CaptureFixture[str
     assert "Traceback" not in out
 
 
+def test_a_family_without_an_environment_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--preset", "pong_vtrace", "--family", "atari"]) == 2
+    assert "--family atari needs --env" in capsys.readouterr().err
+
+
 def test_the_preset_names_the_family(capfd: pytest.CaptureFixture[str]) -> None:
     sets = ["--set", "environment.max_frames=40"]
     assert main(["doctor", "--env", "breakout", "--preset", "atari_vtrace", *sets, "--json"]) == 0
@@ -340,6 +354,10 @@ def test_an_environment_that_hangs_or_kills_its_process(
             "seed train --preset football_vtrace --env academy_run_to_score --set environment.family=football",
         ),
         (
+            ["--preset", "cartpole_vtrace", "--family", "atari", "--env", "pong"],
+            "seed train --preset cartpole_vtrace --env pong --family atari",
+        ),
+        (
             ["--preset", "dmlab_vtrace", "--env", "rooms_watermaze"],
             "seed train --preset dmlab_vtrace --env rooms_watermaze",
         ),
@@ -359,7 +377,8 @@ def test_the_suggested_command_trains_what_was_checked(
     words = shlex.split(command)
     pairs = list(zip(words[2::2], words[3::2], strict=True))
     sets = [value for flag, value in pairs if flag == "--set"]
-    suggested = load_config(dict(pairs)["--preset"], environ={}, sets=sets, flags={"--env": dict(pairs)["--env"]})
+    flags = {flag: dict(pairs).get(flag) for flag in ("--env", "--family")}
+    suggested = load_config(dict(pairs)["--preset"], environ={}, sets=sets, flags=flags)
     (config,) = checked
     assert (suggested.config.environment.family, suggested.config.environment.id) == (config.family, config.id)
     assert getattr(suggested.config.environment, "kwargs", {}) == getattr(config, "kwargs", {})

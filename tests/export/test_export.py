@@ -187,6 +187,7 @@ def test_a_fixed_batch_answers_just_as_many(cartpole: Path, capsys: pytest.Captu
         policy(np.zeros(4))
     status, out, _ = seed(capsys, "eval", "--model", path, "--json", "--episodes", 3)
     assert status == 0 and json.loads(out)["episodes"] == 3
+    assert "It answers 2 environments at once" in Path(f"{path}.README.md").read_text()
     status, _, err = seed(capsys, "bench", "policy", path)
     assert status == 2 and "answers 2 environments at once and this measures one" in err
 
@@ -329,47 +330,6 @@ def test_a_package_that_is_not_installed_is_named(
     assert status == 2 and "needs ai-edge-litert, not installed here: pip install 'seedcli[export]'" in err
     status, _, err = seed(capsys, "eval", "--model", sampled)
     assert status == 2 and "needs onnxruntime, not installed here: pip install onnxruntime" in err
-
-
-MINE = """
-import tensorflow as tf
-from seedcli.agents import VTraceAgent
-
-class MyAgent(VTraceAgent):
-    def act(self, network, inputs, state):
-        outputs, state = super().act(network, inputs, state)
-        size = tf.linalg.svd(outputs.details["logits"][:, :, None], compute_uv=False)[:, 0]
-        return outputs._replace(details={"size": size}), state
-
-class MySampler(VTraceAgent):
-    def act(self, network, inputs, state):
-        outputs, state = super().act(network, inputs, state)
-        drawn = tf.random.stateless_uniform(tf.shape(outputs.action), inputs.seed, 0, 2, tf.int32)
-        return outputs._replace(action=outputs.action if inputs.greedy else drawn), state
-"""
-
-
-def test_operations_that_a_format_has_not_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "unusual_agent.py").write_text(MINE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    runs = {
-        name: make_run(tmp_path / name, "cartpole_vtrace", "CartPole-v1", f"agent.algorithm=unusual_agent:{name}")
-        for name in ("MyAgent", "MySampler")
-    }
-    for suffix, format_name in ((".onnx", "ONNX"), (".tflite", "TensorFlow Lite")):
-        status, _, err = seed(capsys, "export", runs["MyAgent"], tmp_path / f"policy{suffix}")
-        sentence = err.splitlines()[-1]
-        assert status == 1 and f"{format_name} has no operation Svd, which the agent's act uses" in sentence
-        assert len(err.splitlines()) == 2 and not (tmp_path / f"policy{suffix}").exists()
-    for again in ((), ("--overwrite",)):
-        arguments = (runs["MyAgent"], tmp_path / "policy", "--format", "savedmodel", *again)
-        assert seed(capsys, "export", *arguments)[0] == 0
-        assert (tmp_path / "policy" / "saved_model.pb").is_file() and (tmp_path / "policy" / "README.md").is_file()
-    status, _, err = seed(capsys, "export", runs["MySampler"], tmp_path / "mine.onnx", "--sample")
-    assert status == 2 and "draw with seedcli.agents.noise, or export greedy actions" in err
-    assert seed(capsys, "export", runs["MySampler"], tmp_path / "mine.onnx")[0] == 0
 
 
 def test_a_model_that_differs_is_not_written(

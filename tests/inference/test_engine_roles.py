@@ -43,6 +43,7 @@ def test_evaluation_streams_are_answered_counted_separately_and_not_trained_on()
     lengths = {3: 4, 4: 3, 6: 2}
     expected = sorted(((n - 1) * (1.0 + e), n - 1) for n, episodes in lengths.items() for e in range(episodes))
     assert sorted(stats.finished_evaluation) == expected
+    assert sorted(stats.recent_evaluation_returns) == [episode[0] for episode in expected]
     # States carry over from record to record, as in training.
     np.testing.assert_array_equal(policy.state[watched.stream.slots], watched.sent[-1]["observation"][:, 2] + 1)
     assert engine.training_slots[trains.stream.slots].all() and engine.training_slots.sum() == 2

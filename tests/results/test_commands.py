@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import resource
@@ -75,6 +76,19 @@ def test_a_damaged_run_is_named_and_the_others_are_listed(folder: Path, capsys: 
     captured = capsys.readouterr()
     assert [run["preset"] for run in json.loads(captured.out)] == ["fast"]
     assert "a run is left out:" in captured.err and "line 1 is not a JSON object" in captured.err
+
+
+def test_names_with_brackets_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("x[/b]a", "x[lr=1]")
+    for name in names:
+        make_run(tmp_path / name, rising(10), preset=name)
+    assert main(["runs", str(tmp_path)]) == 0
+    rows = [row.split()[:2] for row in capsys.readouterr().out.splitlines()]
+    assert all([f"{tmp_path}/{name}", name] in rows for name in names)
+    for group_by in ("run", "preset"):
+        assert main(["compare", str(tmp_path), "--group-by", group_by]) == 0
+        out = capsys.readouterr().out
+        assert all(name in out for name in names)
 
 
 def test_groups_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,6 +167,17 @@ def test_a_run_with_one_point_is_seen_in_a_plot(tmp_path: Path) -> None:
     assert blue[:500].sum() > 20, "above the legend"
 
 
+def test_names_of_runs_are_no_conventions_of_matplotlib(tmp_path: Path) -> None:
+    """A label that begins with "_" is left out of its legends, and text between $ is mathematics."""
+    names, out = ("_old/a", "x$_$/b$^$"), tmp_path / "plot.svg"
+    for name in names:
+        make_run(tmp_path / name, rising(10))
+    with contextlib.chdir(tmp_path):
+        assert main(["plot", *names, "--group-by", "run", "--threshold", "30", "--out", str(out)]) == 0
+        assert all(f"<!-- {name} -->" in out.read_text() for name in names)
+        assert main(["plot", names[0], "--group-by", "run", "--out", str(out)]) == 0
+
+
 @pytest.mark.parametrize(("command", "name"), [("plot", "out.png"), ("report", "out.html")])
 def test_a_full_disk_leaves_the_file_that_was_there(
     folder: Path, tmp_path: Path, command: str, name: str, capsys: pytest.CaptureFixture[str]
@@ -182,6 +207,13 @@ def test_a_plot_in_the_terminal_rises_where_its_runs_do(folder: Path) -> None:
         assert "slow (2 runs): 44.00 (40.00 to 48.00) at the end" in shown
         assert "4.00 k" in shown and "environment steps" in shown and "40 ┤" in shown and "20 ┤" in shown
         assert marks is None or any(mark in shown for mark in marks)
+
+
+def test_a_flat_curve_is_drawn_at_its_mark(tmp_path: Path) -> None:
+    run, text = make_run(tmp_path / "a", [line(each, 5.0) for each in STEPS]), StringIO()
+    print_picture(make_picture(select([run], "run")), Console(file=text, width=60, height=20, color_system=None))
+    (drawn,) = (row for row in text.getvalue().splitlines() if "⣀" in row and "at the end" not in row)
+    assert drawn.strip().startswith("5.0 ┤")
 
 
 def test_groups_are_letters_where_there_are_no_colours(folder: Path) -> None:
@@ -256,7 +288,7 @@ def test_what_cannot_be_shown_is_refused_in_one_sentence(
         ("plot", str(no_episode)): "no episode has ended yet in any of these runs",
         ("plot", str(deterministic), "--x", "minutes"): "deterministic run, which keeps no time: use --x env_steps",
         ("plot", a1, "--out", "curve.gif"): "--out curve.gif must end in .png or .svg or .pdf",
-        ("plot", a1, "--out", str(tmp_path / "none" / "a.png")): "does not exist; create it first",
+        ("plot", a1, "--out", str(tmp_path / "none" / "a.png")): "is no folder that you may write to; create it first",
         ("plot", a1, "--group-by", "training.batchsize"): "did you mean training.batch_size?",
         ("plot", a1, "--group-by", "zzz"): "none of these runs has such a key",
         ("plot", a1, "--x", "hours"): "'hours' is not one of 'env_steps', 'minutes'",

@@ -107,6 +107,15 @@ def test_the_command_prints_both_costs(tmp_path: Path, capsys: pytest.CaptureFix
     assert "694.4" in shown and "3,916.67" in shown and "it can use 20.0 actor cores" in shown
 
 
+def test_actors_of_every_learner_host_are_counted(tmp_path: Path) -> None:
+    """Frames, devices and cores are of all hosts, the metrics' actors of the first."""
+    run = make_run(tmp_path / "run", metrics(), sessions=[session()])
+    with (run / "config.toml").open("a") as file:
+        file.write('[topology]\nhosts = ["a:1", "b:1"]\n')
+    fleet = measure(run).fleet
+    assert (fleet.gpus, fleet.learner_cores, fleet.actor_cores) == (4, 32.0, 20.0)
+
+
 def test_lines_written_meanwhile_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "run", metrics(), sessions=[session()])
 

@@ -399,7 +399,7 @@ def test_folders_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["--suite", "atari58"], "atari57"),
         (["--chart", "c.png"], "--suite"),
         (["--suite", "atari57", "--chart", "c.pdf"], ".png"),
-        (["--suite", "atari57", "--chart", "absent/c.png"], "does not exist"),
+        (["--suite", "atari57", "--chart", "absent/c.png"], "create it first"),
     ],
 )
 def test_wrong_options_are_refused_before_playing(
@@ -494,5 +494,5 @@ def test_charts_that_cannot_be_written(tmp_path: Path) -> None:
         check_output("--chart", tmp_path / "folder.png", ".png")
     with pytest.raises(UsageError, match="must end in .png"):
         check_output("--chart", tmp_path / "chart.svg", ".png")
-    with pytest.raises(UsageError, match="does not exist"):
+    with pytest.raises(UsageError, match="create it first"):
         check_output("--chart", tmp_path / "absent" / "chart.png", ".png")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from rich.console import Console
 
 from seedcli.cli.main import main
 from seedcli.errors import UsageError
-from seedcli.suites.members import Record
+from seedcli.suites.members import Record, is_trained
 from seedcli.suites.outcomes import gather
 from seedcli.suites.report import write_files
-from seedcli.suites.tables import markdown, run_grid, task_grid
+from seedcli.suites.tables import Grid, markdown, run_grid, task_grid
 from tests.results.helpers import line, make_run
 from tests.suites.helpers import SUITE, finish, members, played, write_suite
 
@@ -26,7 +28,9 @@ def test_every_seed_is_shown_with_its_state(tmp_path: Path) -> None:
     finish(runs["easy", 1], {"greedy": played([90, 110]), "sampled": played([70, 90])}, [40.0, 60.0])
     failed = runs["easy", 2]
     failed.write(Record(failed.command(), error="no room"))
-    make_run(runs["hard", 7].folder, [], steps=2000, checkpoint=500)
+    make_run(
+        runs["hard", 7].folder, [], preset="cartpole_vtrace", task="Acrobot-v1", steps=2000, seed=7, checkpoint=500
+    )
     outcome = gather(suite, tmp_path / "results")
     assert [(run.member.name, run.member.seed, run.state) for run in outcome.runs] == [
         ("easy", 1, "finished"),
@@ -46,8 +50,16 @@ def test_a_run_that_has_taken_its_steps_is_to_be_evaluated(tmp_path: Path) -> No
     run = members(suite, tmp_path)["easy", 1]
     record = finish(run, {}, [40.0, 60.0])
     assert gather(suite, tmp_path).runs[0].state == "to be evaluated"
-    run.write(replace(record, evaluations={"greedy": played([1.0])}))
+    run.write(replace(record, evaluations={"greedy": played([1.0, 1.0])}))
     assert gather(suite, tmp_path).runs[0].state == "to be evaluated"
+
+
+def test_evaluations_of_another_length_are_made_again(tmp_path: Path) -> None:
+    run = members(write_suite(tmp_path), tmp_path)["easy", 1]
+    finish(run, {"greedy": played([90.0, 110.0]), "sampled": played([70.0, 90.0])}, [40.0, 60.0])
+    suite = write_suite(tmp_path, SUITE.replace("episodes = 2", "episodes = 3"))
+    outcome = gather(suite, tmp_path).runs[0]
+    assert outcome.state == "to be evaluated" and outcome.to_dict()["evaluations"] == {}
 
 
 def test_figures_of_a_task(tmp_path: Path) -> None:
@@ -56,7 +68,7 @@ def test_figures_of_a_task(tmp_path: Path) -> None:
     # 100 episodes have ended after 1,000 steps: only then may the threshold of 50 count as reached.
     for seed, means in ((1, [60.0, 60.0]), (2, [20.0, 55.0]), (3, [20.0, 30.0])):
         mean = float(100 * seed)
-        finish(runs["easy", seed], {"greedy": played([mean]), "sampled": played([mean / 2])}, means)
+        finish(runs["easy", seed], {"greedy": played([mean] * 2), "sampled": played([mean / 2] * 2)}, means)
     outcome = gather(suite, tmp_path)
     assert [run.reached[0] for run in outcome.tasks[0].runs] == [1000, 1000, np.inf]
     estimate = outcome.tasks[0].estimate("greedy")
@@ -74,9 +86,18 @@ def test_figures_of_a_task(tmp_path: Path) -> None:
     assert found["tasks"][0]["greedy"]["value"] == 200 and found["tasks"][1]["greedy"] is None
 
 
+def test_names_with_brackets_are_no_markup() -> None:
+    text = StringIO()
+    Console(file=text, width=60).print(
+        Grid(["task[lr]"], [["x[/b] of a long name"]], left=1).table("two [/b] tasks[lr=1]")
+    )
+    assert all(name in text.getvalue() for name in ("task[lr]", "x[/b]", "two [/b] tasks[lr=1]"))
+
+
 ATARI = """
 [suite]
 description = "two games"
+episodes = 1
 scores = "atari57"
 [defaults]
 preset = "atari_vtrace"
@@ -109,6 +130,21 @@ def test_human_normalised_suites_have_statistics_over_tasks(tmp_path: Path) -> N
     assert imread(written[2]).shape[1] == 1350
 
 
+def test_unequal_numbers_of_seeds_have_statistics_too(tmp_path: Path) -> None:
+    text = ATARI.replace('env = "alien"', 'env = "alien"\nseeds = [1, 2, 3, 4]')
+    shares = {"alien": (0.1, 0.2, 0.4, 2.0), "pong": (1.0, 1.4)}
+    suite = write_suite(tmp_path, text)
+    for (name, seed), member in members(suite, tmp_path).items():
+        evaluation = played([1.0], shares[name][seed - 1])
+        finish(member, {"greedy": evaluation, "sampled": evaluation}, [1.0, 1.0])
+    outcome = gather(suite, tmp_path)
+    found = outcome.aggregate("greedy")
+    assert found["mean"].value == pytest.approx((2.7 / 4 + 1.2) / 2) and found["iqm"].value == pytest.approx(0.75)
+    assert all(each.low < each.value < each.high for each in found.values())
+    # Beside the interquartile mean of returns stands that of the scores: of 0.2 and 0.4, not of all four.
+    assert task_grid(outcome).rows[0][5].endswith(", 30%")
+
+
 def test_one_seed_a_task_has_no_interval(tmp_path: Path) -> None:
     suite = write_suite(tmp_path, ATARI.replace("[1, 2]", "[1]"))
     evaluation = played([1.0], 0.5)
@@ -123,7 +159,8 @@ def test_one_seed_a_task_has_no_interval(tmp_path: Path) -> None:
 def test_a_deterministic_run_has_no_duration(tmp_path: Path) -> None:
     suite = write_suite(tmp_path)
     run = members(suite, tmp_path)["easy", 1]
-    make_run(run.folder, [line(500, 3.0, time=None), line(1000, 4.0, time=None)], steps=1000, checkpoint=1000)
+    lines = [line(500, 3.0, time=None), line(1000, 4.0, time=None)]
+    make_run(run.folder, lines, preset="cartpole_vtrace", steps=1000, checkpoint=1000)
     row = run_grid(gather(suite, tmp_path)).rows[0]
     assert row == ["easy", "to be evaluated", "1", "4.000", "-", "-", "not reached in 1.00 k steps", "-", "-"]
 
@@ -134,6 +171,25 @@ def test_results_of_other_settings_are_refused(tmp_path: Path) -> None:
     changed = write_suite(tmp_path, SUITE.replace("1_000", "5_000"))
     with pytest.raises(UsageError, match="was begun as seed train .*--steps 1000 .*give another --results"):
         gather(changed, tmp_path)
+
+
+def test_runs_of_jobs_are_refused_for_other_settings(tmp_path: Path) -> None:
+    """They leave no record: their config.toml says how they were trained."""
+    run = members(write_suite(tmp_path), tmp_path)["easy", 1]
+    make_run(run.folder, [line(1000, 4.0)], preset="cartpole_vtrace", steps=1000, checkpoint=1000)
+    assert is_trained(run) and gather(write_suite(tmp_path), tmp_path).runs[0].state == "to be evaluated"
+    for old, new, sentence in (
+        ("1_000", "5_000", "begun with run.steps = 1000, and its file now says 5000: give another --results"),
+        ('batch_size" = 8', 'batch_size" = 64', "begun with training.batch_size = 8, and its file now says 64"),
+        ("cartpole_vtrace", "gymnasium_vtrace", 'run.preset = "cartpole_vtrace", and its file now says "gymnasium'),
+    ):
+        changed = write_suite(
+            tmp_path, SUITE.replace(old, new).replace("[tasks.easy]", '[tasks.easy]\nenv="CartPole-v1"')
+        )
+        with pytest.raises(UsageError, match=sentence):
+            is_trained(members(changed, tmp_path)["easy", 1])
+        with pytest.raises(UsageError, match=sentence):
+            gather(changed, tmp_path)
 
 
 def test_table_writes_page_json_and_chart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,7 +121,8 @@ training.optimizer = { choices = ["adam", "rmsprop"] }
             "unknown key training.batch_sise (from --set): did you mean training.b",
         ),
         ("[grid]\ntraining.batch_size = [0]\n", "point batch_size=0: training.batch_size = 0 (from --set) must be at"),
-        ("[grid]\nrun.seed = [1, 2]\n", "run.seed is set by sweep.seeds: leave one of the two out"),
+        ("[grid]\nrun.seed = [1, 2]\n", "run.seed = 1 must not be set: give sweep.seeds instead"),
+        ("[set]\nrun.steps = 9\n" + GRID, "run.steps = 9 must not be set: give sweep.steps instead"),
         ("[gird]\ntraining.batch_size = [8]\n", "unknown key gird: did you mean grid?"),
         ("step = 3\n" + GRID, "unknown key sweep.step: did you mean steps?"),
         ("seeds = [1]\nrepetitions = 2\n" + GRID, "seeds and repetitions both say how many runs a point has"),
@@ -132,6 +133,7 @@ training.optimizer = { choices = ["adam", "rmsprop"] }
         ("samples = 3\n[random]\nagent.discount = { low = 1 }\n", "must have a low below its high, not low = 1 and"),
         ("samples = 3\n[random]\nagent.discount = { low = 0, high = 1, log = true }\n", "must have a low above 0 with"),
         ("samples = 3\n[random]\nagent.discount = { lo = 0, high = 1 }\n", "unknown key lo: did you mean low?"),
+        ("samples = 3\n[random]\nagent.discount = 0.9\n", "random.agent.discount = 0.9 must be a table, such as { low"),
         ("[[list]]\ntraining.batch_size = 8\n[grid]\ntraining.batch_size = [8]\n", "batch_size is in two of [grid]"),
         ("[slurm]\ncpu = 3\n" + GRID, "unknown key slurm.cpu: did you mean cpus?"),
     ],
@@ -143,11 +145,11 @@ def test_wrong_sweeps_are_refused(tmp_path: Path, text: str, sentence: str) -> N
 
 
 def test_the_best_point_is_shown_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = load(tmp_path, f"{HEAD}repetitions = 2\n{GRID}")
+    sweep = load(tmp_path, f"{HEAD}repetitions = 2\nepisodes = 2\n{GRID}")
     results = tmp_path / "results"
     for index, member in enumerate(members_of(sweep.suite.tasks, results)):
         if index != 3:  # the last point with the first seed is still to be trained
-            evaluations = {"greedy": played([index, index + 2]), "sampled": played([10 * index])}
+            evaluations = {"greedy": played([index, index + 2]), "sampled": played([10 * index] * 2)}
             finish(member, evaluations, [float(index), float(index)])
     arguments = ["sweep", str(tmp_path / "mine.toml"), "--results", str(results), "--dry-run"]
     assert main([*arguments, "--json"]) == 0

@@ -95,6 +95,10 @@ def test_a_learner_is_restored_from_its_checkpoint(tmp_path: Path) -> None:
     resumed.resume(open_checkpoint(path))
     assert isinstance(core.source, ReplaySource) and isinstance(resumed.source, ReplaySource)
     assert resumed.counters() == core.counters() and counters["evaluation_steps"] > 0
+    recent = resumed.engine.stats.recent_evaluation_returns
+    assert recent == core.engine.stats.recent_evaluation_returns and len(recent) > 0
+    del counters["recent_evaluation_returns"]
+    _core(tmp_path, "replay.save=false").resume(open_checkpoint(core.checkpointer.save(counters, wait=True)))
     _assert_same_replay(core.source, resumed.source)
     for mine, theirs in zip(core.agent.variables().values(), resumed.agent.variables().values(), strict=True):
         np.testing.assert_array_equal(mine, theirs)

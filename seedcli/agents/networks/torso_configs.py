@@ -28,7 +28,7 @@ class NatureConfig(NetworkConfig):
 class DeepConfig(NetworkConfig):
     """The deep residual network of IMPALA."""
 
-    channels: tuple[PositiveInt, ...] = Field((16, 32, 32), description="channels of each stage")
+    channels: tuple[PositiveInt, ...] = Field((16, 32, 32), min_length=1, description="channels of each stage")
 
     @property
     def smallest_image(self) -> int:

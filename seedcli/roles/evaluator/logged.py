@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from seedcli.config.sources import from_toml_file
-from seedcli.errors import UsageError
+from seedcli.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from seedcli.roles.run_folder import CONFIG
 from seedcli.roles.run_lock import is_running
+from seedcli.roles.sessions import read_sessions
 from seedcli.telemetry.loggers.registry import check_loggers, open_loggers
 from seedcli.training.checkpoint_files import Checkpoint
 
@@ -47,7 +48,9 @@ def log_evaluation(checkpoint: Checkpoint, result: Mapping[str, Any], video: Pat
     loggers.result(checkpoint.env_steps, figures)
     if video is not None:
         loggers.video(checkpoint.env_steps, video)
-    loggers.close(_CLOSE_SECONDS)
+    sessions = read_sessions(run)
+    status = sessions[-1].status if sessions else EXIT_DONE
+    loggers.close(_CLOSE_SECONDS, EXIT_FAILED if status is None else status)  # as its entry was closed before
 
 
 def _run_of(checkpoint: Checkpoint) -> Path:

@@ -124,7 +124,7 @@ def run_suite(
             say(f"{run.task.name}: {result.evaluation.hint}")
     if not results:
         raise CheckpointError("none of the runs could be played: see the messages above")
-    estimates = aggregate(np.stack([result.human_normalised for result in results]), seed, suite.statistics)
+    estimates = aggregate([result.human_normalised for result in results], seed, suite.statistics)
     present = {result.run.task.name for result in results}
     missing = [task.name for task in suite.tasks if task.name not in present]
     if json_output:

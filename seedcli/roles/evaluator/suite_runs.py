@@ -11,6 +11,7 @@ from pathlib import Path
 from seedcli.config.sources import from_toml_file
 from seedcli.envs.scores import Suite, Task
 from seedcli.errors import CheckpointError, SeedError, UsageError
+from seedcli.files import check_folder
 from seedcli.roles.run_folder import CHECKPOINTS, CONFIG
 from seedcli.training.checkpoint_files import find_checkpoint
 
@@ -109,10 +110,8 @@ def check_output(flag: str, path: Path, *endings: str) -> None:
     """Raise UsageError if a file has another ending or cannot be written, before anything is played or computed."""
     if path.suffix.lower() not in endings:
         raise UsageError(f"{flag} {path} must end in {' or '.join(endings)}")
-    folder = path.resolve().parent
-    if not folder.is_dir():
-        raise UsageError(f"{flag} {path}: the folder {folder} does not exist; create it first")
-    if path.is_dir() or not all(os.access(each, os.W_OK) for each in (folder, path) if each.exists()):
+    check_folder(path, flag)
+    if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
         raise UsageError(f"{flag} {path} cannot be written: name a file in a folder you may write to")
 
 

@@ -234,7 +234,9 @@ class LearnerCore:
             self.engine.stats.evaluation_steps = int(counters["evaluation_steps"])
             self.engine.stats.evaluation_episodes = int(counters["evaluation_episodes"])
             self.trainer.trained_steps = int(counters["trained_steps"])
+            # Checkpoints of older versions lack them.
             self.engine.stats.recent_returns.extend(counters.get("recent_returns", []))
+            self.engine.stats.recent_evaluation_returns.extend(counters.get("recent_evaluation_returns", []))
         self.trainer.updates = int(counters["learner_updates"])
         self.trainer.dropped = int(counters["dropped_updates"])
         if self.trainer.loss_scale is not None and "loss_scale" in counters:
@@ -284,6 +286,7 @@ class LearnerCore:
             "inference_batches": self.policy.batches,
             **scaling,
             **training_returns(tuple(self.engine.stats.recent_returns)),
+            "recent_evaluation_returns": list(self.engine.stats.recent_evaluation_returns),
         }
 
     def train(self, batch: TrainingBatch | None, control: npt.NDArray[np.float64] | None = None) -> UpdateResult:

@@ -7,7 +7,6 @@ import dataclasses
 import logging
 import shlex
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import numpy as np
 import psutil
 from rich.console import Console
 
+from seedcli.errors import EXIT_DONE
 from seedcli.roles.learner.device_report import DeviceReport
 from seedcli.roles.run_folder import RunFolder, run_of_host
 from seedcli.serving.fleet_report import FleetWatch
@@ -81,7 +81,6 @@ class Reporter:
         void = self._writer.truncate_after(learner.began) if folder.resume else None
         chief = learner.team is None or learner.team.chief
         self._loggers = open_loggers(folder.path, config, resumed_at=void, chief=chief)
-        self._evaluation_20: deque[float] = deque(maxlen=20)
         self._process = psutil.Process()
         self._memory_mb = 0.0
         self._begun = self._last_time = time.monotonic()
@@ -220,7 +219,6 @@ class Reporter:
         finished = [stats.finished.popleft() for _ in range(len(stats.finished))]
         returns = [episode[0] for episode in finished]
         watched = [stats.finished_evaluation.popleft()[0] for _ in range(len(stats.finished_evaluation))]
-        self._evaluation_20.extend(watched)
         percentiles = stats.latency.percentiles(50, 99)
         stats.latency.reset()
         return {
@@ -228,7 +226,7 @@ class Reporter:
             "episode_return_100": _mean(list(stats.recent_returns)),  # with those of before a resume
             "episode_length": _mean([float(episode[1]) for episode in finished]),
             "evaluation_return": _mean(watched),
-            "evaluation_return_20": _mean(list(self._evaluation_20)),
+            "evaluation_return_20": _mean(list(stats.recent_evaluation_returns)),  # likewise
             "inference_batch_size": grown["batch_rows"] / grown["batches"] if grown["batches"] else None,
             "inference_latency_ms": (
                 {"p50": 1000 * percentiles[0], "p99": 1000 * percentiles[1]} if percentiles is not None else None
@@ -315,12 +313,13 @@ class Reporter:
         run = self._folder.path if team.chief else run_of_host(self._folder.path)
         return f"start all learner hosts again with --continue --logdir {run}"
 
-    def close(self, *, interrupted: bool = False) -> None:
+    def close(self, status: int = EXIT_DONE, *, interrupted: bool = False) -> None:
         """Close the files, loggers and the view; safe to call twice.
 
         Args:
+            status: exit status of the run, for the loggers.
             interrupted: by a signal, so that loggers get little time to store what is pending.
         """
         self._view.stop()
         self._writer.close()
-        self._loggers.close(_INTERRUPTED_SECONDS if interrupted else _CLOSE_SECONDS)
+        self._loggers.close(_INTERRUPTED_SECONDS if interrupted else _CLOSE_SECONDS, status)

@@ -89,6 +89,7 @@ def supervise(
     # Only now: a configuration that does not fit the checkpoint must not overwrite one that does.
     folder.write_config(resolved)
     reporter = Reporter(learner, folder, view, resumed_at=learner.began_at, resumed_with=setup.resumed_with)
+    status = EXIT_FAILED  # unless training comes to its end
     with SessionRecorder(folder.path, find_inventory().models) as record:
         try:
             reporter.start()
@@ -122,12 +123,13 @@ def supervise(
                     finally:
                         profiles = setup.closing()
             record.profile = reporter.finish(profiles)
+            status = signals.status or learner.training.stopped_by or EXIT_DONE
         finally:
             if learner.has_stepped:
                 folder.begin()
             if exporter is not None:
                 exporter.close()
-            reporter.close(interrupted=signals.status is not None)
+            reporter.close(status, interrupted=signals.status is not None)
             signals.restore()
-        record.status = signals.status or learner.training.stopped_by or EXIT_DONE
+        record.status = signals.status or status
     return record.status

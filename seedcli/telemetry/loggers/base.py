@@ -43,8 +43,12 @@ class Logger(Protocol):
     def video(self, step: int, path: Path) -> None:
         """Store an MP4 file that shows the agent after `step` environment steps."""
 
-    def close(self) -> None:
-        """Store what is pending and close the run's entry."""
+    def close(self, status: int) -> None:
+        """Store what is pending and close the run's entry.
+
+        Args:
+            status: with which the run ended: 0: it is done; above 128: a signal stopped it; others: it failed.
+        """
 
 
 class LoggerUnavailable(Exception):

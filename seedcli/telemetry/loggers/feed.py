@@ -40,7 +40,8 @@ class Feed:
         self._capacity = capacity
         # Unbounded, so that the end can always be queued; `put` keeps the bound, as its only producer.
         self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
-        self._closed = False
+        self._status: int | None = None
+        self._joined = False
         self._lock = threading.Lock()  # of `lost`
         self.lost = 0
         self._thread = threading.Thread(target=self._run, name=f"logger {name}", daemon=True)
@@ -55,16 +56,25 @@ class Feed:
         else:
             self._lose("it is slower than training")
 
-    def close(self, deadline: float) -> None:
-        """Close the logger once it has had everything, and log how many calls were lost; safe to call twice.
+    def end(self, status: int) -> None:
+        """Have the logger closed once it has had everything. Returns at once; safe to call twice.
+
+        Args:
+            status: see `Logger.close`.
+        """
+        if self._status is None:
+            self._status = status
+            self._queue.put(None)
+
+    def join(self, deadline: float) -> None:
+        """Wait for the logger after `end`, and log how many calls were lost; safe to call twice.
 
         Args:
             deadline: monotonic seconds until when to wait; what it has not had by then is lost.
         """
-        if self._closed:
+        if self._joined:
             return
-        self._closed = True
-        self._queue.put(None)
+        self._joined = True
         self._thread.join(min(_QUIET_SECONDS, max(0.0, deadline - time.monotonic())))
         left = deadline - time.monotonic()
         if self._thread.is_alive() and left > 0:
@@ -87,7 +97,8 @@ class Feed:
             except Exception as error:
                 self._lose(_sentence(error))
         try:
-            logger.close()
+            assert self._status is not None
+            logger.close(self._status)
         except Exception as error:
             _log.warning("%s could not close its entry of this run: %s", self._name, _sentence(error))
 

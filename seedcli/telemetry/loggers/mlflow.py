@@ -14,6 +14,7 @@ from seedcli.telemetry.loggers.base import LoggedRun, kept_id
 
 EXPERIMENT = "seed"
 STEPS = "progress/env_steps"  # a metric of its own, so that the entry says how far it has come
+_SIGNALS = 128  # statuses above it are of processes stopped by a signal
 _PARAMS = 100  # MLflow's limit for one request
 _TEXT = 500  # characters of a parameter that every version of MLflow stores
 
@@ -70,8 +71,9 @@ class MlflowLogger:
     def video(self, step: int, path: Path) -> None:
         self._client.log_artifact(self._id, str(path), "video")
 
-    def close(self) -> None:
-        self._client.set_terminated(self._id, end_time=int(1000 * time.time()))
+    def close(self, status: int) -> None:
+        ended = "KILLED" if status > _SIGNALS else "FAILED" if status else "FINISHED"
+        self._client.set_terminated(self._id, status=ended, end_time=int(1000 * time.time()))
 
 
 def _name(tag: str) -> str:

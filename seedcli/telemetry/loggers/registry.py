@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from seedcli.config.schema import Config
 from seedcli.config.sections import TelemetryConfig
-from seedcli.errors import UsageError
+from seedcli.errors import EXIT_DONE, UsageError
 from seedcli.telemetry.loggers.base import LoggedRun, Logger
 from seedcli.telemetry.loggers.feed import Feed
 from seedcli.telemetry.loggers.tags import scalars
@@ -85,11 +85,18 @@ class Loggers:
         for feed in self._feeds:
             feed.put(lambda logger: logger.video(step, path))
 
-    def close(self, seconds: float) -> None:
-        """Let them store what is pending, for at most `seconds` together; safe to call twice."""
+    def close(self, seconds: float, status: int = EXIT_DONE) -> None:
+        """Let them store what is pending, for at most `seconds` together; safe to call twice.
+
+        Args:
+            seconds: how long to wait.
+            status: see `Logger.close`.
+        """
         deadline = time.monotonic() + seconds
         for feed in self._feeds:
-            feed.close(deadline)
+            feed.end(status)  # all of them first, so that none waits for one that hangs
+        for feed in self._feeds:
+            feed.join(deadline)
 
 
 def open_loggers(folder: Path, config: Config, *, resumed_at: int | None = None, chief: bool = True) -> Loggers:

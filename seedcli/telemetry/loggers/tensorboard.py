@@ -70,6 +70,6 @@ class TensorBoardLogger:
         self._records.write(event.SerializeToString())
         self._records.flush()
 
-    def close(self) -> None:
+    def close(self, status: int) -> None:
         if not self._records.closed:
             self._records.close()

@@ -51,5 +51,5 @@ class WandbLogger:
     def video(self, step: int, path: Path) -> None:
         self._run.log({"video": self._wandb.Video(str(path), format="mp4")})
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, status: int) -> None:
+        self._run.finish(exit_code=status)

@@ -16,9 +16,10 @@ from seedcli.config.schema import make_config
 from seedcli.errors import UsageError
 from seedcli.telemetry.loggers.base import LoggerUnavailable, kept_id
 from seedcli.telemetry.loggers.feed import Feed
-from seedcli.telemetry.loggers.registry import LOGGERS, check_loggers, open_loggers
+from seedcli.telemetry.loggers.registry import LOGGERS, Loggers, check_loggers, open_loggers
 from seedcli.telemetry.loggers.tensorboard import TensorBoardLogger
 from tests.telemetry.loggers.runs import events, logged
+from tests.telemetry.test_metrics import snapshot
 
 
 class Gate(TensorBoardLogger):
@@ -60,7 +61,8 @@ def test_a_slow_logger_never_blocks_and_lost_lines_are_counted(
     assert time.monotonic() - began < 1.0
     assert feed.lost == 990
     gate.open.set()
-    feed.close(time.monotonic() + 60)
+    feed.end(0)
+    feed.join(time.monotonic() + 60)
     assert steps_of(tmp_path) == list(range(11)), "the oldest lines are kept, in order"
     assert [record.message for record in caplog.records] == [
         "slow loses lines of this run, which continues: it is slower than training",
@@ -74,8 +76,10 @@ def test_a_line_that_fails_costs_only_itself(tmp_path: Path, caplog: pytest.LogC
     feed = Feed("broken", lambda: gate)
     for step, value in enumerate((1.0, -1.0, 1.0, -1.0, 1.0)):
         put(feed, step, value)
-    feed.close(time.monotonic() + 60)
-    feed.close(time.monotonic() + 60)
+    feed.end(0)
+    feed.join(time.monotonic() + 60)
+    feed.end(0)
+    feed.join(time.monotonic() + 60)
     assert steps_of(tmp_path) == [0, 2, 4]
     assert [record.message for record in caplog.records] == [
         "broken loses lines of this run, which continues: OSError: the disk is full",
@@ -90,7 +94,8 @@ def test_a_logger_that_cannot_be_opened_is_reported_once(caplog: pytest.LogCaptu
     feed = Feed("closed", refuse)
     for step in range(100):
         put(feed, step)
-    feed.close(time.monotonic() + 60)
+    feed.end(0)
+    feed.join(time.monotonic() + 60)
     assert [record.message for record in caplog.records] == [
         "closed gets nothing of this run, which continues without it: nobody is logged in: log in"
     ]
@@ -102,12 +107,32 @@ def test_a_logger_that_hangs_is_left_behind(tmp_path: Path, caplog: pytest.LogCa
     put(feed, 0)
     assert gate.entered.wait(60.0)
     began = time.monotonic()
-    feed.close(began + 0.1)
+    feed.end(0)
+    feed.join(began + 0.1)
     assert time.monotonic() - began < 5.0
     assert [record.message for record in caplog.records] == [
         "hanging is still busy at the end of the run: what it has not stored by now is lost"
     ]
     gate.open.set()
+
+
+def test_a_logger_that_hangs_leaves_the_others_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(TensorBoardLogger):
+        closed = False
+
+        def close(self, status: int) -> None:
+            time.sleep(0.2)
+            self.closed = True
+            super().close(status)
+
+    hanging, slow = Gate(tmp_path / "hanging"), Slow(logged(tmp_path / "slow"))
+    made = {LOGGERS["wandb"]: hanging, LOGGERS["mlflow"]: slow}
+    monkeypatch.setattr("seedcli.telemetry.loggers.registry._make", lambda kind, run: made[kind])
+    loggers = Loggers(["wandb", "mlflow"], logged(tmp_path))
+    loggers.write(snapshot(1))
+    loggers.close(1.0)
+    assert slow.closed
+    hanging.open.set()
 
 
 def test_an_empty_id_is_replaced(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def log_and_resume(name: str, folder: Path) -> Path:
     loggers = Loggers([name], logged(folder))
     for step in (10, 20):
         loggers.write(snapshot(step))
-    loggers.close(LIMIT)
+    loggers.close(LIMIT, 143)
     video = folder / "episode.mp4"
     video.write_bytes(bytes(range(256)))
     loggers = Loggers([name], logged(folder, resumed_at=15))
@@ -79,6 +79,10 @@ def test_wandb_stores_a_run_offline(
     first, second = (list(wandb_records(file)) for file in files)
     (run,) = [record.run for record in first if record.WhichOneof("record_type") == "run"]
     assert (run.display_name, run.project) == ("pong/first", "seed")
+    assert [record.exit.exit_code for records in (first, second) for record in records if record.HasField("exit")] == [
+        143,
+        0,
+    ]
     config = {item.key: item.value_json for record in first for item in record.config.update}
     config |= {item.key: item.value_json for item in run.config.update}
     assert json.loads(config["agent"]) == {"network": {"hidden": [8, 8], "lstm": 0}}
@@ -124,6 +128,20 @@ def test_mlflow_stores_a_run_in_files(
     stored = Path(run.info.artifact_uri.removeprefix("file:").removeprefix("//"))
     assert json.loads((stored / "config.json").read_text())["run"] == {"seed": 3}
     assert (stored / "video" / video.name).read_bytes() == video.read_bytes()
+
+
+@pytest.mark.parametrize(("status", "ended"), [(1, "FAILED"), (143, "KILLED")])
+def test_an_entry_says_how_its_run_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, ended: str
+) -> None:
+    pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'seedcli[mlflow]'")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/store")
+    Loggers(["mlflow"], logged(tmp_path / "run")).close(LIMIT, status)
+    from mlflow.tracking import MlflowClient
+
+    entry = (tmp_path / "run" / "mlflow" / "id").read_text().strip()
+    assert MlflowClient().get_run(entry).info.status == ended
 
 
 def test_without_credentials_there_is_one_warning(
