@@ -213,7 +213,7 @@ def test_a_flat_curve_is_drawn_at_its_mark(tmp_path: Path) -> None:
     run, text = make_run(tmp_path / "a", [line(each, 5.0) for each in STEPS]), StringIO()
     print_picture(make_picture(select([run], "run")), Console(file=text, width=60, height=20, color_system=None))
     (drawn,) = (row for row in text.getvalue().splitlines() if "⣀" in row and "at the end" not in row)
-    assert drawn.strip().startswith("5.0 ┤")
+    assert drawn.strip().startswith("5 ┤")
 
 
 def test_groups_are_letters_where_there_are_no_colours(folder: Path) -> None:

@@ -76,6 +76,9 @@ def test_wandb_stores_a_run_offline(
     assert not warnings_of(caplog), "nothing is lost"
     files = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     assert len(files) == 2 and len({file.name for file in files}) == 1, "both belong to one entry"
+    deadline = time.monotonic() + LIMIT  # wandb's service may write the end of a run after `finish` has returned
+    while not any(record.HasField("exit") for record in wandb_records(files[1])) and time.monotonic() < deadline:
+        time.sleep(0.05)
     first, second = (list(wandb_records(file)) for file in files)
     (run,) = [record.run for record in first if record.WhichOneof("record_type") == "run"]
     assert (run.display_name, run.project) == ("pong/first", "seed")
