@@ -51,7 +51,7 @@ def log_and_resume(name: str, folder: Path) -> Path:
 
 
 def wandb_records(path: Path) -> Iterator[Any]:
-    """The records of a .wandb file: LevelDB's log format, in blocks of 32 KiB, after a header of 7 bytes."""
+    """The whole records of a .wandb file: LevelDB's log format, in blocks of 32 KiB, after a header of 7 bytes."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, place, whole = path.read_bytes(), 7, b""
@@ -60,7 +60,9 @@ def wandb_records(path: Path) -> Iterator[Any]:
         if 0x8000 - place % 0x8000 < 7:  # no room for a record's head: the rest of the block is empty
             place += 0x8000 - place % 0x8000
             continue
-        _, size, kind = struct.unpack_from("<IHB", data, place)
+        _, size, kind = struct.unpack_from("<IHB", data.ljust(place + 7, b"\0"), place)
+        if place + 7 + size > len(data):
+            return  # it is still being written
         whole += data[place + 7 : place + 7 + size]
         place += 7 + size
         if kind in (1, 4):  # a whole record, or the last part of one
