@@ -20,6 +20,7 @@ import psutil
 _log = logging.getLogger(__name__)
 
 _VARIABLE = "SEED_ACTOR_FAILURES"
+_END_SECONDS = 5.0  # of killed processes; one that waits for a device ends later
 FAILURE_MEMORY_SECONDS = 3600.0  # without a failure, after which earlier failures no longer count
 
 
@@ -90,6 +91,8 @@ class Restarts:
 
 
 def _kill_children() -> None:
-    for child in psutil.Process().children(recursive=True):
+    children = psutil.Process().children(recursive=True)
+    for child in children:
         with contextlib.suppress(psutil.Error):
             child.kill()
+    psutil.wait_procs(children, timeout=_END_SECONDS)
