@@ -27,6 +27,10 @@ Results = Annotated[
     Path | None,
     typer.Option("--results", metavar="DIR", help="Folder of the runs.  [default: runs/benchmarks/<suite>]"),
 ]
+With = Annotated[
+    list[Path] | None,
+    typer.Option("--with", metavar="FILE", help="JSON of a table with runs that were made elsewhere; may be repeated."),
+]
 
 
 @benchmark_app.command("list", epilog=examples("seed benchmark list"))
@@ -68,6 +72,7 @@ def benchmark_run(
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="TASK", help="Only this task; may be repeated.")
     ] = None,
+    elsewhere: With = None,
     retry_failed: RetryFailed = False,
     evaluate_only: Annotated[
         bool, typer.Option("--evaluate-only", help="Train nothing; evaluate the runs that have taken their steps.")
@@ -83,19 +88,28 @@ def benchmark_run(
     suite = load_suite(name)
     tasks, folder = choose_tasks(suite, only or ()), results or suite.default_results
     if slurm:
-        refuse_beside_slurm({"--jobs": jobs, "--retry-failed": retry_failed, "--evaluate-only": evaluate_only})
+        local = {"--jobs": jobs, "--retry-failed": retry_failed, "--evaluate-only": evaluate_only, "--with": elsewhere}
+        refuse_beside_slurm(local)
         from seedcli.suites.cluster import submit_script
 
         typer.echo(submit_script(suite, tasks, folder), nl=False)
         return EXIT_DONE
     from seedcli.suites.outcomes import gather
     from seedcli.suites.report import show, write_files
+    from seedcli.suites.run_outcome import Tables
     from seedcli.suites.running import default_jobs, run_suite
 
+    tables = Tables(elsewhere or ())
     complete = run_suite(
-        suite, tasks, folder, jobs=jobs or default_jobs(), retry_failed=retry_failed, evaluate_only=evaluate_only
+        suite,
+        tasks,
+        folder,
+        jobs=jobs or default_jobs(),
+        tables=tables,
+        retry_failed=retry_failed,
+        evaluate_only=evaluate_only,
     )
-    outcome = gather(suite, folder)
+    outcome = gather(suite, folder, tables)
     written = write_files(outcome, folder)
     show(outcome)
     typer.echo(f"written: {', '.join(map(str, written))}", err=True)
@@ -104,7 +118,11 @@ def benchmark_run(
 
 @benchmark_app.command(
     "table",
-    epilog=examples("seed benchmark table small", "seed benchmark table small --out docs/results --json"),
+    epilog=examples(
+        "seed benchmark table small",
+        "seed benchmark table small --out docs/results --json",
+        "seed benchmark table small --with docs/results/small.json --out docs/results",
+    ),
 )
 def benchmark_table(
     name: SuiteName,
@@ -112,22 +130,24 @@ def benchmark_table(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder of the files.  [default: that of the runs]")
     ] = None,
+    elsewhere: With = None,
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Write what a suite has reached so far as SUITE.md, SUITE.json and SUITE.png, and print it."""
+    """Write what a suite has reached so far as SUITE.md, SUITE.json and charts, and print it."""
     from seedcli.suites.outcomes import gather
-    from seedcli.suites.report import show, write_files
+    from seedcli.suites.report import show, to_json, write_files
+    from seedcli.suites.run_outcome import Tables
     from seedcli.suites.suite import load_suite
 
     suite = load_suite(name)
     folder = results or suite.default_results
-    if not folder.is_dir():
+    if not folder.is_dir() and not elsewhere:
         raise UsageError(f"{folder} is not a folder: seed benchmark run {name} trains the suite; --results names it")
-    outcome = gather(suite, folder)
+    outcome = gather(suite, folder, Tables(elsewhere or ()))
     written = write_files(outcome, out or folder)
     if json_output:
-        typer.echo(json.dumps(outcome.to_dict(), indent=1))
+        typer.echo(to_json(outcome))
     else:
         show(outcome)
     typer.echo(f"written: {', '.join(map(str, written))}", err=True)

@@ -172,7 +172,7 @@ def machine_part(runs: Sequence[RunData], names: Sequence[str]) -> str:
     groups: dict[str, list[str]] = {}
     for run, name in zip(runs, names, strict=True):
         session = run.sessions[-1] if run.sessions else None
-        lines = ["Not recorded."] if session is None else [say_machine(session.machine), say_versions(session)]
+        lines = ["Not recorded."] if session is None else [say_machine(session.machine), say_versions(session.versions)]
         groups.setdefault("".join(f"<p>{escape(line)}</p>" for line in lines), []).append(name)
     parts = [f"<h3>{escape(', '.join(members))}</h3>{lines}" for lines, members in groups.items()]
     return _section("Machine and versions", "".join(parts) if len(groups) > 1 else next(iter(groups)))

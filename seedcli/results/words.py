@@ -9,7 +9,6 @@ from typing import Any
 from seedcli.envs.scores import Estimate
 from seedcli.results.comparison import GroupFigures, Reached
 from seedcli.results.curves import Axis, smoothing
-from seedcli.roles.sessions import Session
 from seedcli.telemetry.numbers import count, number, short
 
 INTERVAL = "95 %"  # heading of a confidence interval
@@ -91,6 +90,6 @@ def say_machine(machine: Mapping[str, Any]) -> str:
     return f"{cores} cores of {cpu}, {memory} GB of memory, {accelerators}, {system}"
 
 
-def say_versions(session: Session) -> str:
+def say_versions(versions: Mapping[str, str]) -> str:
     """The packages of a session: "python 3.11.7, tensorflow 2.21.0"."""
-    return ", ".join(f"{package} {version}" for package, version in session.versions.items())
+    return ", ".join(f"{package} {version}" for package, version in versions.items())

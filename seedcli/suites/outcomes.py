@@ -2,102 +2,22 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from seedcli.envs.scores import Estimate, aggregate
 from seedcli.envs.scores import Task as Scores
-from seedcli.results.comparison import Reached, compare, interval_dict
-from seedcli.results.curves import curve_of, reached_at
-from seedcli.results.groups import Group
-from seedcli.results.runs import RunData, read_run
-from seedcli.results.statistics import estimate
-from seedcli.roles.run_folder import CONFIG
-from seedcli.roles.sessions import Session
-from seedcli.suites.members import ACTIONS, Actions, Member, Record, members_of
+from seedcli.results.comparison import Reached, interval_dict
+from seedcli.results.statistics import estimate, median_reached
+from seedcli.suites.members import ACTIONS, Actions, members_of
+from seedcli.suites.run_outcome import RunOutcome, Tables
 from seedcli.suites.suite import Suite, Task
-from seedcli.telemetry.numbers import finite
 
-State = Literal["finished", "failed", "running", "interrupted", "to be evaluated", "not started"]
-
-
-@dataclass(frozen=True)
-class RunOutcome:
-    """What one run has reached.
-
-    Attributes:
-        member: the run.
-        state: "to be evaluated": it has taken its steps; "interrupted": it can be resumed.
-        record: its record, of evaluations as long as the suite's; None before it was begun by `seed benchmark run`.
-        data: its folder; None if there is none.
-    """
-
-    member: Member
-    state: State
-    record: Record | None
-    data: RunData | None
-
-    def evaluation(self, actions: Actions) -> Mapping[str, Any] | None:
-        """Its evaluation, see `Record`; None if it has none."""
-        return self.record.evaluations.get(actions) if self.record else None
-
-    @property
-    def error(self) -> str:
-        """The sentence with which it failed; "" if it has not."""
-        if self.record and self.record.error:
-            return self.record.error
-        return self.data.error if self.data and self.state == "failed" else ""
-
-    @property
-    def seconds(self) -> float | None:
-        """Seconds of training so far; None or NaN if unknown."""
-        return self.data.training_seconds if self.data else None
-
-    @cached_property
-    def reached(self) -> tuple[float, float]:
-        """Steps and minutes at which training reached the threshold; inf if it did not, NaN without one."""
-        threshold = self.member.task.threshold
-        if threshold is None or self.data is None:
-            return np.nan, np.nan
-        curve = curve_of(self.data)
-        return reached_at(curve, threshold), reached_at(curve, threshold, "minutes")
-
-    @property
-    def command(self) -> str:
-        """The command that trains it again, in a folder of its own."""
-        return shlex.join(["seed", *self.member.command()])
-
-    @property
-    def session(self) -> Session:
-        """Its last session; an empty one if none is recorded."""
-        return self.data.sessions[-1] if self.data and self.data.sessions else Session(np.nan)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        steps, minutes = self.reached
-        return {
-            "seed": self.member.seed,
-            "state": self.state,
-            "error": self.error,
-            "folder": str(self.member.folder.relative_to(self.member.results)),
-            "command": self.command,
-            "versions": self.session.versions,
-            "machine": self.session.machine,
-            "sessions": len(self.data.sessions) if self.data else 0,
-            "seconds": finite(self.seconds),
-            "env_steps": self.data.env_steps if self.data else 0,
-            "env_steps_per_second": finite(self.data.steps_per_second) if self.data else None,
-            "training_return": finite(self.data.final_return) if self.data else None,
-            "threshold_steps": finite(steps),
-            "threshold_minutes": finite(minutes),
-            "evaluations": self.record.evaluations if self.record else {},
-        }
+_TRAINED = ("finished", "to be evaluated")
 
 
 @dataclass(frozen=True)
@@ -142,10 +62,23 @@ class TaskOutcome:
 
     def reached(self) -> Reached | None:
         """How the runs that have taken their steps reached the threshold; None without one, or without such a run."""
-        done = [run.data for run in self.runs if run.data and run.data.state == "finished"]
+        done = [run for run in self.runs if run.state in _TRAINED and not np.isnan(run.threshold_steps)]
         if self.task.threshold is None or not done:
             return None
-        return compare([Group(self.name, self.task.env, done)], [self.task.threshold])[0].reached[0]
+        steps = np.array([run.threshold_steps for run in done])
+        return Reached(
+            threshold=self.task.threshold,
+            seeds=int(np.isfinite(steps).sum()),
+            of=len(done),
+            env_steps=median_reached(steps),
+            minutes=median_reached(np.array([run.threshold_minutes for run in done])),
+            within=max(run.env_steps for run in done),
+        )
+
+    @property
+    def environment(self) -> str:
+        """The environment that was trained on: the task's, or else that of the preset as a run of it has it."""
+        return self.task.env or next((run.environment for run in self.runs if run.environment), "")
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -213,34 +146,23 @@ class SuiteOutcome:
         }
 
 
-def gather(suite: Suite, results: Path) -> SuiteOutcome:
+def gather(suite: Suite, results: Path, tables: Tables | None = None) -> SuiteOutcome:
     """Read what every run of a suite has reached; runs without a folder are "not started".
+
+    Args:
+        suite: the suite.
+        results: folder of its results.
+        tables: has runs that were made elsewhere; one in `results` comes first.
 
     Raises:
         UsageError: a run's files are damaged, or are of other settings than the suite has now.
     """
     runs: dict[str, list[RunOutcome]] = {name: [] for name in suite.tasks}
     for member in members_of(suite.tasks, results):
-        runs[member.name].append(_outcome(member, suite.episodes))
+        run = RunOutcome.of_folder(member, suite.episodes)
+        if run.state == "not started" and tables is not None:
+            run = tables.find(member, suite.episodes) or run
+        runs[member.name].append(run)
     scores = {each.name: each for each in suite.scores.tasks} if suite.scores else {}
     tasks = [TaskOutcome(name, task, runs[name], scores.get(task.env)) for name, task in suite.tasks.items()]
     return SuiteOutcome(suite, results, tasks)
-
-
-def _outcome(member: Member, episodes: int) -> RunOutcome:
-    record = member.read()
-    record = record.of_length(episodes) if record else None
-    data = read_run(member.folder) if (member.folder / CONFIG).is_file() else None
-    return RunOutcome(member, _state(record, data), record, data)
-
-
-def _state(record: Record | None, data: RunData | None) -> State:
-    if record and record.finished:
-        return "finished"
-    if record and record.error:
-        return "failed"
-    if data is None:
-        return "interrupted" if record else "not started"
-    if data.state == "finished":
-        return "to be evaluated"
-    return "interrupted" if data.state == "resumable" else data.state

@@ -46,7 +46,7 @@ def show_ranking(sweep: Sweep, outcome: SuiteOutcome, json_output: bool) -> None
 
 def _figures(task: TaskOutcome) -> dict[str, float]:
     """Means over the runs of a point, NaN without any: of the last 100 training episodes, and of evaluations."""
-    finals = [run.data.final_return for run in task.runs if run.data]
+    finals = [run.training_return for run in task.runs]
     return {"training": _mean(finals), **{actions: _mean(task.returns(actions)) for actions in ACTIONS}}
 
 

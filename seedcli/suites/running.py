@@ -27,6 +27,7 @@ from seedcli.results.runs import read_run
 from seedcli.roles.run_lock import is_running
 from seedcli.suites.commands import Commands, Interrupted
 from seedcli.suites.members import ACTIONS, Member, Record, is_trained, members_of
+from seedcli.suites.run_outcome import Tables
 from seedcli.suites.suite import Suite, Task
 from seedcli.telemetry.numbers import counted, duration, number
 
@@ -48,6 +49,7 @@ def run_suite(
     results: Path,
     *,
     jobs: int,
+    tables: Tables | None = None,
     retry_failed: bool = False,
     evaluate_only: bool = False,
 ) -> bool:
@@ -58,6 +60,7 @@ def run_suite(
         tasks: those of its tasks whose runs are wanted.
         results: folder of its results.
         jobs: runs at a time.
+        tables: runs that were finished elsewhere, which are not repeated.
         retry_failed: also those that have failed before.
         evaluate_only: train none, evaluate those that have taken their steps.
 
@@ -72,7 +75,7 @@ def run_suite(
         members = list(members_of(tasks, results))
         records = [(member, _record(member, suite)) for member in members]
         failed = [member for member, record in records if record.error and not retry_failed]
-        done = [member for member, record in records if record.finished]
+        done = [member for member, record in records if record.finished or _elsewhere(member, suite, tables)]
         left = [member for member in members if member not in failed and member not in done]
         before = f"{len(done)} finished and {len(failed)} failed before"
         _say(f"{suite.name}: {counted(len(members), 'run')}, {before}; {jobs} at a time, results in {results}")
@@ -164,6 +167,12 @@ def _carry_out(member: Member, suite: Suite, commands: Commands, evaluate_only: 
 
 def _record(member: Member, suite: Suite) -> Record:
     return (member.read() or Record(member.command())).of_length(suite.episodes)
+
+
+def _elsewhere(member: Member, suite: Suite, tables: Tables | None) -> bool:
+    """Whether a run was finished elsewhere, and not begun here."""
+    found = tables.find(member, suite.episodes) if tables and not member.record_path.exists() else None
+    return found is not None and found.state == "finished"
 
 
 def _free(folder: Path, stopping: threading.Event) -> bool:

@@ -14,7 +14,8 @@ from rich.text import Text
 from seedcli.envs.scores import TITLES, Estimate, interquartile_mean
 from seedcli.results.words import say_machine, say_reached, say_versions
 from seedcli.suites.members import ACTIONS
-from seedcli.suites.outcomes import RunOutcome, SuiteOutcome, TaskOutcome
+from seedcli.suites.outcomes import SuiteOutcome, TaskOutcome
+from seedcli.suites.run_outcome import RunOutcome
 from seedcli.telemetry.numbers import NOTHING, count, counted, duration, number, short
 
 
@@ -70,14 +71,15 @@ def run_grid(outcome: SuiteOutcome) -> Grid:
     return Grid(headings, [_run_row(task, run) for task in outcome.tasks for run in task.runs], left=2)
 
 
-def markdown(outcome: SuiteOutcome, chart: str) -> str:
+def markdown(outcome: SuiteOutcome, chart: str, curves: str = "") -> str:
     """The whole page.
 
     Args:
         outcome: the suite's.
         chart: file name of the chart, beside the page.
+        curves: the same of the learning curves; "" without.
     """
-    return "\n".join(_page(outcome, chart)) + "\n"
+    return "\n".join(_page(outcome, chart, curves)) + "\n"
 
 
 def aggregate_lines(outcome: SuiteOutcome) -> list[str]:
@@ -95,7 +97,7 @@ def aggregate_lines(outcome: SuiteOutcome) -> list[str]:
     return lines
 
 
-def _page(outcome: SuiteOutcome, chart: str) -> Iterator[str]:
+def _page(outcome: SuiteOutcome, chart: str, curves: str) -> Iterator[str]:
     suite = outcome.suite
     yield f"# {suite.name}: {suite.description}\n"
     yield f"{state_line(outcome)}. Each evaluation has {suite.episodes} episodes. Greedy and sampled: interquartile"
@@ -107,7 +109,10 @@ def _page(outcome: SuiteOutcome, chart: str) -> Iterator[str]:
         yield f"{line}\n"
     for source, tasks in _sources(outcome.tasks).items():
         yield f"- {', '.join(tasks)}: {source}"
-    yield f"\n![returns against references]({chart})\n\n## Runs\n"
+    yield f"\n![returns against references]({chart})\n"
+    if curves:
+        yield f"![learning curves]({curves})\n"
+    yield "## Runs\n"
     yield from run_grid(outcome).markdown()
     failed = [run for run in outcome.runs if run.error]
     if failed:
@@ -128,7 +133,7 @@ def _task_row(task: TaskOutcome) -> list[str]:
     return [
         task.name,
         task.task.preset,
-        _environment(task),
+        task.environment or NOTHING,
         short(task.task.steps),
         f"{task.finished} of {len(task.runs)}",
         *figures,
@@ -138,29 +143,27 @@ def _task_row(task: TaskOutcome) -> list[str]:
     ]
 
 
-def _environment(task: TaskOutcome) -> str:
-    """The environment that was trained on: the task's, or else that of the preset as a run of it has it."""
-    ids = [str(run.data.value("environment.id")) for run in task.runs if run.data]
-    return task.task.env or (ids[0] if ids else NOTHING)
-
-
 def _run_row(task: TaskOutcome, run: RunOutcome) -> list[str]:
     played = []
     for actions in ACTIONS:
         found = run.evaluation(actions)
         played.append(f"{number(found['return_mean'])} ± {number(found['return_std'])}" if found else NOTHING)
-    data = run.data
-    final, speed = (data.final_return, data.steps_per_second) if data else (None, None)
-    figures = [number(final), *played, _reached(run), count(speed), duration(run.seconds)]
+    figures = [
+        number(run.training_return),
+        *played,
+        _reached(run),
+        count(run.steps_per_second),
+        duration(run.seconds),
+    ]
     return [task.name, run.state, str(run.member.seed), *figures]
 
 
 def _reached(run: RunOutcome) -> str:
-    steps, minutes = run.reached
-    if run.data is None or np.isnan(steps):
+    steps, minutes = run.threshold_steps, run.threshold_minutes
+    if np.isnan(steps):
         return NOTHING
     if np.isinf(steps):
-        return f"not reached in {short(run.data.env_steps)} steps"
+        return f"not reached in {short(run.env_steps)} steps"
     return short(steps) + ("" if np.isnan(minutes) else f", {duration(60 * minutes)}")
 
 
@@ -181,6 +184,5 @@ def _sources(tasks: Sequence[TaskOutcome]) -> dict[str, list[str]]:
 
 
 def _made(run: RunOutcome) -> tuple[str, str, str, str]:
-    session = run.session
-    versions, machine = say_versions(session), say_machine(session.machine) if session.machine else ""
+    versions, machine = say_versions(run.versions), say_machine(run.machine) if run.machine else ""
     return str(run.member.seed), duration(run.seconds), versions or NOTHING, machine or NOTHING

@@ -17,6 +17,7 @@ from seedcli.errors import UsageError
 from seedcli.suites.members import Record, is_trained
 from seedcli.suites.outcomes import gather
 from seedcli.suites.report import write_files
+from seedcli.suites.run_outcome import Tables
 from seedcli.suites.tables import Grid, markdown, run_grid, task_grid
 from tests.results.helpers import line, make_run
 from tests.suites.helpers import SUITE, finish, members, played, write_suite
@@ -70,7 +71,7 @@ def test_figures_of_a_task(tmp_path: Path) -> None:
         mean = float(100 * seed)
         finish(runs["easy", seed], {"greedy": played([mean] * 2), "sampled": played([mean / 2] * 2)}, means)
     outcome = gather(suite, tmp_path)
-    assert [run.reached[0] for run in outcome.tasks[0].runs] == [1000, 1000, np.inf]
+    assert [run.threshold_steps for run in outcome.tasks[0].runs] == [1000, 1000, np.inf]
     estimate = outcome.tasks[0].estimate("greedy")
     assert estimate is not None and estimate.value == 200 and 100 <= estimate.low < estimate.high <= 300
     row = task_grid(outcome).rows[0]
@@ -199,8 +200,74 @@ def test_table_writes_page_json_and_chart(tmp_path: Path, capsys: pytest.Capture
     arguments = ["benchmark", "table", str(suite.path), "--results", str(tmp_path), "--out", str(tmp_path / "out")]
     assert main(arguments) == 0
     assert "| easy | finished | 1 | 60.00 |" in capsys.readouterr().out
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"mine.md", "mine.json", "mine.png"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "mine.md", "mine.json", "mine.png", "mine-curves.png",
+    }  # fmt: skip
+    assert "![learning curves](mine-curves.png)" in (tmp_path / "out" / "mine.md").read_text()
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "out" / "mine.json").read_text())
     assert main(["benchmark", "table", str(suite.path), "--results", str(tmp_path / "none")]) == 2
     assert "is not a folder: seed benchmark run" in capsys.readouterr().err
+
+
+def test_runs_of_another_machine_are_read_from_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table of two machines is that of one on which all of its runs were made."""
+    suite = write_suite(tmp_path)
+    both, first, second = (tmp_path / name for name in ("both", "first", "second"))
+    for seed, means in ((1, [60.0, 60.0]), (2, [20.0, 30.0])):
+        for results in (both, first if seed == 1 else second):
+            evaluation = played([60.0 + seed] * 2)
+            finish(members(suite, results)["easy", seed], {"greedy": evaluation, "sampled": evaluation}, means)
+    for results in (both, second):
+        failed = members(suite, results)["hard", 7]
+        failed.write(Record(failed.command(), error="no room"))
+    command = ["benchmark", "table", str(suite.path), "--json", "--results"]
+    assert main([*command, str(both)]) == 0
+    expected = json.loads(capsys.readouterr().out)
+    assert main([*command, str(second)]) == 0
+    capsys.readouterr()
+    assert main([*command, str(first), "--with", str(second / "mine.json")]) == 0
+    assert json.loads(capsys.readouterr().out) == expected
+    for name in ("mine.md", "mine.json"):
+        assert (first / name).read_text() == (both / name).read_text()
+    assert imread(first / "mine-curves.png").shape == imread(both / "mine-curves.png").shape
+    # A table of a table, without any run's folder.
+    assert main([*command, str(tmp_path / "none"), "--with", str(first / "mine.json"), "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "mine.json").read_text() == (both / "mine.json").read_text()
+
+
+def test_curves_are_thinned_for_the_table(tmp_path: Path) -> None:
+    suite = write_suite(tmp_path)
+    finish(members(suite, tmp_path)["easy", 1], {}, [1 / 3 + number for number in range(1000)])
+    curve = gather(suite, tmp_path).runs[0].curve
+    assert {name: len(values) for name, values in curve.items()} == {"env_steps": 100, "minutes": 100, "returns": 100}
+    assert curve["env_steps"][0] == 500 and curve["env_steps"][-1] == 500_000
+    assert curve["returns"][0] == 0.33333 and curve["returns"][-1] == 999.33
+    write_files(gather(suite, tmp_path), tmp_path)
+    assert '"env_steps": [500.0, ' in (tmp_path / "mine.json").read_text()
+
+
+def test_tables_of_other_settings_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    suite = write_suite(tmp_path)
+    finish(members(suite, tmp_path)["easy", 1], {}, [40.0])
+    write_files(gather(suite, tmp_path), tmp_path)
+    table = tmp_path / "mine.json"
+    for old, new, sentence in (
+        ("1_000", "5_000", "easy, seed 1 has the command seed train .* and the suite says seed train .*5000"),
+        ("threshold = 50", "threshold = 60", "easy, seed 1 has the threshold 50.0, and the suite says 60.0"),
+    ):
+        changed = write_suite(tmp_path, SUITE.replace(old, new))
+        with pytest.raises(UsageError, match=sentence):
+            gather(changed, tmp_path / "none", Tables([table]))
+    suite = write_suite(tmp_path)
+    for content, sentence in (
+        ("[]", "mine.json cannot be read"),
+        ('{"tasks": 3}', "mine.json cannot be read"),
+        (table.read_text().replace("env_steps_per_second", "speed"), "easy, seed 1 cannot be read"),
+    ):
+        table.write_text(content)
+        with pytest.raises(UsageError, match=f"--with .*{sentence}"):
+            gather(suite, tmp_path / "none", Tables([table]))
+    arguments = ["benchmark", "table", str(suite.path), "--results", str(tmp_path / "none")]
+    assert main([*arguments, "--with", str(tmp_path / "missing.json")]) == 2
+    assert "missing.json cannot be read" in capsys.readouterr().err
