@@ -1,4 +1,4 @@
-"""The baselines of `seed bench`: echo servers written directly on pyzmq, grpcio and mmap.
+"""The baselines of `seed bench`: echo servers written directly on pyzmq, grpcio, mmap and sockets.
 
 Each copies what arrives into one buffer, once, and answers with as many bytes as an action frame has. None of it
 passes through our server transports. What comes before the first step, the handshake, is answered as a learner
@@ -7,9 +7,11 @@ would, so that the same client can talk to either.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import shutil
+import socket
 import struct
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +25,7 @@ from seedcli.net.handshake import NoAuthenticator, ServerHandshake
 from seedcli.net.messages import Hello
 from seedcli.net.security.keys import TokenAuthenticator
 from seedcli.net.security.token import Token
+from seedcli.net.shm import PACKET_BYTES, PATH_KEY
 from seedcli.specs import EnvSpec, RowLayout, aligned_empty, split_envs
 
 # Connections are idle while the other server of a comparison is measured: that must not count as a lost peer.
@@ -108,14 +111,8 @@ class ZmqEcho:
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self.address = self._bind()
-        self._admission = Admission(self._extra)
-
-    def _bind(self) -> str:
-        return f"zmq://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
-
-    def _extra(self, payload_bytes: list[int]) -> Mapping[str, Any]:
-        return {}
+        self.address = f"zmq://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
+        self._admission = Admission()
 
     def run(self) -> None:
         try:
@@ -145,14 +142,17 @@ class ZmqEcho:
         return {}
 
 
-class ShmEcho(ZmqEcho):
-    """Rows in a shared mapping, headers over ipc: each row is copied into one buffer."""
+class ShmEcho:
+    """A `BenchServer`: rows in a shared mapping, frames over a Unix socket; each row is copied into one buffer."""
 
-    def _bind(self) -> str:
+    def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="seed-")
         self._path = ""
-        self._socket.bind(f"ipc://{self._folder}/echo")
-        return f"shm://{self._folder}/echo"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.bind(f"{self._folder}/echo")
+        self._socket.listen()
+        self.address = f"shm://{self._folder}/echo"
+        self._client: socket.socket | None = None
 
     def _extra(self, payload_bytes: list[int]) -> Mapping[str, Any]:
         page = mmap.PAGESIZE
@@ -163,23 +163,32 @@ class ShmEcho(ZmqEcho):
         os.close(descriptor)
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         self._rows = [whole[start : start + nbytes] for start, nbytes in zip(starts, payload_bytes, strict=True)]
-        return {"shared_memory": self._path}
+        return {PATH_KEY: self._path}
 
-    def _echo(self) -> None:
-        receive, send, more = self._socket.recv, self._socket.send, zmq.SNDMORE
-        rows, buffer = self._rows, aligned_empty(max(self._admission.payload_bytes)).data
-        action_header, actions = self._admission.action_header(), bytes(4 * self._admission.envs[0])
-        while True:
-            identity = receive()
-            header = receive()
-            receive()
-            buffer[:] = rows[_STREAM.unpack_from(header, 6)[0]]
-            send(identity, more)
-            send(action_header(header), more)
-            send(actions)
+    def run(self) -> None:
+        admission = Admission(self._extra)
+        try:
+            self._client, _ = self._socket.accept()
+            receive, send = self._client.recv, self._client.send
+            while not admission.complete:
+                packet = receive(PACKET_BYTES)
+                if not packet:
+                    return
+                send(b"".join(admission.answer(packet[:HEADER_BYTES], packet[HEADER_BYTES:])))
+            rows, buffer = self._rows, aligned_empty(max(admission.payload_bytes)).data
+            action_header, actions = admission.action_header(), bytes(4 * admission.envs[0])
+            while header := receive(PACKET_BYTES):
+                buffer[:] = rows[_STREAM.unpack_from(header, 6)[0]]
+                send(action_header(header) + actions)
+        except OSError:
+            pass  # `close` or the client ended the connection
 
     def close(self) -> dict[str, Any]:
-        super().close()
+        for each in (self._socket, self._client):
+            if each is not None:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)  # ends a blocked call, which closing does not
+                each.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         if self._path and os.path.exists(self._path):
             os.unlink(self._path)

@@ -1,51 +1,66 @@
-"""The transport within one machine: rows in shared memory, announced over ZeroMQ on an ipc socket.
+"""The transport within one machine: rows in shared memory, frames over a Unix socket. The actor's side.
 
 Each session has one mapping, created by the learner as a 0600 file in /dev/shm, with a region for each stream. The
 actor builds its rows there. A STEP is a header and an empty payload; its `payload_bytes` is the size of the row in the
 mapping, which the learner copies into the arena. The actor unlinks the file as soon as it has mapped it, so that no
 file remains if either process is killed.
+
+The socket keeps the boundaries of packets (SOCK_SEQPACKET). A packet is a header and the payload. Only an answer may be
+longer than `PACKET_BYTES`; what does not fit follows in further packets, with nothing in between.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
-import tempfile
-from collections.abc import Hashable, Mapping, Sequence
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import zmq
+from seedcli.errors import ConnectionLost, ProtocolError, UsageError
+from seedcli.net.base import Frame, Payload
+from seedcli.net.frames import ANSWER_LIMIT, CONTROL_LIMIT, HEADER_BYTES, unpack_header
+from seedcli.net.greeting import unanswered
+from seedcli.net.security.token import Token
 
-from seedcli.errors import ConnectionLost, ProtocolError, RefusedError, UsageError
-from seedcli.net.base import PING_TIMEOUT_SECONDS, Peer
-from seedcli.net.frames import CONTROL_LIMIT, Header
-from seedcli.net.zmq import ZmqClient
-from seedcli.net.zmq_router import RouterServer
-
-_PAGE = mmap.PAGESIZE
-_FOLDER = "/dev/shm"
-_KEY = "shared_memory"  # READY's field for the file's path
-_PATH_LIMIT = 107  # bytes; the kernel's limit for a socket's path
+PACKET_BYTES = HEADER_BYTES + CONTROL_LIMIT  # the kernel takes 200 kB at least
+PATH_KEY = "shared_memory"  # READY's field for the file's path
+_PAUSE_SECONDS = 0.05  # between attempts to connect: nothing tells of a new socket
+_FLUSH_SECONDS = 0.5
 
 
-def _offsets(payload_bytes: Sequence[int]) -> tuple[list[int], int]:
+def offsets(payload_bytes: Sequence[int]) -> tuple[list[int], int]:
     """Return the page-aligned offset of each stream's row in the mapping, and the mapping's size, bytes."""
-    offsets, end = [], 0
+    starts, end = [], 0
     for nbytes in payload_bytes:
-        offsets.append(end)
-        end += -(-nbytes // _PAGE) * _PAGE
-    return offsets, end
+        starts.append(end)
+        end += -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    return starts, end
 
 
-class _Mapping:
-    """A shared mapping with one row per stream."""
+class RowMapping:
+    """A shared mapping with one row per stream.
+
+    Args:
+        descriptor: of its file.
+        path: of its file.
+        payload_bytes: size of each row.
+
+    Attributes:
+        rows: the memory of each stream's row.
+    """
 
     def __init__(self, descriptor: int, path: str, payload_bytes: Sequence[int]) -> None:
-        offsets, size = _offsets(payload_bytes)
+        starts, size = offsets(payload_bytes)
         self._map = mmap.mmap(descriptor, size)
         self._path = path
         whole = memoryview(self._map)
-        self.rows = [whole[start : start + n] for start, n in zip(offsets, payload_bytes, strict=True)]
+        self.rows = [whole[start : start + n] for start, n in zip(starts, payload_bytes, strict=True)]
 
     def unlink(self) -> None:
         """Remove the file; the memory remains as long as it is mapped."""
@@ -57,110 +72,153 @@ class _Mapping:
             self._path = ""
 
 
-class ShmServer(RouterServer):
-    """The learner's shared-memory listener.
+class Outbox:
+    """Sends packets on a non-blocking socket, and keeps those that do not fit into it."""
 
-    Args:
-        path: path of the ipc socket to create; only this user should have access to its directory.
-        timeout: seconds without an answer to pings, after which a connection is lost.
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._packets: deque[Payload] = deque()
 
-    Raises:
-        UsageError: the socket cannot be created.
-    """
+    def __len__(self) -> int:
+        return len(self._packets)
 
-    shares_memory = True
+    def send(self, packet: Payload) -> None:
+        """Send a packet, or keep it after those that are kept already; raises OSError if the connection is gone."""
+        self._packets.append(packet)
+        self.flush()
 
-    def __init__(self, path: str, *, timeout: float = PING_TIMEOUT_SECONDS) -> None:
-        path = os.path.abspath(path)
-        if len(os.fsencode(path)) > _PATH_LIMIT:
-            raise UsageError(
-                f'the socket path "{path}" is longer than {_PATH_LIMIT} bytes: set TMPDIR to a shorter one'
-            )
-        self._mappings: dict[Hashable, _Mapping] = {}
-        self._path = path
+    def flush(self) -> None:
+        """Send what is kept, as far as the socket takes it; raises OSError if the connection is gone."""
         try:
-            super().__init__("shm", f"ipc://{path}", max_payload=CONTROL_LIMIT, timeout=timeout)
-        except zmq.ZMQError as error:
-            raise UsageError(f'cannot create a socket at "{path}" ({error.strerror}): check the folder') from error
-        os.chmod(path, 0o600)
-        self.address = f"shm://{path}"
-
-    def open_session(self, peer: Peer, payload_bytes: Sequence[int]) -> dict[str, Any]:
-        """Create the mapping; returns its path as a field for READY.
-
-        Raises:
-            RefusedError: there is not enough shared memory.
-        """
-        connection = self._connections.get(peer.key)  # type: ignore[call-overload]
-        if connection is None:
-            raise ProtocolError("the connection ended before the session was opened")
-        size = _offsets(payload_bytes)[1]
-        folder = _FOLDER if os.path.isdir(_FOLDER) else None
-        path = ""
-        try:
-            descriptor, path = tempfile.mkstemp(prefix="seed-", dir=folder)  # 0600
-            try:
-                # Allocates the pages now: a full file system is an error here but SIGBUS in a later write.
-                os.posix_fallocate(descriptor, 0, size)
-                mapping = _Mapping(descriptor, path, payload_bytes)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            if path:
-                os.unlink(path)
-            raise RefusedError(
-                f"{size} bytes of shared memory for this actor cannot be allocated in "
-                f"{folder or tempfile.gettempdir()} ({error.strerror}): free some, or use --transport zmq"
-            ) from error
-        self._mappings[connection.peer.key] = mapping
-        connection.limit = max(payload_bytes)
-        return {_KEY: path}
-
-    def _receive_row(self, connection: Any, header: Header, row: memoryview) -> None:
-        mapping = self._mappings.get(connection.peer.key)
-        if mapping is None or header.stream >= len(mapping.rows):
-            raise ProtocolError(f"a step is for stream {header.stream}, which has no shared memory")
-        shared = mapping.rows[header.stream]
-        count = self._socket.recv_into(bytearray(1), flags=zmq.NOBLOCK)
-        if count or self._socket.getsockopt(zmq.RCVMORE) or shared.nbytes != header.payload_bytes:
-            raise ProtocolError(
-                f"a step has a payload of {count} bytes and announces {header.payload_bytes}; expected none "
-                f"and {shared.nbytes} bytes in shared memory"
-            )
-        mapping.unlink()
-        row[:] = shared
-
-    def _forget(self, identity: bytes) -> None:
-        super()._forget(identity)
-        mapping = self._mappings.pop(identity, None)
-        if mapping is not None:
-            mapping.unlink()
-
-    def close(self) -> None:
-        super().close()
-        try:
-            os.unlink(self._path)
-        except FileNotFoundError:
+            while self._packets:
+                self._socket.send(self._packets[0])
+                self._packets.popleft()
+        except BlockingIOError:
             pass
 
 
-class ShmClient(ZmqClient):
+def hang_up(connection: socket.socket) -> None:
+    """Close a socket; the peer can still read all that was sent.
+
+    A socket that is closed with unread packets takes those away that its peer has not read.
+    """
+    try:
+        connection.shutdown(socket.SHUT_RD)
+        while connection.recv(PACKET_BYTES):
+            pass
+    except OSError:
+        pass  # the peer is gone
+    connection.close()
+
+
+class ShmClient:
     """An actor's connection through shared memory; see `net.base.ClientTransport`.
 
     Args:
-        path: path of the learner's ipc socket.
+        path: path of the learner's socket.
     """
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"ipc://{path}", address=f"shm://{path}")
+        self.token: Token | None = None
+        self.address = f"shm://{path}"
+        self._path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self._outbox = Outbox(self._socket)
+        self._lock = threading.Lock()  # of the outbox, for heartbeats; never held while waiting
+        # A socket that is waited for directly wakes its reader on the sender's core, as if the sender were about to
+        # sleep; the learner is not, and would be interrupted. Through an epoll the reader wakes on any core.
+        self._epoll = select.epoll()
+        self._epoll.register(self._socket, select.EPOLLIN)
+        self._poll = select.poll()
+        self._poll.register(self._epoll, select.POLLIN)
+        self._closed = False
 
     @property
     def shares_memory(self) -> bool:
         return True
 
+    def connect(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                self._socket.connect(self._path)
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN, errno.ENOTDIR):
+                    raise UsageError(
+                        f'cannot connect to "{self.address}" ({error.strerror}): check the address'
+                    ) from error
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise unanswered(self.address, timeout)
+            time.sleep(min(left, _PAUSE_SECONDS))
+
+    def _lost(self) -> ConnectionLost:
+        state = "is closed" if self._closed else "was closed"
+        return ConnectionLost(f"the connection to the learner at {self.address} {state}")
+
+    def send(self, header: bytes, payload: Payload = b"") -> None:
+        try:
+            with self._lock:
+                self._outbox.send(header + payload if payload else header)
+        except OSError as error:
+            raise self._lost() from error
+
+    def receive(self, timeout: float) -> Frame | None:
+        deadline = time.monotonic() + timeout
+        packet = self._packet(deadline)
+        if packet is None:
+            return None
+        header = unpack_header(memoryview(packet)[:HEADER_BYTES])
+        if header.payload_bytes > ANSWER_LIMIT:
+            raise ProtocolError(f"the learner sent a frame of {header.payload_bytes} bytes, over the limit")
+        payload = packet[HEADER_BYTES:]
+        if len(payload) < header.payload_bytes and len(packet) == PACKET_BYTES:
+            parts = [payload]
+            missing = header.payload_bytes - len(payload)
+            while missing > 0:
+                part = self._packet(deadline)
+                if part is None:
+                    raise ProtocolError(f"{missing} bytes of the learner's frame have not come in {timeout:g} s")
+                parts.append(part)
+                missing -= len(part)
+            payload = b"".join(parts)
+        if len(payload) != header.payload_bytes:
+            raise ProtocolError("the learner sent a frame whose size differs from its header")
+        return Frame(header, payload)
+
+    def _packet(self, deadline: float) -> bytes | None:
+        """The next packet; None if none comes before a time."""
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            # poll takes milliseconds: round up to avoid spinning through the last one.
+            try:
+                if self._outbox:
+                    self._flush(left)
+                elif not self._poll.poll(int(left * 1000) + 1 if left else 0):
+                    return None
+                packet = self._socket.recv(PACKET_BYTES)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    return None
+                continue
+            except OSError as error:
+                raise self._lost() from error
+            if not packet:
+                raise self._lost()
+            return packet
+
+    def _flush(self, seconds: float) -> None:
+        """Wait until the learner reads or sends, and send what is kept."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN | select.POLLOUT)
+        poll.poll(int(seconds * 1000) + 1)
+        with self._lock:
+            self._outbox.flush()
+
     def open_session(self, ready: Mapping[str, Any], payload_bytes: Sequence[int]) -> list[memoryview]:
         """Map the session's shared memory; the buffers are its rows, which the learner reads."""
-        path = ready.get(_KEY)
+        path = ready.get(PATH_KEY)
         if not isinstance(path, str):
             raise ProtocolError("the learner's READY names no shared memory: check that it has this version")
         try:
@@ -168,15 +226,35 @@ class ShmClient(ZmqClient):
         except OSError as error:
             raise ConnectionLost(f"the shared memory of this session cannot be opened ({error.strerror})") from error
         try:
-            if os.fstat(descriptor).st_size != _offsets(payload_bytes)[1]:
+            if os.fstat(descriptor).st_size != offsets(payload_bytes)[1]:
                 raise ProtocolError("the size of this session's shared memory differs from that of its rows")
-            mapping = _Mapping(descriptor, path, payload_bytes)
+            mapping = RowMapping(descriptor, path, payload_bytes)
         finally:
             os.close(descriptor)
         mapping.unlink()
-        self._buffers = mapping.rows
-        return self._buffers
+        return mapping.rows
 
     def send_row(self, stream: int, header: bytes) -> None:
         """Send the header only: the row is in shared memory."""
         self.send(header)
+
+    def heartbeat(self, header: bytes) -> None:
+        try:
+            self.send(header)
+        except ConnectionLost:
+            pass
+
+    def close(self) -> None:
+        """Flush for up to half a second and close the connection; safe to call twice."""
+        if self._closed:
+            return
+        deadline = time.monotonic() + _FLUSH_SECONDS
+        try:
+            while self._outbox and (left := deadline - time.monotonic()) > 0:
+                self._flush(left)
+        except OSError:
+            pass  # the learner is gone
+        with self._lock:
+            self._closed = True
+            self._epoll.close()
+            hang_up(self._socket)

@@ -120,7 +120,7 @@ class ShmTransport(Transport):
     """Shared memory. The permissions of its socket keep other users out, so it needs no token."""
 
     def listen_here(self, folder: Path, security: Security | None, timeout: float) -> ServerTransport:
-        from seedcli.net.shm import ShmServer
+        from seedcli.net.shm_server import ShmServer
 
         return ShmServer(str(folder / "actors"), timeout=timeout)
 

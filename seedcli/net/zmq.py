@@ -76,7 +76,7 @@ class ZmqClient:
     """An actor's ZeroMQ connection; see `net.base.ClientTransport`.
 
     Args:
-        url: ZeroMQ URL, "tcp://host:port" or "ipc://path".
+        url: ZeroMQ URL, "tcp://host:port".
         address: the learner's address, as the user typed it; default: derived from `url`.
         security: token and certificates; None: no encryption and no authentication.
     """

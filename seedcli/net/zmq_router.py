@@ -1,4 +1,4 @@
-"""A learner's ZeroMQ ROUTER: the common part of the transports `zmq` and `shm`.
+"""A learner's ZeroMQ ROUTER.
 
 ZeroMQ reconnects silently and does not tell a ROUTER about connections that end. The socket's monitor reports their
 descriptors, and the server then sends a probe to the identity that used the descriptor; the probe also gives the right
@@ -54,11 +54,11 @@ class _Connection:
 
 
 class RouterServer:
-    """The common part of the ZeroMQ and the shared-memory server; see `net.base.ServerTransport`.
+    """Serves a ROUTER on any interface and port; see `net.base.ServerTransport`.
 
     Args:
         name: the transport's name.
-        url: ZeroMQ URL to bind.
+        url: ZeroMQ URL to bind, "tcp://host:port".
         max_payload: limit for the rows of all sessions, bytes.
         security: token and certificates; None: no encryption and no authentication.
         timeout: seconds without an answer to pings, after which a connection is lost.
@@ -81,7 +81,6 @@ class RouterServer:
     ) -> None:
         self.name = name
         self.address = url
-        self.port: int | None = None
         self.token = security.token if security is not None else None
         self._max_payload = max_payload
         self._connections: dict[bytes, _Connection] = {}
@@ -127,8 +126,7 @@ class RouterServer:
             self._context.term()
             raise
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        if self.endpoint.startswith("tcp://"):
-            self.port = int(self.endpoint.rpartition(":")[2])
+        self.port: int | None = int(self.endpoint.rpartition(":")[2])
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         for descriptor in (self._socket.getsockopt(zmq.FD), self._monitor.getsockopt(zmq.FD), self._event):
@@ -191,15 +189,11 @@ class RouterServer:
         elif header.payload_bytes != destination.row.nbytes:
             raise ProtocolError(f"the step has {header.payload_bytes} bytes, expected {destination.row.nbytes}")
         else:
-            self._receive_row(connection, header, destination.row)
+            self._receive_into(header, destination.row)
         if destination is None:
             handler.frame(connection.peer, header, payload)
         else:
             handler.take_row(destination, header, payload)
-
-    def _receive_row(self, connection: _Connection, header: Header, row: memoryview) -> None:
-        """Receive the payload into `row`, which has the size in the header."""
-        self._receive_into(header, row)
 
     def _receive_into(self, header: Header, memory: memoryview) -> None:
         # Returns the size of the part even if it does not fit; nothing is written beyond the buffer.
@@ -259,10 +253,7 @@ class RouterServer:
             self._end(owner, str(error), handler, malformed=True)
 
     def _peer(self, identity: bytes, frame: zmq.Frame) -> Peer:
-        address = str(property_of(frame, "Peer-Address") or "an unknown address")
-        if not self.endpoint.startswith("tcp://"):
-            address = f"process {address.rpartition(':')[2]}"  # ipc: ":user:group:process"
-        return Peer(self.name, identity, address)
+        return Peer(self.name, identity, str(property_of(frame, "Peer-Address") or "an unknown address"))
 
     def _find_lost(self, handler: FrameHandler) -> int:
         lost = 0

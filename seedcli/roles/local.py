@@ -181,6 +181,18 @@ class ActorProcesses:
         return out
 
 
+def interrupt_less() -> None:
+    """Let threads of this process and its children not interrupt one another when they wake (SCHED_BATCH).
+
+    Learner and actors wake each other thousands of times a second. On few cores Linux would often stop the waker for
+    the woken one, on the same core, although another core is about to be free; see docs/performance.md. A policy that
+    somebody chose with chrt stays.
+    """
+    if os.sched_getscheduler(0) == os.SCHED_OTHER:
+        with contextlib.suppress(OSError):  # a sandbox may forbid it
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def run_train(resolved: Resolved, folder: RunFolder, *, live: bool, profile: bool = False) -> int:
     """`seed train`: train on this machine until run.steps are taken, deterministically if run.deterministic is set.
 
@@ -193,6 +205,7 @@ def run_train(resolved: Resolved, folder: RunFolder, *, live: bool, profile: boo
     Returns:
         0 when done, 143 or 130 after a signal; either way a checkpoint is written.
     """
+    interrupt_less()
     deterministic = resolved.config.run.deterministic
     # First, so that a port in use leaves the folder untouched.
     exporter = None if deterministic else open_exporter(resolved.config.net)

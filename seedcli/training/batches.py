@@ -33,6 +33,7 @@ class UnrollQueue:
         self._buffers: deque[UnrollBuffer] = deque()
         self._offset = 0
         self._columns = 0
+        self._wanted = 1  # columns that the consumer waits for: it is not woken for less
         self._closed = False
         self._ready = threading.Condition()
 
@@ -41,7 +42,8 @@ class UnrollQueue:
         with self._ready:
             self._buffers.append(buffer)
             self._columns += buffer.num_envs
-            self._ready.notify()
+            if self._columns >= self._wanted:
+                self._ready.notify()
 
     def take_buffer(self, *, wait: bool = True) -> UnrollBuffer | None:
         """Take the oldest buffer whole, for a consumer that never calls `take`.
@@ -78,6 +80,7 @@ class UnrollQueue:
             ends its buffer is the last one to read it.
         """
         with self._ready:
+            self._wanted = columns
             while self._columns < columns and not self._closed:
                 if not wait:
                     return None

@@ -52,7 +52,7 @@ def make_server(kind: str, host: str = "127.0.0.1", port: int = 0, **options: An
         from tests.own_code.my_transport import MyTransport
 
         return MyTransport(OWN).listen(host, port, **({"timeout": PING_TIMEOUT_SECONDS} | options))
-    from seedcli.net.shm import ShmServer
+    from seedcli.net.shm_server import ShmServer
 
     del options["security"]
     return ShmServer(os.path.join(tempfile.mkdtemp(), "learner"), **options)

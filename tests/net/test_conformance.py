@@ -114,8 +114,7 @@ def test_a_frame_over_the_limit_before_ready_is_refused(kind: str, learner: Lear
             expect(client, Kind.CHALLENGE)
         client.send(pack_header(first, CONTROL_LIMIT + 1), bytes(CONTROL_LIMIT + 1))
         wait_until_gone(client)
-        # Over ipc ZeroMQ itself closes the connection, before the frame is complete.
-        assert learner.lost_peers.get(timeout=LIMIT).malformed if kind != "shm" else True
+        assert learner.lost_peers.get(timeout=LIMIT).malformed
         client.close()
     good.echo(0, b"g" * 1000)
 

@@ -22,7 +22,7 @@ from seedcli.net import zmq_router as router_transport
 from seedcli.net.connect import connect
 from seedcli.net.frames import Kind, encode_control, pack_header
 from seedcli.net.grpc import GrpcServer
-from seedcli.net.shm import ShmServer
+from seedcli.net.shm_server import ShmServer
 from seedcli.net.zmq import ZmqServer
 from seedcli.net.zmq_router import RouterServer
 from tests.net.harness import LIMIT, Actor, Learner, make_server, wait_until_gone
@@ -30,7 +30,7 @@ from tests.net.harness import LIMIT, Actor, Learner, make_server, wait_until_gon
 Join = Callable[..., Actor]
 TCP = pytest.mark.parametrize("kind", ["grpc", "zmq"])
 PROTECTED_TOO = pytest.mark.parametrize("kind", ["grpc", "grpc+token", "zmq", "zmq+token"])
-ROUTER = pytest.mark.parametrize("kind", ["zmq", "shm"])
+ROUTER = pytest.mark.parametrize("kind", ["zmq"])
 
 HELLO = encode_control({"actor_id": "raw", "envs": 1, "streams": 1, "version": "1"})
 HELLO_HEADER = pack_header(Kind.HELLO, len(HELLO))
@@ -70,7 +70,7 @@ def dealer(learner: Learner, **options: int) -> tuple[zmq.Context[Any], zmq.Sock
     raw: zmq.Socket[bytes] = context.socket(zmq.DEALER)
     for name, value in {"LINGER": 0, **options}.items():
         raw.setsockopt(getattr(zmq, name), value)
-    raw.connect(learner.server.address.replace("zmq://", "tcp://").replace("shm://", "ipc://"))
+    raw.connect(learner.server.address.replace("zmq://", "tcp://"))
     return context, raw
 
 
@@ -137,7 +137,7 @@ def test_a_heartbeat_connection_carries_heartbeats_only(learner: Learner, join: 
     context, raw = dealer(learner)
     raw.disconnect(raw.getsockopt_string(zmq.LAST_ENDPOINT))
     raw.setsockopt(zmq.IDENTITY, b"H" + good.client._name)  # type: ignore[attr-defined]
-    raw.connect(learner.server.address.replace("zmq://", "tcp://").replace("shm://", "ipc://"))
+    raw.connect(learner.server.address.replace("zmq://", "tcp://"))
     raw.send_multipart([good.header(0), bytes(1000)])
     lost = learner.lost_peers.get(timeout=LIMIT)
     assert lost.malformed and lost.peer != learner.peers["good"]
@@ -304,7 +304,7 @@ def test_too_little_shared_memory_is_a_refusal(learner: Learner, join: Join, mon
 
     before = set(os.listdir("/dev/shm"))
     with monkeypatch.context() as patch:
-        patch.setattr("seedcli.net.shm.os.posix_fallocate", full)
+        patch.setattr("seedcli.net.shm_server.os.posix_fallocate", full)
         with pytest.raises(RefusedError, match=r"bytes of shared memory .*No space left.*--transport zmq"):
             join(learner, "late")
     assert {name for name in set(os.listdir("/dev/shm")) - before if name.startswith("seed-")} == set()
@@ -368,4 +368,5 @@ def test_an_actor_loads_its_own_transport_only(address: str) -> None:
         "print(*sorted({'grpc', 'zmq', 'google.protobuf', 'tensorflow'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program, address], capture_output=True, text=True, timeout=LIMIT)
-    assert done.stdout.split() == (["zmq"] if "://" in address else ["grpc"]), done.stderr
+    expected = {"zmq": ["zmq"], "shm": []}.get(address.partition("://")[0], ["grpc"])
+    assert done.stdout.split() == expected, done.stderr

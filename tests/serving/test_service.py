@@ -19,7 +19,7 @@ from seedcli.net.handshake import ClientHandshake
 from seedcli.net.inprocess import InProcessClient, InProcessServer
 from seedcli.net.messages import Ready
 from seedcli.net.security.token import Token
-from seedcli.net.shm import ShmServer
+from seedcli.net.shm_server import ShmServer
 from seedcli.serving.service import InferenceService
 from seedcli.serving.sessions import FleetSettings
 from seedcli.specs import ActionSpec, EnvSpec, RowLayout
