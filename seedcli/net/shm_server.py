@@ -21,7 +21,7 @@ from seedcli.net.shm import PACKET_BYTES, PATH_KEY, Outbox, RowMapping, hang_up,
 _FOLDER = "/dev/shm"
 _PATH_LIMIT = 107  # bytes; the kernel's limit for a socket's path
 _OUTGOING = 4096  # packets kept for a connection; at this limit the peer is dropped because it does not read
-_LOOKS = 8  # at whether a process is stopped, in a timeout
+_LOOKS = 8  # at whether a process can run, in a timeout
 _FLUSH_SECONDS = 1.0
 _UNKNOWN = pack_header(Kind.UNKNOWN)
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
@@ -40,7 +40,7 @@ class _Connection:
         self.outbox = Outbox(connection)
         self.mapping: RowMapping | None = None
         self.talks = False
-        self.stopped = 0  # looks in a row at which the process was stopped
+        self.stopped = 0  # looks in a row at which the process could not run
 
 
 class ShmServer:
@@ -48,7 +48,7 @@ class ShmServer:
 
     Args:
         path: path of the socket to create; only this user should have access to its directory.
-        timeout: seconds after which the connection of a stopped process is lost.
+        timeout: seconds within which the connection of a process that cannot run is lost.
 
     Raises:
         UsageError: the socket cannot be created.
@@ -59,7 +59,7 @@ class ShmServer:
     shares_memory = True
     token: Token | None = None
     turned_away = 0
-    pings = True  # the kernel tells when a process ends, and here a thread looks for those that are stopped
+    pings = True  # the kernel tells when a process ends, and a thread looks for those that cannot run
 
     def __init__(self, path: str, *, timeout: float = PING_TIMEOUT_SECONDS) -> None:
         path = os.path.abspath(path)
@@ -114,8 +114,8 @@ class ShmServer:
     def _accept(self) -> int:
         try:
             connection, _ = self._listener.accept()
-        except BlockingIOError:
-            return 0
+        except OSError:
+            return 0  # the actor has left, or no descriptor is free until another leaves
         connection.setblocking(False)
         self._accepted += 1
         self._connections[connection.fileno()] = _Connection(connection, self._accepted)
@@ -272,12 +272,16 @@ class ShmServer:
             self._forget(connection)
 
     def _look(self, interval: float) -> None:
-        """Look for processes that have been stopped for the whole timeout, such as by SIGSTOP or a debugger."""
+        """Look for processes that could not run for the whole timeout.
+
+        Such are those stopped by SIGSTOP or a debugger, and those that have ended while a child that they had forked
+        keeps the connection open.
+        """
         while not self._closing.wait(interval):
             for connection in list(self._connections.values()):
-                connection.stopped = connection.stopped + 1 if _is_stopped(connection.process) else 0
+                connection.stopped = connection.stopped + 1 if _cannot_run(connection.process) else 0
                 if connection.stopped == _LOOKS - 1:
-                    self._lost.append((connection, "its process is stopped"))
+                    self._lost.append((connection, "its process is stopped or has ended"))
                     os.eventfd_write(self._event, 1)
 
     def close(self) -> None:
@@ -301,10 +305,10 @@ class ShmServer:
             pass
 
 
-def _is_stopped(process: int) -> bool:
-    """Whether all threads of a process are stopped by a signal or a debugger (states T and t)."""
+def _cannot_run(process: int) -> bool:
+    """Whether a process is stopped (states T and t) or has ended; False if that cannot be seen from here."""
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t", b"Z", b"X")
     except (OSError, IndexError):
-        return False
+        return process != 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -192,3 +193,30 @@ def test_no_actor_starves_another() -> None:
         for client in clients:
             client.close()
         server.close()
+
+
+FORKED = """
+import os, sys, time
+from tests.net.harness import Actor
+actor = Actor(sys.argv[1], "parent")
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+    os._exit(0)
+print(child, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_an_actor_is_noticed_to_have_ended_while_its_child_lives(spawn: Callable[..., Any]) -> None:
+    """The child, such as a simulator's, has inherited the connection."""
+    learner = Learner(make_server("shm", timeout=2.0), [1000]).start()
+    try:
+        process = spawn("-c", FORKED, learner.server.address)
+        child = int(process.stdout.readline())
+        process.kill()
+        lost = learner.lost_peers.get(timeout=LIMIT)
+        assert lost.peer == learner.peers["parent"] and not lost.malformed and "has ended" in lost.reason
+        os.kill(child, signal.SIGKILL)
+    finally:
+        learner.close()
