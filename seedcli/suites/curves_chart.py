@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,14 +46,16 @@ def write_curves(path: Path, outcome: SuiteOutcome) -> bool:
             tasks.setdefault(task.environment, []).append(task)
     if not tasks:
         return False
-    presets = dict.fromkeys(task.task.preset for each in tasks.values() for task in each)
-    colors = {preset: COLORS[number % len(COLORS)] for number, preset in enumerate(presets)}
+    presets = list(dict.fromkeys(task.task.preset for each in tasks.values() for task in each))
+    # Presets tell the lines of an environment apart, unless it has two tasks with one preset.
+    by_name = any(len({task.task.preset for task in each}) < len(each) for each in tasks.values())
     columns = min(_COLUMNS, len(tasks))
     rows = -(-len(tasks) // columns)
     figure = Figure(figsize=(_SIZE[0] * columns, _SIZE[1] * rows + 0.8), dpi=_DPI, layout="constrained")
     places = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, (environment, each) in zip(places, tasks.items(), strict=False):
-        _draw(axes, environment, each, colors)
+        numbers = range(len(each)) if by_name else [presets.index(task.task.preset) for task in each]
+        _draw(axes, environment, each, [COLORS[number % len(COLORS)] for number in numbers], named=by_name)
     for axes in places[len(tasks) :]:
         axes.set_axis_off()
     figure.suptitle(
@@ -61,11 +63,12 @@ def write_curves(path: Path, outcome: SuiteOutcome) -> bool:
         color=_INK,
         fontsize=10,
     )
-    handles, labels = [Line2D([], [], color=color) for color in colors.values()], list(colors)
+    names = [] if by_name else presets
+    handles = [Line2D([], [], color=COLORS[number % len(COLORS)]) for number in range(len(names))]
     if any(task.task.threshold is not None for each in tasks.values() for task in each):
         handles.append(Line2D([], [], color=_REFERENCE, linestyle=":"))
-        labels.append("threshold")
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+        names = [*names, "threshold"]
+    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     try:
         with replacing(path) as made:
             figure.savefig(made, format="png")
@@ -74,14 +77,19 @@ def write_curves(path: Path, outcome: SuiteOutcome) -> bool:
     return True
 
 
-def _draw(axes: Axes, environment: str, tasks: Sequence[TaskOutcome], colors: Mapping[str, str]) -> None:
-    for task in tasks:
+def _draw(axes: Axes, environment: str, tasks: Sequence[TaskOutcome], colors: Sequence[str], *, named: bool) -> None:
+    """Draw the runs of tasks of one environment, each task in its colour; `named`: with a legend of its own."""
+    for task, color in zip(tasks, colors, strict=True):
+        label = task.name if named else None
         for run in task.runs:
             if run.curve:
                 steps, returns = (np.array(run.curve[name], np.float64) for name in ("env_steps", "returns"))
-                axes.plot(steps, returns, color=colors[task.task.preset], linewidth=1.1)
+                axes.plot(steps, returns, color=color, linewidth=1.1, label=label)
+                label = None
         if task.task.threshold is not None:
             axes.axhline(task.task.threshold, color=_REFERENCE, linestyle=":", linewidth=1)
+    if named:
+        axes.legend(fontsize=6, frameon=False, loc="best")
     axes.set_title(environment, fontsize=8, color=_INK, parse_math=False)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(lambda value, _: short(value) if value else "0")

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
 
 from seedcli.cli.main import main
 from seedcli.errors import UsageError
+from seedcli.suites.curves_chart import write_curves
 from seedcli.suites.members import Record, is_trained
 from seedcli.suites.outcomes import gather
 from seedcli.suites.report import write_files
@@ -234,6 +236,27 @@ def test_runs_of_another_machine_are_read_from_its_table(tmp_path: Path, capsys:
     # A table of a table, without any run's folder.
     assert main([*command, str(tmp_path / "none"), "--with", str(first / "mine.json"), "--out", str(tmp_path)]) == 0
     assert (tmp_path / "mine.json").read_text() == (both / "mine.json").read_text()
+
+
+def test_tasks_with_one_preset_and_environment_have_colours_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = SUITE.replace('env = "Acrobot-v1"', "").replace(
+        "[tasks.hard]", '[tasks.hard]\nset = { "agent.discount" = 0.5 }'
+    )
+    suite = write_suite(tmp_path, text)
+    for member in members(suite, tmp_path).values():
+        finish(member, {}, [10.0, 20.0])
+    drawn: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: (drawn.append(figure), save(figure, *a, **k)))
+    assert write_curves(tmp_path / "curves.png", gather(suite, tmp_path))
+    (axes,) = drawn[0].axes
+    lines = [line for line in axes.lines if len(line.get_xdata()) == 2 and line.get_linestyle() == "-"]
+    colors = [line.get_color() for line in lines]
+    assert len(set(colors[:3])) == 1 and len(colors) == 4 and colors[3] != colors[0]
+    legend = axes.get_legend()
+    assert legend is not None and [each.get_text() for each in legend.get_texts()] == ["easy", "hard"]
 
 
 def test_curves_are_thinned_for_the_table(tmp_path: Path) -> None:
