@@ -96,6 +96,18 @@ class Outbox:
         except BlockingIOError:
             pass
 
+    def drain(self, seconds: float) -> None:
+        """Send what is kept as the peer reads; gives up after a time, or when the connection is gone."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
+        deadline = time.monotonic() + seconds
+        try:
+            while self._packets and (left := deadline - time.monotonic()) > 0:
+                poll.poll(int(left * 1000) + 1)
+                self.flush()
+        except OSError:
+            pass
+
 
 def hang_up(connection: socket.socket) -> None:
     """Close a socket; the peer can still read all that was sent.
@@ -124,7 +136,8 @@ class ShmClient:
         self._path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         self._outbox = Outbox(self._socket)
-        self._lock = threading.Lock()  # of the outbox, for heartbeats; never held while waiting
+        self._parts: list[bytes] = []  # packets of a frame that is not complete
+        self._lock = threading.Lock()  # of the outbox, for heartbeats; only `close` waits while it holds it
         # A socket that is waited for directly wakes its reader on the sender's core, as if the sender were about to
         # sleep; the learner is not, and would be interrupted. Through an epoll the reader wakes on any core.
         self._epoll = select.epoll()
@@ -166,26 +179,26 @@ class ShmClient:
 
     def receive(self, timeout: float) -> Frame | None:
         deadline = time.monotonic() + timeout
-        packet = self._packet(deadline)
-        if packet is None:
-            return None
-        header = unpack_header(memoryview(packet)[:HEADER_BYTES])
+        while (packet := self._packet(deadline)) is not None:
+            self._parts.append(packet)
+            frame = self._frame()
+            if frame is not None:
+                return frame
+        return None
+
+    def _frame(self) -> Frame | None:
+        """The frame that the packets received make; None if more must follow, perhaps in the next call."""
+        parts, self._parts = self._parts, []
+        header = unpack_header(memoryview(parts[0])[:HEADER_BYTES])
         if header.payload_bytes > ANSWER_LIMIT:
             raise ProtocolError(f"the learner sent a frame of {header.payload_bytes} bytes, over the limit")
-        payload = packet[HEADER_BYTES:]
-        if len(payload) < header.payload_bytes and len(packet) == PACKET_BYTES:
-            parts = [payload]
-            missing = header.payload_bytes - len(payload)
-            while missing > 0:
-                part = self._packet(deadline)
-                if part is None:
-                    raise ProtocolError(f"{missing} bytes of the learner's frame have not come in {timeout:g} s")
-                parts.append(part)
-                missing -= len(part)
-            payload = b"".join(parts)
-        if len(payload) != header.payload_bytes:
+        received = sum(map(len, parts)) - HEADER_BYTES
+        if received < header.payload_bytes and len(parts[-1]) == PACKET_BYTES:
+            self._parts = parts
+            return None
+        if received != header.payload_bytes:
             raise ProtocolError("the learner sent a frame whose size differs from its header")
-        return Frame(header, payload)
+        return Frame(header, (parts[0] if len(parts) == 1 else b"".join(parts))[HEADER_BYTES:])
 
     def _packet(self, deadline: float) -> bytes | None:
         """The next packet; None if none comes before a time."""
@@ -248,13 +261,8 @@ class ShmClient:
         """Flush for up to half a second and close the connection; safe to call twice."""
         if self._closed:
             return
-        deadline = time.monotonic() + _FLUSH_SECONDS
-        try:
-            while self._outbox and (left := deadline - time.monotonic()) > 0:
-                self._flush(left)
-        except OSError:
-            pass  # the learner is gone
         with self._lock:
+            self._outbox.drain(_FLUSH_SECONDS)
             self._closed = True
             self._epoll.close()
             hang_up(self._socket)

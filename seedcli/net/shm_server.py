@@ -291,10 +291,7 @@ class ShmServer:
         self._watch.join()
         deadline = time.monotonic() + _FLUSH_SECONDS
         for connection in list(self._connections.values()):
-            while connection.outbox and (left := deadline - time.monotonic()) > 0:
-                if not select.select([], [connection.socket], [], left)[1]:
-                    break
-                self._flush(connection)
+            connection.outbox.drain(deadline - time.monotonic())
             self._forget(connection)
         self._epoll.close()
         os.close(self._event)

@@ -171,7 +171,8 @@ def _record(member: Member, suite: Suite) -> Record:
 
 def _elsewhere(member: Member, suite: Suite, tables: Tables | None) -> bool:
     """Whether a run was finished elsewhere, and not begun here."""
-    found = tables.find(member, suite.episodes) if tables and not member.record_path.exists() else None
+    begun = member.record_path.exists() or member.folder.exists()
+    found = tables.find(member, suite.episodes) if tables and not begun else None
     return found is not None and found.state == "finished"
 
 

@@ -18,6 +18,7 @@ import zmq
 
 import seedcli.net.grpc as grpc_transport
 from seedcli.errors import RefusedError, UsageError
+from seedcli.net import shm_server as shm_transport
 from seedcli.net import zmq_router as router_transport
 from seedcli.net.connect import connect
 from seedcli.net.frames import Kind, encode_control, pack_header
@@ -175,12 +176,13 @@ def test_a_malformed_grpc_message_ends_only_that_stream(learner: Learner, join: 
     good.echo(0, bytes(1000))
 
 
-@TCP
+@pytest.mark.parametrize("kind", ["grpc", "zmq", "shm"])
 def test_a_peer_that_does_not_read_is_dropped(
     kind: str, learner: Learner, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(router_transport, "_OUTGOING", 8)
     monkeypatch.setattr(grpc_transport, "_OUTGOING", 8)
+    monkeypatch.setattr(shm_transport, "_OUTGOING", 8)
     server = make_server(kind)
     seen: queue.SimpleQueue[Any] = queue.SimpleQueue()
     other = Learner(server, [1000])
@@ -195,6 +197,10 @@ def test_a_peer_that_does_not_read_is_dropped(
         if kind == "zmq":
             context, raw = dealer(other, RCVHWM=1)
             raw.send_multipart([HELLO_HEADER, HELLO])
+        elif kind == "shm":
+            silent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            silent.connect(server.address.removeprefix("shm://"))
+            silent.send(HELLO_HEADER + HELLO)
         else:
             channel = grpc.insecure_channel(server.address)
             requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -210,6 +216,8 @@ def test_a_peer_that_does_not_read_is_dropped(
         join(other, "good").echo(0, bytes(1000))
         if kind == "zmq":
             context.destroy(linger=0)
+        elif kind == "shm":
+            silent.close()
         else:
             requests.put(None)
             call.cancel()
