@@ -243,6 +243,8 @@ def _isolation(make: MakeEnv, seconds: float) -> tuple[Status, str]:
     """Environment i of a vector with seed s plays like a single environment with seed s + i."""
     last = _ENVS - 1
     with driving(make, _ENVS) as driver:
+        if getattr(driver.env, "one_generator", False):
+            return "skipped", "the environments of a vector draw from one random generator"
         many = driver.play(40, _REPLAY, seconds / 2)
     with driving(make, 1) as driver:
         alone = driver.play(40 + last, 0, 0, script=[actions[last : last + 1] for actions in many.actions])

@@ -33,8 +33,8 @@ _OFFSCREEN = {"egl": "EGL", "osmesa": "OSMesa"}
 _FRAMES_PER_SECOND = 30
 _OTHER_KWARGS = "give it its own, or none with --set 'environment.kwargs={}'"
 # Failures of an environment's code; sys.exit() in it must not end the process with status 0.
-_FAILURES = (Exception, SystemExit)
-_SEEDS = 2**31  # seeds wrap round here, so that every simulator can take them
+FAILURES = (Exception, SystemExit)
+SEEDS = 2**31  # seeds wrap round here, so that every simulator can take them
 
 
 def check_id(env_id: str) -> None:
@@ -51,7 +51,7 @@ def check_id(env_id: str) -> None:
             importlib.import_module(module)
         except ImportError:
             raise
-        except _FAILURES as error:
+        except FAILURES as error:
             raise EnvironmentFailed(
                 f"module {module} of environment.id {env_id!r} failed: {first_line(error)}"
             ) from error
@@ -77,7 +77,7 @@ def _without_version(env_id: str) -> str:
     return re.sub(r"-v\d+$", "", env_id)
 
 
-def _require_id(env_id: str) -> None:
+def require_id(env_id: str) -> None:
     """The same, where a module that cannot be imported is refused too."""
     try:
         check_id(env_id)
@@ -94,22 +94,22 @@ def has_simulator(config: GymnasiumConfig) -> bool:
     Raises:
         UsageError: its id or module is unknown.
     """
-    _require_id(config.id)
+    require_id(config.id)
     try:
         _creator(config.id)
-    except (*_FAILURES, ImportError):
+    except (*FAILURES, ImportError):
         return False
     return True
 
 
-def _registered(env_id: str) -> Any:
+def registration(env_id: str) -> Any:
     """What is registered under an id that `check_id` has passed."""
     return gymnasium.spec(env_id.rpartition(":")[2])
 
 
 def _creator(env_id: str) -> Any:
     """What makes a registered environment: its class, or a function."""
-    entry = _registered(env_id).entry_point
+    entry = registration(env_id).entry_point
     return gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
 
 
@@ -117,7 +117,7 @@ def _parameters(env_id: str) -> Mapping[str, inspect.Parameter] | None:
     """What makes an environment takes; None if any keyword, or if its module cannot be loaded here."""
     try:
         parameters = inspect.signature(_creator(env_id)).parameters
-    except (*_FAILURES, ImportError):
+    except (*FAILURES, ImportError):
         return None  # building the environment reports the error
     any_keyword = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     return None if any_keyword else parameters
@@ -168,7 +168,7 @@ def frames_per_second(config: GymnasiumConfig) -> float:
 
 def is_mujoco(env_id: str) -> bool:
     """Whether a registered environment is one of MuJoCo's; the id has passed `check_id`."""
-    return "mujoco" in str(_registered(env_id).entry_point).lower()
+    return "mujoco" in str(registration(env_id).entry_point).lower()
 
 
 @functools.cache
@@ -229,7 +229,7 @@ class GymnasiumVectorEnv:
         self.num_envs = num_envs
         self._name = f"gymnasium/{config.id}"
         self._rendering = render
-        _require_id(config.id)
+        require_id(config.id)
         for key in _RESERVED:
             if key in config.kwargs:
                 raise UsageError(f"environment.kwargs must not hold {key!r}, which has a place of its own")
@@ -252,7 +252,7 @@ class GymnasiumVectorEnv:
                         )
         except BaseException as error:
             self.close()
-            if isinstance(error, (UsageError, EnvironmentFailed)) or not isinstance(error, _FAILURES):
+            if isinstance(error, (UsageError, EnvironmentFailed)) or not isinstance(error, FAILURES):
                 raise
             given = f" with environment.kwargs = {format_value(config.kwargs)}" if config.kwargs else ""
             remedy = f"; {_OTHER_KWARGS}" if given and isinstance(error, TypeError) else ""
@@ -302,8 +302,8 @@ class GymnasiumVectorEnv:
         """
         for index, env in enumerate(self.envs):
             try:
-                self._newest[index], _ = env.reset(seed=(seed + index) % _SEEDS)
-            except _FAILURES as error:
+                self._newest[index], _ = env.reset(seed=(seed + index) % SEEDS)
+            except FAILURES as error:
                 raise self._failure(index, "reset", error) from error
         self._terminated[:] = self._truncated[:] = False
         self._rewards[:] = 0
@@ -329,7 +329,7 @@ class GymnasiumVectorEnv:
                     rewards[index], terminated[index], truncated[index] = 0.0, False, False
                 else:
                     newest[index], rewards[index], terminated[index], truncated[index], _ = env.step(native[index])
-            except _FAILURES as error:
+            except FAILURES as error:
                 raise self._failure(index, "reset" if final[index] else "step", error) from error
         self._write(out)
 
@@ -355,15 +355,18 @@ class GymnasiumVectorEnv:
             raise EnvironmentFailed(f"{self._name} was built without rendering; build it with render=True")
         try:
             picture: Any = self.envs[0].render()
-        except _FAILURES as error:
+        except FAILURES as error:
             raise EnvironmentFailed(f"{self._name} failed in render: {first_line(error)}") from error
-        if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] != 3:
-            raise EnvironmentFailed(
-                f"{self._name} rendered {type(picture).__name__} where [height, width, 3] is expected"
-            )
-        return picture.astype(np.uint8, copy=False)
+        return checked_picture(picture, self._name)
 
     def close(self) -> None:
         """Close every environment; safe to call twice."""
         while self.envs:
             self.envs.pop().close()
+
+
+def checked_picture(picture: Any, name: str) -> npt.NDArray[np.uint8]:
+    """A rendered picture; raises EnvironmentFailed if it is not an array [height, width, 3]."""
+    if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] != 3:
+        raise EnvironmentFailed(f"{name} rendered {type(picture).__name__} where [height, width, 3] is expected")
+    return picture.astype(np.uint8, copy=False)

@@ -18,8 +18,9 @@ class GymnasiumFamily(Family):
 
     def make(self, config: GymnasiumConfig, num_envs: int, *, render: bool = False, threads: int = 0) -> VectorEnv:
         from seedcli.envs.gymnasium.env import GymnasiumVectorEnv
+        from seedcli.envs.gymnasium.registered import make_registered
 
-        return GymnasiumVectorEnv(config, num_envs, render=render)
+        return make_registered(config, num_envs, render) or GymnasiumVectorEnv(config, num_envs, render)
 
     def check(self, config: GymnasiumConfig, kwargs_source: str) -> None:
         from seedcli.envs.gymnasium import env
