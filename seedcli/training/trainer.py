@@ -139,8 +139,9 @@ class Trainer:
 
     def _arguments(self, unrolls: UnrollBatch, rate: float) -> tuple[Any, ...]:
         """The arguments of `BatchUpdate.train`."""
-        scale = None if self.loss_scale is None else np.float32(self.loss_scale)
-        return unrolls, np.float32(rate), scale, np.int64(self.updates)
+        # Arrays, because TensorFlow's fast way to call a function takes no scalars of NumPy.
+        scale = None if self.loss_scale is None else np.asarray(self.loss_scale, np.float32)
+        return unrolls, np.asarray(rate, np.float32), scale, np.asarray(self.updates, np.int64)
 
     def update(
         self, batch: TrainingBatch | None, env_steps: int, control: npt.NDArray[np.float64] | None = None
