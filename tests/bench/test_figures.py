@@ -134,7 +134,8 @@ def test_bench_transport_prints_a_table(capsys: pytest.CaptureFixture[str], monk
 @pytest.mark.parametrize(
     ("preset", "what"),
     [
-        ("cartpole_vtrace", "gymnasium SyncVectorEnv"),
+        ("cartpole_vtrace", "gymnasium"),
+        ("mujoco_vtrace", "gymnasium"),
         ("pong_vtrace", "ale_py AtariVectorEnv"),
         ("football_academy_vtrace", "envpool gfootball"),
     ],

@@ -14,7 +14,7 @@ class GymnasiumFamily(Family):
     Config = GymnasiumConfig
     preset: ClassVar[str] = "gymnasium_vtrace"
     adapts_gymnasium: ClassVar[bool] = True
-    library: ClassVar[str] = "gymnasium SyncVectorEnv"
+    library: ClassVar[str] = "gymnasium"
 
     def make(self, config: GymnasiumConfig, num_envs: int, *, render: bool = False, threads: int = 0) -> VectorEnv:
         from seedcli.envs.gymnasium.env import GymnasiumVectorEnv
@@ -48,12 +48,18 @@ class GymnasiumFamily(Family):
         import gymnasium
         from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-        options: dict[str, Any] = dict(config.kwargs)
-        if config.max_episode_steps:
-            options["max_episode_steps"] = config.max_episode_steps
-        group = SyncVectorEnv(
-            [lambda: gymnasium.make(config.id, **options)] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP
-        )
+        from seedcli.envs.gymnasium.registered import make_registered
+
+        registered = make_registered(config, num_envs)
+        if registered:
+            group = registered.envs[0]
+        else:
+            options: dict[str, Any] = dict(config.kwargs)
+            if config.max_episode_steps:
+                options["max_episode_steps"] = config.max_episode_steps
+            group = SyncVectorEnv(
+                [lambda: gymnasium.make(config.id, **options)] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP
+            )
         group.reset(seed=seed)
         group.action_space.seed(1)
         return BareGroup(group, group.action_space.sample)
