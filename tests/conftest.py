@@ -3,8 +3,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from seedcli.telemetry import logs
+
+# How long an example takes says more about what else the machine does.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # Folders with files that take minutes. They are begun first, or one would still run when all others are done.
 LONG = ("slurm", "system", "training", "own_code", "learning", "api")

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seedcli.specs import ALIGNMENT, ActionSpec, ArraySpec, EnvSpec, RowLayout, aligned_empty, map_arrays
@@ -24,14 +24,12 @@ SPECS = st.builds(EnvSpec, st.just("test/any"), OBSERVATIONS, ACTIONS, st.intege
 
 
 @given(SPECS)
-@settings(deadline=None)
 def test_a_specification_round_trips_through_json(spec):
     again = EnvSpec.from_dict(json.loads(json.dumps(spec.to_dict())))
     assert again == spec and spec.difference(again) is None
 
 
 @given(SPECS, st.integers(1, 5), st.integers(1, 3))
-@settings(deadline=None)
 def test_arrays_of_a_row_do_not_overlap(spec, envs, records):
     layout = RowLayout(spec, envs)
     rows = aligned_empty(records * layout.nbytes).reshape(records, layout.nbytes)

@@ -12,7 +12,7 @@ from seedcli.specs import split_envs
 from tests.inference.helpers import FakeGroup, Player, make_engine
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     burn_in=st.integers(0, 3),
     length=st.integers(1, 6),

@@ -143,7 +143,7 @@ def test_ranks_belong_to_training_environments_and_are_reused():
     assert ranks(engine.open_stream(None, 5, 1)) == [("training", 7)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     burn_in=st.integers(0, 3),
     length=st.integers(1, 5),

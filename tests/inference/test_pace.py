@@ -78,7 +78,7 @@ def test_evaluation_streams_do_not_wait():
     assert play(engine, [evaluation]) == {1}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     batch_size=st.integers(1, 9),
     length=st.integers(1, 4),

@@ -54,7 +54,7 @@ def arrays(draw: st.DrawFn) -> tuple[ArraySpec, npt.NDArray[Any]]:
     return ArraySpec(tuple(map(int, shape)), dtype, binary=binary), array
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(arrays())
 def test_every_codec_round_trips_random_arrays(case: tuple[ArraySpec, npt.NDArray[Any]]) -> None:
     spec, array = case
@@ -253,7 +253,7 @@ def test_a_corrupt_row_is_a_protocol_error_and_allocates_nothing(payload: bytes,
     assert peak < 4 * LAYOUT.nbytes
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(
     st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), max_size=8),
     st.integers(0, len(GOOD)) | st.none(),
@@ -274,7 +274,7 @@ def test_mutations_raise_only_protocol_errors(changes: list[tuple[int, int]], cu
     assert np.isin(map_values, (0, 255, 0x5A)).all(), "bits decode to two values only"
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_noise_is_a_protocol_error(noise: bytes) -> None:
     refuses(noise)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seedcli.errors import ProtocolError
@@ -27,7 +27,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(Kind),
     st.integers(0, 2**32 - 1),
@@ -46,7 +45,6 @@ def test_the_header_layout_is_as_documented() -> None:
     assert data == b"SEED" + bytes([3, 8, 5, 0, 6, 0, 0, 0, 4, 3, 2, 1, 7]) + bytes(15)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=64) | st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
 def test_any_bytes_decode_or_are_a_protocol_error(data: bytes) -> None:
     try:
@@ -58,7 +56,6 @@ def test_any_bytes_decode_or_are_a_protocol_error(data: bytes) -> None:
     )
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=HEADER_BYTES - 6, max_size=HEADER_BYTES - 6), st.integers(0, 255))
 def test_any_fields_decode_or_are_a_protocol_error(rest: bytes, kind: int) -> None:
     data = MAGIC + bytes([PROTOCOL_VERSION, kind]) + rest
@@ -77,13 +74,11 @@ def test_the_error_names_a_different_version() -> None:
         unpack_header(bytes(data))
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(), JSON, max_size=5))
 def test_control_messages_round_trip(message: dict[str, object]) -> None:
     assert decode_control(encode_control(message)) == json.loads(json.dumps(message))
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_any_control_payload_decodes_or_is_a_protocol_error(payload: bytes) -> None:
     try:

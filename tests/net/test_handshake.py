@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import seedcli
@@ -246,7 +246,6 @@ MESSAGES = st.dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(st.sampled_from([Kind.HELLO, Kind.PROOF, Kind.SPEC]), MESSAGES)
 def test_any_message_is_accepted_or_a_protocol_error(kind: Kind, message: dict[str, Any]) -> None:
     try:

@@ -111,7 +111,7 @@ sys.exit(main(sys.argv[1:]))
         (
             "import seedcli.inference.device_policy as module; make = module.Promise; "
             "module.Promise = lambda action, *rest: make(type('Unread', (), {'numpy': exhausted})(), *rest)",
-            "CPU:0 ran out of memory while answering 2 environments",
+            "CPU:0 ran out of memory while answering 4 environments",
         ),
     ],
     ids=["built", "answered"],

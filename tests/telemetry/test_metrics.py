@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seedcli.errors import UsageError
@@ -91,7 +91,6 @@ def test_profile_is_cheap_and_readable_while_written() -> None:
     assert min(timeit.repeat(lambda: profile.add("wire", 0.1), number=10_000, repeat=10)) / 10_000 < 1e-6
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(
     st.integers(1, 20),
     st.lists(st.lists(st.floats(-1e6, 1e6), max_size=50), max_size=10),

@@ -36,7 +36,7 @@ def _filled(buffer: UnrollBuffer, first_column: int) -> UnrollBuffer:
     return buffer
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=8), batch=st.integers(1, 6))
 def test_each_column_is_trained_on_once_and_buffers_are_released(sizes, batch):
     arena = _arena(batch)

@@ -45,7 +45,7 @@ def stacked(values: list[Any]) -> Any:
     return np.stack(values)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ANY)
 def test_observations_become_the_arrays_that_the_adapter_sends(space: spaces.Space[Any]) -> None:
     assume(not isinstance(space, spaces.Discrete) or space.n > 0)
@@ -169,7 +169,7 @@ def test_spaces_are_those_of_the_configured_environment() -> None:
     np.testing.assert_array_equal(unbatched(ours.write(np.array([[0.5]], np.float32))), np.array([1.0], np.float32))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ANY)
 def test_spaces_are_made_again_from_what_is_kept_of_them(space: spaces.Space[Any]) -> None:
     assume(not isinstance(space, spaces.Discrete) or space.n > 0)

@@ -63,7 +63,7 @@ def leaves(space: spaces.Space[Any], value: Any, path: tuple[str, ...] = ()) -> 
     return {"/".join(path): (space, value)}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(ANY, st.integers(0, 2**31 - 1))
 def test_any_sample_of_a_space_round_trips(space: spaces.Space[Any], seed: int) -> None:
     space.seed(seed)
@@ -178,7 +178,7 @@ def test_wider_integers_are_accepted_if_their_values_fit() -> None:
     assert out["near"].tolist() == [[-128]]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(discrete(), st.integers(0, 2**31))
 def test_actions_are_shifted_to_the_categories_of_the_space(space: spaces.Space[Any], seed: int) -> None:
     actions = Actions(space, "test")
@@ -191,7 +191,7 @@ def test_actions_are_shifted_to_the_categories_of_the_space(space: spaces.Space[
 BOUNDS = st.floats(-(2.0**90), 2.0**90, allow_nan=False, width=32)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(BOUNDS, BOUNDS, st.sampled_from(FLOATS[1:]), st.floats(-4, 4, width=32))
 def test_actions_cover_a_box_from_bound_to_bound(one: float, other: float, dtype: str, action: float) -> None:
     low, high = min(one, other), max(one, other)

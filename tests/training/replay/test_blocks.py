@@ -45,7 +45,7 @@ def _random(rng, shape, dtype):
     return rng.integers(0, 256, count, np.uint8).view(dtype).reshape(shape)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     fields=st.lists(
         st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(1, 4), max_size=3), st.booleans()),

@@ -324,7 +324,7 @@ def test_the_limiter_allows_what_keeps_the_difference_in_its_window():
     assert limiter.can_insert(10, 0, 8) and not limiter.can_insert(10, 0, 9)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     ratio=st.one_of(st.floats(0.01, 20), st.sampled_from([0.1, 0.75, 1 / 3, 1.0, 1e-300])),
     window=st.one_of(st.floats(0.5, 100), st.just(1e12)),
@@ -346,7 +346,7 @@ def test_an_automatic_window_is_two_batches_and_a_step():
         RateLimiter.from_config(ReplayConfig(ratio=0.75, window=32), 64)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     ratio=st.one_of(st.floats(0.01, 20), st.sampled_from([0.1, 0.75, 1 / 3, 1.0, 8.0])),
     batch=st.integers(1, 20),

@@ -14,7 +14,7 @@ from seedcli.training.replay.sum_tree import SumTree
 VALUES = st.floats(0, 1e6, allow_subnormal=True)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     size=st.integers(1, 70),
     writes=st.lists(st.lists(st.tuples(st.integers(0, 10**6), VALUES), max_size=20), max_size=10),
@@ -61,7 +61,7 @@ def test_strata_agree_with_the_cumulative_sum():
     np.testing.assert_array_equal(drawn, np.searchsorted(np.cumsum(values), points, side="right"))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     values=st.lists(st.one_of(st.just(0.0), st.floats(5e-324, 1e280)), min_size=1, max_size=33),
     seed=st.integers(0, 100),
