@@ -160,11 +160,5 @@ class Arena:
 
     def bound_bytes(self, max_envs: int, num_envs: int) -> int:
         """Upper bound of row memory in bytes, with `max_envs` environments in streams of `num_envs`."""
-        return self._bound(max_envs, num_envs) * self._records * self.layout(num_envs).nbytes
-
-    def bound_records(self, max_envs: int, num_envs: int) -> int:
-        """Upper bound of row memory in records of one environment; arguments as for `bound_bytes`."""
-        return self._bound(max_envs, num_envs) * self._records * num_envs
-
-    def _bound(self, max_envs: int, num_envs: int) -> int:
-        return math.ceil(max_envs / num_envs) + self._slack(num_envs)
+        buffers = math.ceil(max_envs / num_envs) + self._slack(num_envs)
+        return buffers * self._records * self.layout(num_envs).nbytes
