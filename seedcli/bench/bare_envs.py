@@ -27,7 +27,7 @@ def library(config: EnvironmentConfig) -> str:
 
 @contextmanager
 def environment_turn(config: Config, cores: int) -> Iterator[Turn]:
-    """Step as many environments as the run has, in two groups as an actor does, with random actions.
+    """Step as many environments as the run has, in groups as an actor does, with random actions.
 
     Args:
         config: of the run.
@@ -46,7 +46,9 @@ def environment_turn(config: Config, cores: int) -> Iterator[Turn]:
             "TensorFlow: choose another preset"
         )
     total = config.actors.count * config.actors.envs
-    groups = [family.make_bare(played, envs, cores, 1 + i * total) for i, envs in enumerate(split_envs(total, 2))]
+    # Two hide the steps of libraries with threads of their own.
+    split = split_envs(total, min(2, config.actors.streams))
+    groups = [family.make_bare(played, envs, cores, 1 + i * total) for i, envs in enumerate(split)]
     actions = [[group.sample() for _ in range(_ACTION_SETS)] for group in groups]
     turns = 0
     for group, choices in zip(groups, actions, strict=True):

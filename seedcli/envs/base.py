@@ -27,7 +27,10 @@ class VectorEnv(Protocol):
     num_envs: int
 
     def reset(self, seed: int, out: Rows) -> None:
-        """Seed every environment (consecutive seeds from `seed`), start new episodes, write the first records."""
+        """Seed every environment, start new episodes, write the first records.
+
+        Seeds are consecutive from `seed`, unless the environments share one random generator.
+        """
 
     def step(self, actions: npt.NDArray[Any], out: Rows) -> None:
         """Take actions [E, *spec.action.array.shape] in its dtype and write the next records into `out`.
@@ -76,8 +79,8 @@ class Family:
         clock_terminates: whether time limits terminate episodes, because the simulator does not tell them from other
             ends.
         keeps_finished_episodes: whether the library frees the memory of finished episodes only when its process ends.
-        adapts_gymnasium: whether its vector environments are `envs.gymnasium.env.GymnasiumVectorEnv`, so that plain
-            environments made by `gymnasium.make` give and take other arrays than its specifications say.
+        adapts_gymnasium: whether its vector environments are those of `envs.gymnasium`, so that plain environments made
+            by `gymnasium.make` give and take other arrays than its specifications say.
         library: name of the library that `make_bare` steps; "": there is none.
         simulator: path of attributes from a vector environment to the library's, for `seed bench actor`; empty: it
             cannot be timed apart.

@@ -71,6 +71,13 @@ class Run(NamedTuple):
             [actions[env : env + 1] for actions in self.actions],
         )
 
+    def until_end(self) -> Run:
+        """The records up to the first one that ends an episode."""
+        length = int(np.argmax([*self.final.any(axis=1), True])) + 1
+        observation = {name: part[:length] for name, part in self.observation.items()}
+        parts = (part[:length] for part in (self.reward, self.terminated, self.truncated))
+        return Run(observation, *parts, self.actions[: length - 1])
+
     def difference(self, other: Run) -> str | None:
         """Name the first record, and its part, in which another run of the same actions differs."""
         parts = {**self.observation, "reward": self.reward, "terminated": self.terminated, "truncated": self.truncated}

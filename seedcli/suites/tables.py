@@ -101,8 +101,8 @@ def _page(outcome: SuiteOutcome, chart: str, curves: str) -> Iterator[str]:
     suite = outcome.suite
     yield f"# {suite.name}: {suite.description}\n"
     yield f"{state_line(outcome)}. Each evaluation has {suite.episodes} episodes. Greedy and sampled: interquartile"
-    yield "mean over seeds [95 % bootstrap interval]. A threshold is reached when the mean return of the last 100"
-    yield "training episodes is; its steps are the median over seeds.\n"
+    yield "mean over seeds, with fewer than four the mean [95 % bootstrap interval]. A threshold is reached when the"
+    yield "mean return of the last 100 training episodes is; its steps are the median over seeds.\n"
     yield from task_grid(outcome).markdown()
     yield ""
     for line in aggregate_lines(outcome):

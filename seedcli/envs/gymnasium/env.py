@@ -357,16 +357,12 @@ class GymnasiumVectorEnv:
             picture: Any = self.envs[0].render()
         except FAILURES as error:
             raise EnvironmentFailed(f"{self._name} failed in render: {first_line(error)}") from error
-        return checked_picture(picture, self._name)
+        if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] != 3:
+            given = type(picture).__name__
+            raise EnvironmentFailed(f"{self._name} rendered {given} where [height, width, 3] is expected")
+        return picture.astype(np.uint8, copy=False)
 
     def close(self) -> None:
         """Close every environment; safe to call twice."""
         while self.envs:
             self.envs.pop().close()
-
-
-def checked_picture(picture: Any, name: str) -> npt.NDArray[np.uint8]:
-    """A rendered picture; raises EnvironmentFailed if it is not an array [height, width, 3]."""
-    if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] != 3:
-        raise EnvironmentFailed(f"{name} rendered {type(picture).__name__} where [height, width, 3] is expected")
-    return picture.astype(np.uint8, copy=False)

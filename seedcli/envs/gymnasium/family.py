@@ -20,7 +20,8 @@ class GymnasiumFamily(Family):
         from seedcli.envs.gymnasium.env import GymnasiumVectorEnv
         from seedcli.envs.gymnasium.registered import make_registered
 
-        return make_registered(config, num_envs, render) or GymnasiumVectorEnv(config, num_envs, render)
+        registered = None if render else make_registered(config, num_envs)
+        return registered or GymnasiumVectorEnv(config, num_envs, render)
 
     def check(self, config: GymnasiumConfig, kwargs_source: str) -> None:
         from seedcli.envs.gymnasium import env

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from seedcli.envs.checks import first_line, place_of
 from seedcli.envs.gymnasium.config import GymnasiumConfig
-from seedcli.envs.gymnasium.env import FAILURES, SEEDS, GymnasiumVectorEnv, checked_picture, registration, require_id
+from seedcli.envs.gymnasium.env import FAILURES, SEEDS, GymnasiumVectorEnv, registration, require_id
 from seedcli.envs.gymnasium.plain import PlainSpaces
 from seedcli.envs.gymnasium.spaces import Actions, Observations
 from seedcli.errors import EnvironmentFailed
@@ -70,10 +70,11 @@ class RegisteredVectorEnv:
         native = self._actions.read(actions, self.num_envs)
         try:
             observations, reward, terminated, truncated, _ = self.envs[0].step(native)
-            with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, which the learner names
-                out.reward[...] = reward
-            out.terminated[...] = terminated
-            out.truncated[...] = truncated
+            for name, value in {"reward": reward, "terminated": terminated, "truncated": truncated}.items():
+                if np.shape(value) != (self.num_envs,):
+                    raise ValueError(f"{name} has shape {np.shape(value)}, not ({self.num_envs},)")
+                with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, which the learner names
+                    getattr(out, name)[...] = value
         except FAILURES as error:
             raise self._failure("step", error) from error
         self._observations.write_batch(observations, out.observation)
@@ -82,18 +83,8 @@ class RegisteredVectorEnv:
         return EnvironmentFailed(f"{self._name} failed in {where}: {first_line(error)}{place_of(error)}")
 
     def render(self) -> npt.NDArray[np.uint8]:
-        """The first environment as an RGB picture [height, width, 3] uint8.
-
-        Raises:
-            EnvironmentFailed: as for `GymnasiumVectorEnv.render`.
-        """
-        if self.envs[0].render_mode is None:
-            raise EnvironmentFailed(f"{self._name} was built without rendering; build it with render=True")
-        try:
-            pictures = self.envs[0].render()
-        except FAILURES as error:
-            raise EnvironmentFailed(f"{self._name} failed in render: {first_line(error)}") from error
-        return checked_picture(pictures[0] if pictures else None, self._name)
+        """Not offered: pictures are those of an instance."""
+        raise EnvironmentFailed(f"{self._name} was built without rendering; build it with render=True")
 
     def close(self) -> None:
         """Close the vector environment; safe to call twice."""
@@ -101,49 +92,56 @@ class RegisteredVectorEnv:
             self.envs.pop().close()
 
 
-def make_registered(config: GymnasiumConfig, num_envs: int, render: bool = False) -> RegisteredVectorEnv | None:
+def make_registered(config: GymnasiumConfig, num_envs: int) -> RegisteredVectorEnv | None:
     """Build the vector environment that is registered for an id; arguments are those of `GymnasiumVectorEnv`.
 
     Returns:
-        None if none is registered, or it cannot stand for instances of the id: it does not take `environment.kwargs`,
-        has other spaces (Atari's has preprocessed images), does not reset in the step after an end, or gives no
-        pictures where they are wanted.
+        None if none is registered, or the one that is cannot stand for instances of the id; the log says why.
 
     Raises:
         UsageError, EnvironmentFailed: as for `GymnasiumVectorEnv`.
     """
     require_id(config.id)
     registered = registration(config.id)
-    if registered.vector_entry_point is None or registered.additional_wrappers:
+    if registered.vector_entry_point is None:
         return None
-    instances = GymnasiumVectorEnv(config, 1)
+    why = "it is registered with wrappers of an instance" if registered.additional_wrappers else _unfit(config)
+    if why:
+        _log.info("%s is stepped one by one, without the vector environment registered for it: %s", config.id, why)
+        return None
     try:
-        vector = _fitting(config, instances.envs[0], num_envs, render)
-    finally:
-        instances.close()
-    return RegisteredVectorEnv(config, vector) if vector else None
+        return RegisteredVectorEnv(config, _make(config, num_envs))
+    except FAILURES as error:
+        raise EnvironmentFailed(f"gymnasium/{config.id} cannot be built: {first_line(error)}") from error
 
 
-def _fitting(
-    config: GymnasiumConfig, instance: gymnasium.Env[Any, Any], num_envs: int, render: bool
-) -> VectorEnv[Any, Any, Any] | None:
+def _make(config: GymnasiumConfig, num_envs: int) -> VectorEnv[Any, Any, Any]:
     options: dict[str, Any] = dict(config.kwargs)
     if config.max_episode_steps:
         options["max_episode_steps"] = config.max_episode_steps
-    if render:
-        options["render_mode"] = "rgb_array"
+    return gymnasium.make_vec(config.id, num_envs, vectorization_mode="vector_entry_point", **options)
+
+
+def _unfit(config: GymnasiumConfig) -> str:
+    """Why an id's vector environment cannot stand for instances, the end of a sentence; "": it can."""
+    instances = GymnasiumVectorEnv(config, 1)
+    vector = None
     try:
-        vector = gymnasium.make_vec(config.id, num_envs, vectorization_mode="vector_entry_point", **options)
+        vector = _make(config, 1)
+        if vector.num_envs != 1:
+            return f"asked for 1 environment it makes {vector.num_envs}"
+        for space in ("observation_space", "action_space"):
+            own, expected = getattr(vector, f"single_{space}"), getattr(instances.envs[0], space)
+            if own != expected:
+                return f"its {space} is {own}, that of an instance {expected}"
+        if vector.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP:
+            return "it does not reset in the step after an end (AutoresetMode.NEXT_STEP)"
+        if vector.metadata.get("jax"):
+            return "those of Gymnasium for JAX put all environments back by a step where one is reset"
+        return ""
     except FAILURES as error:
-        _log.debug("%s is stepped one by one: %s", config.id, first_line(error))
-        return None
-    spaces = instance.observation_space, instance.action_space
-    if (
-        (vector.single_observation_space, vector.single_action_space) == spaces
-        and vector.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP
-        and (not render or "rgb_array" in vector.metadata.get("render_modes", ()))
-    ):
-        return vector
-    _log.debug("%s is stepped one by one: its vector environment has other spaces, resets or pictures", config.id)
-    vector.close()
-    return None
+        return first_line(error)
+    finally:
+        instances.close()
+        if vector is not None:
+            vector.close()

@@ -12,8 +12,9 @@ from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from seedcli.envs.conformance import check_environment
 from seedcli.envs.gymnasium.env import GymnasiumVectorEnv
-from seedcli.envs.gymnasium.registered import RegisteredVectorEnv, make_registered
+from seedcli.envs.gymnasium.registered import RegisteredVectorEnv
 from seedcli.envs.registry import create_env
 from seedcli.errors import EnvironmentFailed
 from tests.envs.helpers import Played, gymnasium_config
@@ -79,6 +80,12 @@ class _Vector(VectorEnv[Any, Any, Any]):
         return {"inner": {"kind": np.arange(self.num_envs) % 2 + 1}, "seen": seen}
 
 
+class _Jax(_Vector):
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs)
+        self.metadata = {**self.metadata, "jax": True}
+
+
 def _spaces(size: int) -> Dict:
     return Dict({"seen": Box(-9, 9, (size,), np.float32), "inner": Dict({"kind": Discrete(2, start=1)})})
 
@@ -99,6 +106,15 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
         vector_entry_point=lambda num_envs: _Vector(num_envs, mode=AutoresetMode.SAME_STEP),
     )
     gymnasium.register("Limited-v0", entry_point=_One, vector_entry_point=_Vector, max_episode_steps=5)
+    gymnasium.register("Jax-v0", entry_point=_One, vector_entry_point=_Jax)
+    gymnasium.register("Two-v0", entry_point=_One, vector_entry_point=lambda num_envs: _Vector(2 * num_envs))
+    gymnasium.register("Broken-v0", entry_point=_One, vector_entry_point=lambda num_envs: 1 / 0)
+    gymnasium.register(
+        "Wrapped-v0",
+        entry_point=_One,
+        vector_entry_point=_Vector,
+        additional_wrappers=(gymnasium.wrappers.Autoreset.wrapper_spec(),),
+    )
 
 
 def test_dicts_are_read_in_batches() -> None:
@@ -130,25 +146,68 @@ def test_wrong_observations_are_refused(wrong: Any, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "why"),
     [
-        gymnasium_config("Together-v0", kwargs={"size": 3}),  # other spaces
-        gymnasium_config("SameStep-v0"),  # another way to reset
-        gymnasium_config("Limited-v0"),  # does not take max_episode_steps
-        gymnasium_config("Pendulum-v1"),  # none is registered
+        (gymnasium_config("Together-v0", kwargs={"size": 3}), "its observation_space is Dict"),
+        (gymnasium_config("SameStep-v0"), "does not reset in the step after an end"),
+        (gymnasium_config("Jax-v0"), "put all environments back by a step"),
+        (gymnasium_config("Two-v0"), "asked for 1 environment it makes 2"),
+        (gymnasium_config("Limited-v0"), "unexpected keyword argument 'max_episode_steps'"),
+        (gymnasium_config("Broken-v0"), "ZeroDivisionError"),
+        (gymnasium_config("Wrapped-v0"), "registered with wrappers"),
+        (gymnasium_config("Pendulum-v1"), ""),  # none is registered
     ],
-    ids=["spaces", "resets", "keywords", "none"],
+    ids=["spaces", "resets", "jax", "number", "keywords", "fails", "wrappers", "none"],
 )
-def test_instances_are_stepped_where_a_vector_cannot_stand_for_them(config: Any) -> None:
-    assert make_registered(config, E) is None
-    env = create_env(config, E)
+def test_instances_are_stepped_where_a_vector_cannot_stand_for_them(
+    config: Any, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="seedcli"):
+        env = create_env(config, E)
     assert isinstance(env, GymnasiumVectorEnv)
     env.close()
+    said = [message for message in caplog.messages if "without the vector environment" in message]
+    assert len(said) == bool(why) and all(why in message for message in said)
 
 
-def test_its_failures_are_named() -> None:
+@pytest.mark.parametrize("given", [np.float32(1), np.ones(1), np.ones((E, 1))])
+@pytest.mark.parametrize("name", ["reward", "terminated", "truncated"])
+def test_rewards_and_ends_of_another_shape_are_refused(name: str, given: Any) -> None:
+    parts = {"reward": np.zeros(E), "terminated": np.zeros(E, np.bool_), "truncated": np.zeros(E, np.bool_)}
     with Played(gymnasium_config("Together-v0"), E) as played:
         played.reset(1)
-        played.env.envs[0].step = lambda actions: 1 / 0  # type: ignore[attr-defined]
-        with pytest.raises(EnvironmentFailed, match=r"Together-v0 failed in step: ZeroDivisionError.*test_registered"):
+        vector: Any = played.env.envs[0]  # type: ignore[attr-defined]
+        vector.step = lambda actions: (vector._observe(actions), *(parts | {name: given}).values(), {})
+        with pytest.raises(EnvironmentFailed, match=f"{name} has shape"):
             played.step(0)
+
+
+def test_keyword_arguments_reach_it() -> None:
+    with Played(gymnasium_config("CartPole-v1", kwargs={"sutton_barto_reward": True}), E) as played:
+        assert isinstance(played.env, RegisteredVectorEnv)
+        assert set(np.unique(played.run(4, 60).reward)) == {-1.0, 0.0}
+
+
+class _Joined(_Vector):
+    """What environment 0 did moves the others."""
+
+    def _observe(self, actions: npt.NDArray[Any]) -> Any:
+        return super()._observe(np.full(self.num_envs, actions[0]))
+
+
+def test_environments_that_move_each_other_fail_the_conformance_suite() -> None:
+    gymnasium.register("Joined-v0", entry_point=_One, vector_entry_point=_Joined)
+    for name, status in (("Together-v0", "ok"), ("Joined-v0", "failure")):
+        found = check_environment(lambda envs, name=name: create_env(gymnasium_config(name), envs), seconds=0.3)
+        assert {finding.name: finding.status for finding in found}["isolation"] == status
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_its_failures_are_named(where: str) -> None:
+    with Played(gymnasium_config("Together-v0"), E) as played:
+        played.reset(1)
+        setattr(played.env.envs[0], where, lambda *_, **__: 1 / 0)  # type: ignore[attr-defined]
+        with pytest.raises(
+            EnvironmentFailed, match=rf"Together-v0 failed in {where}: ZeroDivisionError.*test_registered"
+        ):
+            played.step(0) if where == "step" else played.reset(2)
