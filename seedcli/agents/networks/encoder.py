@@ -131,7 +131,7 @@ class Encoder(keras.layers.Layer):
             spec: the environment.
             rng: random generator for the initial variables.
             precision: precision of torso and LSTM; variables, states and features are float32 in any.
-            towers: number of torsos, each with its own LSTM, on the same inputs; their features are concatenated.
+            towers: number of torsos, each with its own LSTM, on the same inputs.
         """
         super().__init__(name="encoder")
         self._reward_clip = config.reward_input_clip
@@ -157,8 +157,8 @@ class Encoder(keras.layers.Layer):
         """The torso's inputs, arrays [N, ...], for observations [N, ...]; only without frame stack."""
         return self._stack.step(observation, {})[0]
 
-    def step(self, observation: Any, reward: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
-        """Features of one record.
+    def step(self, observation: Any, reward: tf.Tensor, state: State) -> tuple[list[tf.Tensor], State]:
+        """Features of one record by each tower, of which a graph computes only those that are used.
 
         Args:
             observation: [N, ...] in the environment's dtypes, by name if its specification has names.
@@ -166,7 +166,7 @@ class Encoder(keras.layers.Layer):
             state: [N, ...], reset where the record is the first of an episode.
 
         Returns:
-            Features [N, F] float32, and the next state without the action, which `remember` adds.
+            Features [N, F] float32 of each tower, and the next state without the action, which `remember` adds.
         """
         stacked, after = self._stack.step(observation, state)
         features = [
@@ -175,11 +175,7 @@ class Encoder(keras.layers.Layer):
         for i, (hidden, cell, lstm) in enumerate(self._memories()):
             features[i], after[cell] = lstm.step(lstm(features[i]), state[hidden], state[cell])
             after[hidden] = features[i]
-        return _side_by_side(features), {**state, **after}
-
-    def split(self, features: tf.Tensor) -> list[tf.Tensor]:
-        """Features [M, F] of each tower."""
-        return tf.split(features, self.towers, axis=-1) if self.towers > 1 else [features]
+        return features, {**state, **after}
 
     def remember(self, state: State, action: tf.Tensor) -> State:
         """The state with the action [N, ...] chosen on the record."""
@@ -187,8 +183,8 @@ class Encoder(keras.layers.Layer):
 
     def unroll(
         self, observation: Any, reward: tf.Tensor, action: tf.Tensor, first: tf.Tensor, state: State
-    ) -> tuple[tf.Tensor, State]:
-        """Features of every record of an unroll, as by repeated `step` with the state reset where `first`.
+    ) -> tuple[list[tf.Tensor], State]:
+        """Features of every record of an unroll by each tower, as by repeated `step`, reset where `first`.
 
         Args:
             observation: [L, B, ...] in the environment's dtypes, by name if its specification has names.
@@ -198,7 +194,7 @@ class Encoder(keras.layers.Layer):
             state: [B, ...], before record 0.
 
         Returns:
-            Features [L·B, F] float32, and the state after the last record.
+            Features [L·B, F] float32 of each tower, and the state after the last record.
         """
         stacked, after = self._stack.unroll(observation, first, state)
         previous = None
@@ -209,7 +205,7 @@ class Encoder(keras.layers.Layer):
         for i, (hidden, cell, lstm) in enumerate(self._memories()):
             start = state[hidden], state[cell]
             features[i], after[hidden], after[cell] = _unroll_lstm(lstm, reward.shape[0], features[i], first, *start)
-        return _side_by_side(features), {**state, **after}
+        return features, {**state, **after}
 
     def _memories(self) -> Iterator[tuple[str, str, Lstm]]:
         """State names of each LSTM's hidden vector and cell, and the LSTM."""
@@ -217,11 +213,11 @@ class Encoder(keras.layers.Layer):
             yield f"{prefix}lstm_hidden", f"{prefix}lstm_cell", lstm
 
     def saturation(self, features: tf.Tensor) -> tf.Tensor:
-        """Fraction of saturated units in features [M, F], scalar float32; see `torsos.saturation`.
+        """Fraction of saturated units in features [M, F] of all towers, scalar float32; see `torsos.saturation`.
 
         Counts the units of the LSTM, or without one those of the torso's last layer.
         """
-        parts = self.split(features)
+        parts = tf.split(features, self.towers, axis=-1)
         if self.lstms:
             return tf.add_n([saturation(part, "tanh") for part in parts]) / self.towers
         each = zip(self.torsos, parts, strict=True)
@@ -242,10 +238,6 @@ class Encoder(keras.layers.Layer):
         if self._reward_clip:
             reward = tf.clip_by_value(reward, -self._reward_clip, self._reward_clip)
         return tf.concat([x, self._previous.features(previous_action), reward[:, tf.newaxis]], axis=-1)
-
-
-def _side_by_side(features: list[tf.Tensor]) -> tf.Tensor:
-    return features[0] if len(features) == 1 else tf.concat(features, axis=-1)
 
 
 def _unroll_lstm(

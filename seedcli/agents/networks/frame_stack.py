@@ -84,8 +84,10 @@ class FrameStack:
         """Values [..., *array] with `batch_axes` leading axes as frames [..., *shape] in the dtype of the state."""
         if self._array.categories:
             return one_hot(observation, self._array, self._dtype)
-        batch = tf.shape(observation)[:batch_axes]
-        return tf.cast(tf.reshape(observation, tf.concat([batch, self.shape], axis=0)), self._dtype)
+        if self._array.shape != self.shape:
+            batch = tf.shape(observation)[:batch_axes]
+            observation = tf.reshape(observation, tf.concat([batch, self.shape], axis=0))
+        return tf.cast(observation, self._dtype)
 
     def step(
         self, observation: tf.Tensor, state: tf.Tensor | None, seen: tf.Tensor | None

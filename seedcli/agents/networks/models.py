@@ -66,8 +66,8 @@ class RecurrentNetwork(keras.layers.Layer):
         """Make the layers of the heads; their initialisers draw seeds from `rng`."""
         raise NotImplementedError
 
-    def heads(self, features: tf.Tensor) -> Any:
-        """The outputs, nested [M, ...], for features [M, F]; all but the first axis static."""
+    def heads(self, *features: tf.Tensor) -> Any:
+        """The outputs, nested [M, ...], for features [M, F] of each tower; all but the first axis static."""
         raise NotImplementedError
 
     def initial_state(self, batch_size: int | tf.Tensor) -> State:
@@ -77,7 +77,7 @@ class RecurrentNetwork(keras.layers.Layer):
     def step(self, observation: Any, reward: tf.Tensor, state: State) -> tuple[Any, State]:
         """Outputs [N, ...] of one record, and the next state without the action; arguments as for `Encoder.step`."""
         features, state = self.encoder.step(observation, reward, state)
-        return self.heads(features), state
+        return self.heads(*features), state
 
     def remember(self, state: State, action: tf.Tensor) -> State:
         """The state with the action [N, ...] chosen on the record."""
@@ -89,7 +89,7 @@ class RecurrentNetwork(keras.layers.Layer):
         """Outputs [L, B, ...] of every record, and the state after the last; arguments as for `Encoder.unroll`."""
         features, state = self.encoder.unroll(observation, reward, action, first, state)
         length, columns = tf.unstack(tf.shape(reward))
-        outputs = tf.nest.map_structure(lambda x: tf.reshape(x, [length, columns, *x.shape[1:]]), self.heads(features))
+        outputs = tf.nest.map_structure(lambda x: tf.reshape(x, [length, columns, *x.shape[1:]]), self.heads(*features))
         return outputs, state
 
 
@@ -118,7 +118,7 @@ class PolicyValue(NamedTuple):
     Attributes:
         policy: [N, P] or [L, B, P] float32, parameters of the policy's distribution (`distributions`).
         value: [N] or [L, B] float32.
-        features: [N, F] or [L, B, F] float32, the inputs of both heads.
+        features: [N, F] or [L, B, F] float32, the inputs of both heads, side by side where each has its own.
     """
 
     policy: tf.Tensor
@@ -147,12 +147,11 @@ class PolicyValueNetwork(RecurrentNetwork):
         self.value = keras.layers.Dense(1, kernel_initializer=start, name="value")
         self.value_scale = ValueScale() if config.normalize_values else None
 
-    def heads(self, features: tf.Tensor) -> PolicyValue:
-        towers = self.encoder.split(features)
-        value = self.value(towers[-1])[:, 0]
+    def heads(self, *features: tf.Tensor) -> PolicyValue:
+        value = self.value(features[-1])[:, 0]
         if self.value_scale is not None:
             value = self.value_scale(value)
-        return PolicyValue(self.policy(towers[0]), value, features)
+        return PolicyValue(self.policy(features[0]), value, tf.concat(features, axis=-1))
 
 
 class DuelingQNetwork(RecurrentNetwork):
@@ -179,8 +178,8 @@ class DuelingQNetwork(RecurrentNetwork):
         # Nearly equal initial advantages keep the maximisation bias of the first targets small.
         self.advantage_head = head("advantage", spec.action.categories[0], 0.1)
 
-    def heads(self, features: tf.Tensor) -> tf.Tensor:
-        value = advantage = features
+    def heads(self, *features: tf.Tensor) -> tf.Tensor:
+        value = advantage = features[0]
         for layer in self.value_head:
             value = layer(value)
         for layer in self.advantage_head:

@@ -35,8 +35,8 @@ class GaussianPolicyNetwork(RecurrentNetwork):
     def make_heads(self, config: Any, spec: EnvSpec, rng: np.random.Generator) -> None:
         self.policy = keras.layers.Dense(2 * spec.action.size, kernel_initializer=orthogonal(rng, 0.01), name="policy")
 
-    def heads(self, features: tf.Tensor) -> tf.Tensor:
-        mean, log_std = tf.split(self.policy(features), 2, axis=-1)
+    def heads(self, *features: tf.Tensor) -> tf.Tensor:
+        mean, log_std = tf.split(self.policy(features[0]), 2, axis=-1)
         return tf.concat([mean, tf.clip_by_value(log_std, _LEAST_LOG_STD, _MOST_LOG_STD)], axis=-1)
 
 

@@ -142,7 +142,7 @@ def inputs_of(spec: EnvSpec, action: Any) -> Any:
     if action is not None:
         state = net.remember(state, tf.constant([action]))
     array = spec.arrays["observation"]
-    features, _ = net.encoder.step(tf.zeros([1, *array.shape], array.dtype), tf.constant([0.25]), state)
+    (features,), _ = net.encoder.step(tf.zeros([1, *array.shape], array.dtype), tf.constant([0.25]), state)
     return features.numpy()[0, 1:].tolist()
 
 

@@ -186,7 +186,7 @@ def test_the_lstm_agrees_with_keras() -> None:
     reference.build((3, 8, 5))
     reference.set_weights([lstm.kernel.numpy(), lstm.recurrent_kernel.numpy(), lstm.bias.numpy()])
     expected = reference(tf.constant(records["observation"].transpose(1, 0, 2)))
-    features, _ = net.encoder.unroll(**whole(records), state=net.initial_state(3))
+    (features,), _ = net.encoder.unroll(**whole(records), state=net.initial_state(3))
     np.testing.assert_allclose(tf.reshape(features, [8, 3, 6]), np.transpose(expected, (1, 0, 2)), atol=1e-6)
 
 
