@@ -73,10 +73,15 @@ class Run(NamedTuple):
 
     def until_end(self) -> Run:
         """The records up to the first one that ends an episode."""
-        length = int(np.argmax([*self.final.any(axis=1), True])) + 1
-        observation = {name: part[:length] for name, part in self.observation.items()}
-        parts = (part[:length] for part in (self.reward, self.terminated, self.truncated))
-        return Run(observation, *parts, self.actions[: length - 1])
+        ends = np.flatnonzero(self.final.any(axis=1))
+        length = int(ends[0]) + 1 if len(ends) else len(self.reward)
+        return Run(
+            {name: part[:length] for name, part in self.observation.items()},
+            self.reward[:length],
+            self.terminated[:length],
+            self.truncated[:length],
+            self.actions[: length - 1],
+        )
 
     def difference(self, other: Run) -> str | None:
         """Name the first record, and its part, in which another run of the same actions differs."""

@@ -26,7 +26,7 @@ def test_suites_that_come_with_seed_are_valid_and_packaged() -> None:
     assert built["force-include"]["benchmarks/suites"] == "seedcli/benchmarks"
 
 
-@pytest.mark.parametrize("name", ["atari4", "atari57", "dmlab30"])
+@pytest.mark.parametrize("name", ["atari57", "dmlab30"])
 def test_suites_of_scores_have_every_task(name: str) -> None:
     found = scores.load_suite(name)
     suite = load_suite(name)
