@@ -122,6 +122,7 @@ def test_a_restarted_chief_rejects_hosts_of_the_earlier_rendezvous(held: Hosts) 
         other._state = other._state.model_copy(update={"ended": False})  # as if it had been killed
     again = held.start(list(chief.hosts), 0, timeout=SILENCE + 1)
     assert "host 1" in failure(again, UsageError)
+    wait_until(lambda: bool(other.failure))  # on a busy machine it counts less silence than has passed
     assert "host 0" in other.failure and "has not been heard" in other.failure
 
 

@@ -61,7 +61,7 @@ def test_every_epoch_is_a_new_order_of_whole_columns(epochs: int, minibatches: i
 
 
 def _orders(trainer: Trainer, agent: TinyAgent, batches: int) -> list[tuple[int, ...]]:
-    agent.log.clear()
+    agent.forget()
     for number in range(batches):
         trainer.update(tiny_batch(B, number), env_steps=0)
     return [tuple(part["id"].tolist()) for part in agent.log]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from typing import Any
 
 import keras
@@ -64,9 +65,24 @@ class TinyAgent:
         self._critic = critic
         self._logs = logs
         self._updates = tf.Variable(0, trainable=False, dtype=tf.int64)
-        self.log: list[dict[str, npt.NDArray[Any]]] = []
-        self.numbers: list[int] = []
+        # TensorFlow keeps the order of operations on a variable, but not that of Python functions: one of the first
+        # update may run beside the loop of the others. So each takes its place in the logs from a variable.
+        self._places = tf.Variable(0, trainable=False, dtype=tf.int64)
+        self._log: list[tuple[int, dict[str, npt.NDArray[Any]]]] = []
+        self._numbers: list[tuple[int, int]] = []
         self.targets_made = 0
+
+    @property
+    def log(self) -> list[dict[str, npt.NDArray[Any]]]:
+        return [fields for _, fields in self._log]
+
+    @property
+    def numbers(self) -> list[int]:
+        return [number for _, number in self._numbers]
+
+    def forget(self) -> None:
+        """Clear the log."""
+        self._log.clear()
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
         return {
@@ -92,7 +108,7 @@ class TinyAgent:
         }
         if self._logs:
             fields = (unrolls.reward, unrolls.state["id"], unrolls.weights, y)
-            tf.numpy_function(self._note, fields, [])
+            tf.numpy_function(self._note, (self._places.assign_add(1), *fields), [])
         stop = None
         if self._stop_after is not None:
             # Replica 0 is certain and the others object a little, so that their mean decides.
@@ -106,13 +122,17 @@ class TinyAgent:
         self._updates.assign(update)
         polyak(self.average, self.network, TAU)
         if self._logs:
-            tf.numpy_function(lambda number: self.numbers.append(int(number)), [update], [])
+            tf.numpy_function(self._note_number, [self._places.assign_add(1), update], [])
 
     def variables(self) -> dict[str, tf.Variable]:
         return named_variables(network=self.network, average=self.average)
 
-    def _note(self, *fields: npt.NDArray[Any]) -> None:
-        self.log.append(dict(zip(("reward", "id", "weights", "y"), fields, strict=True)))
+    def _note(self, place: npt.NDArray[np.int64], *fields: npt.NDArray[Any]) -> None:
+        named = dict(zip(("reward", "id", "weights", "y"), fields, strict=True))
+        bisect.insort(self._log, (int(place), named), key=lambda entry: entry[0])
+
+    def _note_number(self, place: npt.NDArray[np.int64], number: npt.NDArray[np.int64]) -> None:
+        bisect.insort(self._numbers, (int(place), int(number)))
 
     def _count_targets(self) -> None:
         self.targets_made += 1
