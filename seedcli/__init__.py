@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["Evaluation", "Policy", "Run", "agents", "envs", "errors", "load_policy", "specs", "train"]
+__all__ = ["Choice", "Evaluation", "Policy", "Run", "agents", "envs", "errors", "load_policy", "specs", "train"]
 
 if TYPE_CHECKING:
     from seedcli import agents, envs, errors, specs
     from seedcli.api.loading import load_policy
-    from seedcli.api.policy import Policy
+    from seedcli.api.policy import Choice, Policy
     from seedcli.api.run import Evaluation, Run
     from seedcli.api.training import train
 
 _MODULES = ("agents", "envs", "errors", "specs")
 _NAMES = {
+    "Choice": "seedcli.api.policy",
     "Evaluation": "seedcli.api.run",
     "Policy": "seedcli.api.policy",
     "Run": "seedcli.api.run",

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import traceback
+from pathlib import Path
+
+# Keras wraps what a layer raises: the message is the part in bold.
+_IN_KERAS = re.compile(r"Exception encountered when calling .*?\x1b\[1m(.+?)\x1b\[0m", re.DOTALL)
+
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -75,3 +82,23 @@ class ConnectionLost(SeedError):
     """The connection to the learner broke; the actor retries until the reconnect timeout."""
 
     exit_status = EXIT_UNREACHABLE
+
+
+def message_line(error: BaseException) -> str:
+    """The first line of an exception's message, without what Keras adds and a full stop; "" if it has none."""
+    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+    wrapped = _IN_KERAS.match(text)
+    lines = (wrapped[1] if wrapped else str(error)).strip().splitlines()
+    return lines[0].rstrip(".") if lines else ""
+
+
+def first_line(error: BaseException) -> str:
+    """An exception as part of a sentence: its type and the first line of its message."""
+    line = message_line(error)
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
+def place_of(error: BaseException) -> str:
+    """Where an exception was raised, as the end of a sentence: " (my_env.py, line 12)"; "" if unknown."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

@@ -120,6 +120,17 @@ def test_commands_are_valid(page: Path) -> None:
             preset_layers(given["preset"])
 
 
+@pages
+def test_what_guides_import_is_in_the_python_reference(page: Path) -> None:
+    reference = (ROOT / "docs" / "python-reference.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^::: (\S+)$", reference, flags=re.MULTILINE))
+    for module, names in re.findall(
+        r"^from (seedcli[\w.]*) import \(?([\w\s,]+)", page.read_text("utf-8"), re.MULTILINE
+    ):
+        for name in filter(None, re.split(r"[\s,]+", re.split(r"\n(?=\n|from |import )", names)[0])):
+            assert {module, f"{module}.{name}"} & listed, f"{page.name} imports {name} from {module}"
+
+
 def test_the_reference_lists_every_command_and_extra() -> None:
     page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     listed = {line.split()[1] for line in commands(ROOT / "docs" / "reference.md")}

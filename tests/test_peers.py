@@ -101,6 +101,10 @@ def test_the_table_has_medians_ranges_and_failures(peers: tuple[ModuleType, Modu
     assert "| Stable-Baselines3 | A2C | 550 (500 to 600), 1 of 3 failed |  | not reached in 5,000 steps |" in text
     assert "| Sample Factory | APPO | 410 (400 to 420) |  | 20:00, 2 of 3 not reached |" in text
     assert "| RLlib | IMPALA | 3 of 3 failed |" in text
+    unreached = compare.markdown({("pong", ours): [result(900)], ("pong", a2c): [result(600)]}, 60.0)
+    assert "| of the best peer |\n| --- | --- | ---: | ---: |\n| seed | V-trace | 900 (900 to 900) | 1.50 |\n" in (
+        unreached
+    )
     page = tmp_path / "page.md"
     page.write_text(f"before\n{compare.BEGIN}\nold\n{compare.END}\nafter\n")
     compare.insert(page, text)

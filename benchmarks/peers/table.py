@@ -25,13 +25,17 @@ def _lines(results: Results, seconds: float) -> Iterator[str]:
     for task in dict.fromkeys(name for name, _ in results):
         entries = {entry: rounds for (name, entry), rounds in results.items() if name == task}
         yield f"**{TASKS[task].title}**\n"
-        yield f"| framework | algorithm | steps/s | of the best peer | time to {TASKS[task].threshold:g} |"
-        yield "| --- | --- | ---: | ---: | ---: |"
+        # In a minute nobody reaches the threshold of a long task: no column then.
+        reached = any(each["seconds_to_threshold"] is not None for rounds in entries.values() for each in rounds)
+        timed = f" time to {TASKS[task].threshold:g} |" if reached else ""
+        yield f"| framework | algorithm | steps/s | of the best peer |{timed}"
+        yield "| --- | --- | ---: | ---: |" + " ---: |" * reached
         best = max((_speed(rounds) for entry, rounds in entries.items() if entry.framework != "seed"), default=0.0)
         for entry, rounds in entries.items():
             share = f"{_speed(rounds) / best:.2f}" if best and entry.framework == "seed" else ""
             name = FRAMEWORKS[entry.framework]
-            yield f"| {name} | {entry.algorithm} | {_rate(rounds)} | {share} | {_reached(rounds)} |"
+            timed = f" {_reached(rounds)} |" if reached else ""
+            yield f"| {name} | {entry.algorithm} | {_rate(rounds)} | {share} |{timed}"
         yield ""
     every = [each for rounds in results.values() for each in rounds]
     counts = sorted({len(rounds) for rounds in results.values()})

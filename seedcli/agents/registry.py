@@ -6,11 +6,13 @@ import inspect
 import logging
 from typing import Any
 
+import tensorflow as tf
+
 from seedcli.agents.base import Agent, AlgorithmSpec
 from seedcli.agents.networks.frame_stack import normalized_arrays
 from seedcli.config.choices import ALGORITHMS
 from seedcli.config.sections import AgentConfig, TrainingConfig
-from seedcli.errors import UsageError
+from seedcli.errors import SeedError, UsageError, first_line, place_of
 from seedcli.specs import EnvSpec
 
 # The methods of `agents.base.Agent`.
@@ -54,8 +56,16 @@ def create_agent(
         )
     made: Any = ALGORITHMS.load(agent.algorithm)
     _check_class(made, agent.algorithm, (agent, training, spec, seed, precision))
-    built: Agent = made(agent, training, spec, seed, precision)
+    try:
+        built: Agent = made(agent, training, spec, seed, precision)
+    except (SeedError, tf.errors.OpError):
+        raise
+    except Exception as error:
+        raise UsageError(
+            f'agent.algorithm = "{agent.algorithm}" cannot be built: {first_line(error)}{place_of(error)}'
+        ) from error
     _check_attributes(built, agent.algorithm)
+    _check_source(built.algorithm, agent)
     return built
 
 
@@ -84,3 +94,14 @@ def _check_attributes(built: Any, name: str) -> None:
             f'agent.algorithm = "{name}" must set the attribute network to its trained network, which has variables, '
             "when built"
         )
+
+
+def _check_source(algorithm: AlgorithmSpec, config: AgentConfig) -> None:
+    """Raise UsageError if `config`, which decides which keys count, tells another source of batches than the agent."""
+    for name in ("source", "sample_length"):
+        own, told = getattr(algorithm, name), getattr(config, name)
+        if own != told:
+            raise UsageError(
+                f'agent.algorithm = "{config.algorithm}" has AlgorithmSpec.{name} = {own!r}, but its '
+                f"{type(config).__name__}.{name} is {told!r}: give both the same"
+            )

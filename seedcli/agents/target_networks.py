@@ -30,7 +30,8 @@ def copy_every(period: int, update: tf.Tensor | int, target: keras.layers.Layer,
     Args:
         period: updates between copies, at least 1.
         update: number of the update, from 1, scalar int64.
-        target, source: see `copy_to`.
+        target: see `copy_to`.
+        source: see `copy_to`.
     """
 
     def copy() -> tf.Tensor:
@@ -50,7 +51,8 @@ def polyak(target: keras.layers.Layer, source: keras.layers.Layer, tau: float) -
     would be the statistics of no set of observations.
 
     Args:
-        target, source: see `copy_to`.
+        target: see `copy_to`.
+        source: see `copy_to`.
         tau: τ, in (0, 1].
     """
     trained = {id(variable) for variable in source.trainable_variables}

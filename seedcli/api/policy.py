@@ -104,7 +104,7 @@ class Policy:
             observation: as `reset` or `step` of the environment returns it; of N environments with one more axis in
                 front.
             reward: the reward that came with it; of N environments [N]. Only networks that take the previous reward
-                (`agent.previous_action_reward`) use it; it counts as 0 where an episode begins.
+                (`agent.network.previous_action_reward`) use it; it counts as 0 where an episode begins.
             first: whether it is the first of an episode; of N environments also [N].
 
         Raises:

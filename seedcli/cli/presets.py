@@ -77,6 +77,8 @@ def presets_show(
     run = Path(name) if name is not None and (Path(name) / "config.toml").is_file() else None
     flags = {"--agent": agent, "--network": network, "--family": family}
     resolved = load_config(None if run else name, config_file=config, run_folder=run, sets=sets or (), flags=flags)
+    for note in resolved.notes:
+        print(f"seed: {note}", file=sys.stderr)
     rows = [value for value in describe(resolved) if every or has_effect(value, resolved.config)]
     if json_output:
         values = {

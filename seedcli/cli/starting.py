@@ -35,7 +35,7 @@ Family = Annotated[
     typer.Option(
         "--family",
         metavar="NAME",
-        help="Family of environments, or module:Class of your own.",
+        help="Family of environments: gymnasium, atari, football, dmlab, or module:Class of your own.",
         autocompletion=completed_by("environment"),
     ),
 ]
@@ -44,7 +44,7 @@ AgentName = Annotated[
     typer.Option(
         "--agent",
         metavar="NAME",
-        help="Learning algorithm, or module:Class of your own.",
+        help="Learning algorithm: vtrace, ppo, r2d2, sac, or module:Class of your own.",
         autocompletion=completed_by("agent"),
     ),
 ]
@@ -53,7 +53,7 @@ NetworkName = Annotated[
     typer.Option(
         "--network",
         metavar="NAME",
-        help="Network torso, or module:Class of your own.",
+        help="Network torso: mlp, impala_shallow, nature, impala_deep, or module:Class of your own.",
         autocompletion=completed_by("agent.network"),
     ),
 ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from seedcli.config.sections import Sections, TrainingConfig
+from seedcli.config.sections import AgentConfig, EnvironmentConfig, NetConfig, NetworkConfig, Sections, TrainingConfig
+from seedcli.errors import UsageError, first_line, place_of
 
 _HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]+):[1-9]\d{0,4}")
 
@@ -13,10 +14,8 @@ _HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]+):[1-9]\d{0,4}")
 def conflicts(config: Sections) -> Iterator[str]:
     """Conflicts between values that are each in range; each is one sentence that names the full keys."""
     training, inference, actors, net = config.training, config.inference, config.actors, config.net
-    yield from config.environment.conflicts(config)
-    yield from config.agent.conflicts(config)
-    yield from config.agent.network.conflicts(config)
-    yield from net.conflicts(config)
+    for chosen in (config.environment, config.agent, config.agent.network, net):
+        yield from own_conflicts(chosen, config)
     if training.learning_rate_schedule == "linear" and training.learning_rate_end > training.learning_rate:
         yield (
             f"training.learning_rate_end = {training.learning_rate_end} must be at most "
@@ -68,6 +67,25 @@ def conflicts(config: Sections) -> Iterator[str]:
             "net.insecure = true disables the token and encryption: remove net.token_file and net.tls_cert, or set "
             "net.insecure = false"
         )
+
+
+def own_conflicts(
+    chosen: AgentConfig | EnvironmentConfig | NetConfig | NetworkConfig, config: Sections
+) -> Iterator[str]:
+    """The conflicts that a choice's own configuration finds.
+
+    Raises:
+        UsageError: the method, which may be a user's, fails or yields something else.
+    """
+    method = f"{type(chosen).__name__}.conflicts"
+    try:
+        found = list(chosen.conflicts(config))
+    except Exception as error:
+        raise UsageError(f"{method} failed: {first_line(error)}{place_of(error)}") from error
+    for sentence in found:
+        if not isinstance(sentence, str):
+            raise UsageError(f"{method} yields {sentence!r}: it must yield text, one sentence for each contradiction")
+        yield sentence
 
 
 def hosts_conflict(config: Sections, hosts: int, platform: str, setting: str = "topology.hosts") -> str:

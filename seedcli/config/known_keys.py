@@ -43,13 +43,16 @@ def nearest(key: str, keys: Mapping[str, FieldInfo]) -> str:
     """A hint for a key that is not among `keys`: whose it is, or the nearest known ones."""
     if key in owners():
         return f"it belongs to {' and '.join(owners()[key])}"
-    leaf = key.rsplit(".", 1)[-1]
-    for known in (list(keys), sorted(all_keys())):
-        near = [each for each in known if each.rsplit(".", 1)[1] == leaf]
-        near = near or difflib.get_close_matches(key, known, n=1)
-        leaves = {each.rsplit(".", 1)[1]: each for each in known}
-        near = near or [leaves[name] for name in difflib.get_close_matches(leaf, leaves, n=1)]
-        if near:
-            of = "".join(f" (of {' and '.join(owners()[each])})" for each in near[:1] if each not in keys)
-            return f"did you mean {' or '.join(near)}{of}"
-    return "seed presets show NAME lists every key"
+    by_leaf: dict[str, list[str]] = {}
+    for each in (*keys, *sorted(all_keys().difference(keys))):
+        by_leaf.setdefault(each.rsplit(".", 1)[1], []).append(each)
+    table, _, leaf = key.rpartition(".")
+    matches = difflib.get_close_matches(leaf, by_leaf, n=1)
+    if not matches:
+        return "seed presets show NAME lists every key"
+    near = by_leaf[matches[0]]
+    # Of several tables that have it, the one that was named, else those of what is chosen.
+    named = [each for each in near if each.rpartition(".")[0] == table]
+    near = named or [each for each in near if each in keys] or near
+    of = "".join(f" (of {' and '.join(owners()[each])})" for each in near[:1] if each not in keys)
+    return f"did you mean {' or '.join(near)}{of}"

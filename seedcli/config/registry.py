@@ -15,7 +15,7 @@ from importlib import metadata
 from typing import Any, NamedTuple
 
 from seedcli.config.sections import Section
-from seedcli.errors import UsageError
+from seedcli.errors import UsageError, first_line
 from seedcli.tensorflow_import import import_tensorflow
 
 
@@ -95,11 +95,16 @@ class Registry:
         if self._needs_tensorflow:
             import_tensorflow()
         if name in self.installed:
+            place = self.installed[name].value
             try:
-                return self.installed[name].load()
-            except Exception as error:
-                package = self.installed[name].value
-                raise UsageError(f'{self.key} = "{name}" cannot be loaded from {package}: {_first(error)}') from error
+                found = self.installed[name].load()
+            except (Exception, SystemExit) as error:
+                raise UsageError(
+                    f'{self.key} = "{name}" cannot be loaded from {place}: {first_line(error)} (--debug shows where)'
+                ) from error
+            if not isinstance(found, type):
+                raise UsageError(f'{self.key} = "{name}": the entry point {place} is no class')
+            return found
         return self._from_module(name)
 
     def _from_module(self, name: str) -> Any:
@@ -107,6 +112,8 @@ class Registry:
         if module.endswith(".py"):
             right = module.removesuffix(".py").removeprefix("./").replace("/", ".")
             raise UsageError(f'{self.key} = "{name}": write {right}:{attribute}, without .py')
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise UsageError(f'{self.key} = "{name}": write module:Class, such as my_module:MyClass')
         try:
             found: Any = importlib.import_module(module)
         except ModuleNotFoundError as error:
@@ -115,11 +122,9 @@ class Registry:
                     f'{self.key} = "{name}": there is no module {error.name}; start seed in the folder that holds it, '
                     "install it, or put its folder on PYTHONPATH"
                 ) from error
-            raise UsageError(f'{self.key} = "{name}" cannot be imported: {_first(error)}') from error
-        except Exception as error:
-            raise UsageError(
-                f'{self.key} = "{name}" cannot be imported: {_first(error)} (--debug shows where)'
-            ) from error
+            raise self._not_imported(name, error) from error
+        except (Exception, SystemExit) as error:  # a script without a main guard may end with sys.exit
+            raise self._not_imported(name, error) from error
         target = getattr(found, attribute, None)
         if not isinstance(target, type):
             near = difflib.get_close_matches(attribute, [n for n, x in vars(found).items() if isinstance(x, type)], n=1)
@@ -128,6 +133,9 @@ class Registry:
                 f'{self.key} = "{name}": module {module} has no class {attribute or "without a name"}{hint}'
             )
         return target
+
+    def _not_imported(self, name: str, error: BaseException) -> UsageError:
+        return UsageError(f'{self.key} = "{name}" cannot be imported: {first_line(error)} (--debug shows where)')
 
     def _checked(self, name: str, config: Any) -> type[Any]:
         if not (isinstance(config, type) and issubclass(config, self._base)):
@@ -147,8 +155,3 @@ class Registry:
 def _resolve(place: str) -> Any:
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
-
-
-def _first(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__

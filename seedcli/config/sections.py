@@ -119,7 +119,7 @@ class TrainingConfig(Section):
     burn_in: Annotated[int, Field(ge=0)] = Field(
         0, description="records before an unroll that only warm up the recurrent state, K"
     )
-    batch_size: PositiveInt = Field(32, description="unrolls of a training batch, B; with SAC, transitions")
+    batch_size: PositiveInt = Field(32, description="unrolls, or shorter columns, of a training batch, B")
     epochs: PositiveInt = Field(1, description="passes over each batch; only without a replay")
     minibatches: PositiveInt = Field(
         1, description="parts by columns into which each pass splits a batch, one update each; only without a replay"

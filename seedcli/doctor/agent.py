@@ -14,21 +14,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 import seedcli
 from seedcli.config.choices import ALGORITHMS
+from seedcli.config.conflicts import own_conflicts
 from seedcli.config.schema import Config
 from seedcli.config.sections import AgentConfig
 from seedcli.config.sources import load_config
 from seedcli.doctor.examination import CHECK_SECONDS, examine_apart, print_findings
-from seedcli.envs.checks import first_line
 from seedcli.envs.conformance import Finding, Status
 from seedcli.envs.placement import create_env_beside_tensorflow
 from seedcli.envs.registry import check_environment
-from seedcli.errors import EXIT_DONE, EXIT_FAILED, SeedError
+from seedcli.errors import EXIT_DONE, EXIT_FAILED, SeedError, first_line
 from seedcli.tensorflow_import import import_tensorflow
+
+if TYPE_CHECKING:
+    from seedcli.agents.base import AlgorithmSpec
 
 Result = tuple[Status, str]
 _ENV = "CartPole-v1"  # where neither an environment nor a preset is given
@@ -65,10 +69,9 @@ class Request:
         flags = {"--env": self._env, "--family": self.family, "--agent": self.agent, "--network": self.network}
         return load_config(self.preset, environ={}, sets=self.sets, flags=flags).config
 
-    def training_command(self, source: str) -> str:
-        """The `seed train` command, quoted for a shell, that trains what was checked; `source`: of `AlgorithmSpec`."""
-        general = "gymnasium_r2d2" if source == "replay" else "gymnasium_vtrace"
-        words = ["seed", "train", "--preset", self.preset or general, "--agent", self.agent]
+    def training_command(self, preset: str) -> str:
+        """The `seed train` command, quoted for a shell, that trains what was checked; `preset`: if none was given."""
+        words = ["seed", "train", "--preset", self.preset or preset, "--agent", self.agent]
         for flag, value in (("--network", self.network), ("--family", self.family), ("--env", self._env)):
             words += [flag, value] if value is not None else []
         for setting in self.sets:
@@ -94,12 +97,12 @@ def run_doctor_agent(request: Request, json_output: bool) -> int:
         print(f"checking {request.agent} (some seconds)", file=sys.stderr)
     findings = examine(request, say=lambda line: print(line, file=sys.stderr))
     failed = [finding.name for finding in findings if finding.status == "failure"]
-    source = next((str(finding.value) for finding in findings if finding.name == "build"), "")
+    preset = next((str(finding.value) for finding in findings if finding.name == "build"), "")
     if json_output:
         report = {"agent": request.agent, "ok": not failed, "findings": [asdict(finding) for finding in findings]}
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
-        print_findings(Console(), request.agent, findings, "" if failed else request.training_command(source))
+        print_findings(Console(), request.agent, findings, "" if failed else request.training_command(preset))
     return EXIT_FAILED if failed else EXIT_DONE
 
 
@@ -202,10 +205,7 @@ def _conflicts(request: Request) -> Result:
     """`conflicts` yields sentences; called with the keys' defaults."""
     config = ALGORITHMS.config(request.agent)
     own = config.model_construct(algorithm=request.agent)
-    found = list(own.conflicts(request.base().model_copy(update={"agent": own})))
-    for sentence in found:
-        if not isinstance(sentence, str):
-            return "failure", f"conflicts yields {sentence!r}: it must yield text, one sentence for each contradiction"
+    found = list(own_conflicts(own, request.base().model_copy(update={"agent": own})))
     return "ok", f"{len(found)} with the defaults of its keys, each as text" if found else "none with its defaults"
 
 
@@ -218,6 +218,7 @@ def _check_built(config: Config, judge: _Judge) -> None:
     from seedcli.doctor import agent_acting as acting
     from seedcli.doctor.agent_case import COLUMNS, SEED, Case, Played, play
     from seedcli.doctor.agent_learning import Learning
+    from seedcli.training.replay.requirements import check_replay
 
     tf.config.set_visible_devices([], "GPU")
     training = config.training.model_copy(update={"batch_size": COLUMNS * config.training.minibatches})
@@ -230,7 +231,11 @@ def _check_built(config: Config, judge: _Judge) -> None:
         agent = create_agent(config.agent, training, spec, SEED)
         cases.append(Case(agent, config.agent, training, spec))
         algorithm = agent.algorithm
-        return "ok", f"for {spec.name}: {algorithm.batch_records} records from a {algorithm.source}", algorithm.source
+        # Which columns are drawn is the preset's to say; what the agent itself contradicts is found with any.
+        uniform = config.replay.model_copy(update={"sampling": "uniform"})
+        check_replay(agent, config.model_copy(update={"replay": uniform}))
+        found = f"for {spec.name}: {algorithm.batch_records} records from a {algorithm.source}"
+        return "ok", found, _preset_like(algorithm)
 
     if not judge("build", build):
         return
@@ -273,6 +278,13 @@ def _check_built(config: Config, judge: _Judge) -> None:
     judge("halves", learning.halves, "gradients")
     judge("initial priorities", learning.initial_priorities)
     judge("updates", learning.updates, "gradients")
+
+
+def _preset_like(algorithm: AlgorithmSpec) -> str:
+    """The general preset whose settings suit where an algorithm's batches come from."""
+    if algorithm.source == "queue":
+        return "gymnasium_vtrace"
+    return "gymnasium_r2d2" if algorithm.sample_length is None else "gymnasium_sac"
 
 
 def _sentence(error: Exception) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import traceback
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,15 +69,3 @@ def check_finite(values: npt.NDArray[Any], what: str, name: str) -> None:
     raise EnvironmentFailed(
         f"environment {index} of {name} gave the {what} {bad[index, column]}, which is no finite {values.dtype}"
     )
-
-
-def place_of(error: BaseException) -> str:
-    """Where an exception was raised, as the end of a sentence: " (my_env.py, line 12)"; "" if unknown."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-
-
-def first_line(error: BaseException) -> str:
-    """An exception as part of a sentence: its type and the first line of its message."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__

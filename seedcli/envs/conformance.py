@@ -11,10 +11,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from seedcli.envs.checks import first_line
 from seedcli.envs.playing import FILL, MakeEnv, Run, carried_ends, driving, episodes_of, every_action, extremes
 from seedcli.envs.speed import measure_speed
-from seedcli.errors import EnvironmentFailed, SeedError
+from seedcli.errors import EnvironmentFailed, SeedError, first_line
 from seedcli.specs import ActionSpec, EnvSpec
 
 Status = Literal["ok", "warning", "failure", "skipped"]

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
 from seedcli.config.choices import FAMILIES
 from seedcli.config.sections import EnvironmentConfig
 from seedcli.envs.base import Family, VectorEnv
-from seedcli.errors import SimulatorMissing, UsageError
+from seedcli.errors import EnvironmentFailed, SeedError, SimulatorMissing, UsageError, first_line, place_of
+from seedcli.specs import EnvSpec
 
 
 def family_of(config: EnvironmentConfig) -> Family:
     """The family of a configuration.
 
     Raises:
-        UsageError: it does not exist, cannot be imported, or is not a `Family`.
+        UsageError: it does not exist, cannot be imported, is not a `Family`, lacks `make`, or cannot be constructed.
     """
     found: Any = FAMILIES.load(config.family)
+    setting = f'environment.family = "{config.family}"'
     if not issubclass(found, Family):
-        raise UsageError(f'environment.family = "{config.family}" must be a subclass of seedcli.envs.Family')
-    family: Family = found()
+        raise UsageError(f"{setting} must be a subclass of seedcli.envs.Family")
+    if found.make is Family.make:
+        raise UsageError(
+            f"{setting} has no method make, which builds its environments (docs/writing-an-environment.md)"
+        )
+    try:
+        inspect.signature(found.make).bind(None, config, 1, render=False, threads=0)
+    except TypeError as error:
+        raise UsageError(f"{setting}: make must take (config, num_envs, *, render, threads): {error}") from error
+    try:
+        family: Family = found()
+    except Exception as error:
+        raise UsageError(f"{setting} must be constructed without arguments: {first_line(error)}") from error
     return family
 
 
@@ -45,10 +59,34 @@ def create_env(config: EnvironmentConfig, num_envs: int, *, render: bool = False
         env = family.make(config, num_envs, render=render, threads=threads)
     except ImportError as error:
         raise missing(config, family, error) from error
+    except SeedError:
+        raise
+    except Exception as error:
+        raise EnvironmentFailed(
+            f'environment.family = "{config.family}" cannot build {config.id}: {first_line(error)}{place_of(error)}'
+        ) from error
+    _check_built(env, config.family, num_envs)
     name = f"{config.family}/{config.id}"
     if env.spec.name != name:  # of a family that builds its environments with another's adapter
         env.spec = replace(env.spec, name=name)
     return env
+
+
+def _check_built(env: Any, family: str, num_envs: int) -> None:
+    """Raise UsageError if what a family's `make` returned is no `VectorEnv` of `num_envs` environments."""
+    for name in ("spec", "num_envs", "reset", "step", "close"):
+        if not hasattr(env, name):
+            raise UsageError(
+                f'environment.family = "{family}": make returned {type(env).__name__}, which has no {name}: it must be '
+                "a seedcli.envs.VectorEnv"
+            )
+    if not isinstance(env.spec, EnvSpec):
+        raise UsageError(
+            f'environment.family = "{family}": the spec of its environments is {type(env.spec).__name__}, and must be '
+            "a seedcli.specs.EnvSpec"
+        )
+    if env.num_envs != num_envs:
+        raise UsageError(f'environment.family = "{family}": make returned {env.num_envs} environments, not {num_envs}')
 
 
 def missing(config: EnvironmentConfig, family: Family, error: ImportError) -> SimulatorMissing:

@@ -186,6 +186,37 @@ def test_arrays_need_not_be_contiguous():
     equal(direct(np.float32(2.0), whole), whole + 2.0)
 
 
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (1, 5), (3, 4, 2), (70_000,)])
+def test_arrays_of_any_type_and_size_arrive(dtype, shape):
+    direct = DirectCall(tf.function(lambda x: tf.reverse(x, [0]) if shape else tf.identity(x)))
+    array = np.random.default_rng(1).integers(0, 2, shape).astype(dtype)
+    read_only = array.copy()
+    read_only.flags.writeable = False
+    results = [direct(each) for each in (array, read_only)]
+    expected = np.flip(array, 0).copy() if shape else array.copy()
+    array[...] = 1 - array.astype("int8")  # a caller's array may change afterwards
+    for result in results:
+        equal(result, expected)
+
+
+def test_an_argument_that_has_no_use_may_be_anything():
+    variable = tf.Variable([0.0, 0.0])
+
+    def add(x: tf.Tensor, unused: tf.Tensor, added: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+        tf.gather(unused, index) + 1.0
+        variable.scatter_update(tf.IndexedSlices(added, tf.constant([1])))
+        return x * 2.0
+
+    rows = [None]
+    signature = [tf.TensorSpec(rows, dtype) for dtype in (tf.float32, tf.float32, tf.float32, tf.int32)]
+    direct = DirectCall(tf.function(add, autograph=False, input_signature=signature))
+    for rows_given in (1, 3):
+        x = np.arange(rows_given, dtype=np.float32)
+        equal(direct(x, x, np.float32([rows_given]), np.zeros(rows_given, np.int32)), x * 2)
+        equal(variable, np.float32([0.0, rows_given]))  # an effect alone is a use
+
+
 def test_errors_are_those_of_tf_function():
     def checked(x: tf.Tensor) -> tf.Tensor:
         with tf.control_dependencies([tf.debugging.assert_positive(x)]):

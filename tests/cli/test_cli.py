@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import seedcli
-from seedcli.cli.main import main
+from seedcli.cli.main import app, main
+from seedcli.config.choices import CHOICES
 from seedcli.config.known_keys import all_keys
 from seedcli.config.sources import from_toml_file, load_config
 from seedcli.errors import RefusedError, UnreachableError
@@ -394,6 +396,17 @@ def test_help_and_version(role: Role, capsys: pytest.CaptureFixture[str]) -> Non
         assert f"\n  {command} " in output
         assert main([command, "--help"]) == 0
         assert f"Usage: seed {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flag", "table"),
+    [("agent", "agent"), ("network", "agent.network"), ("family", "environment"), ("transport", "net")],
+)
+def test_help_names_the_built_in_choices(flag: str, table: str) -> None:
+    train: Any = typer.main.get_command(app)
+    (option,) = (each for each in train.commands["train"].params if each.name == flag)
+    names = option.help.partition(": ")[2].partition(", or")[0]
+    assert set(names.split(", ")) == set(CHOICES[table].built_in)
 
 
 def test_help_imports_nothing_heavy() -> None:

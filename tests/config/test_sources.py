@@ -312,6 +312,8 @@ def test_other_environment_variables_are_ignored() -> None:
         ("batch_size", "training.batch_size or inference.batch_size"),
         ("steps", "did you mean run.steps"),
         ("unrol_length", "did you mean training.unroll_length"),
+        ("agent.dueling_hiden", 'did you mean agent.dueling_hidden (of agent.algorithm = "r2d2")'),
+        ("agent.foo", "seed presets show NAME lists every key"),
         ("zzz.qqq", "seed presets show NAME lists every key"),
     ],
 )

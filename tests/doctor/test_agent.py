@@ -24,7 +24,7 @@ BROKEN = {
     "ConflictIsANumber": ("conflicts", "conflicts yields 3: it must yield text"),
     "NoLoss": ("build", "has no method loss"),
     "OtherArguments": ("build", "cannot be built with (config, training, spec, seed, precision)"),
-    "FailsWhenBuilt": ("build", "ZeroDivisionError: no units (broken_agents.py:"),
+    "FailsWhenBuilt": ("build", "cannot be built: ZeroDivisionError: no units (broken_agents.py, line "),
     "ForgetsVariables": ("variables", "does not return the variable"),
     "NamesAtRandom": ("variables", "names them differently when the agent is built again"),
     "NotSeeded": ("variables", "when the agent is built again with the same seed"),
@@ -213,8 +213,15 @@ def test_an_agent_that_kills_its_process() -> None:
     assert (finding.name, finding.status) == ("build", "failure") and "process died with SIGABRT" in finding.detail
 
 
+@pytest.mark.parametrize(("agent", "preset"), [("r2d2", "gymnasium_r2d2"), ("sac", "gymnasium_sac")])
+def test_the_suggested_preset_suits_the_source_of_batches(agent: str, preset: str) -> None:
+    findings = examine(Request(agent, env="Pendulum-v1" if agent == "sac" else "CartPole-v1"))
+    assert next(finding.value for finding in findings if finding.name == "build") == preset
+    assert all(finding.status in ("ok", "skipped") for finding in findings), findings
+
+
 def test_the_suggested_command_repeats_the_request() -> None:
     request: Any = Request("my:Agent", None, "CartPole-v1", None, "my:Net", ("agent.x=1",))
-    assert request.training_command("queue") == (
-        "seed train --preset gymnasium_vtrace --agent my:Agent --network my:Net --env CartPole-v1 --set agent.x=1"
+    assert request.training_command("gymnasium_ppo") == (
+        "seed train --preset gymnasium_ppo --agent my:Agent --network my:Net --env CartPole-v1 --set agent.x=1"
     )

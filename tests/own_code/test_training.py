@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import seedcli
 from seedcli.cli.main import main
+from seedcli.errors import UsageError
 from tests.system.harness import LIMIT, TINY, Fleet, fleet_in, last, metrics, sets, wait_for
 
 HERE = Path(__file__).parent
@@ -16,14 +18,14 @@ FILES = ("my_agent.py", "from_nothing.py", "my_net.py", "my_family.py", "my_tran
 TRANSPORT = "my_transport:MyTransport"
 OWN = ("--agent", "my_agent:MyAgent", "--network", "my_net:MyTorso", "--family", "my_family:ShortFamily")
 COMMON = ("--preset", "cartpole_vtrace", "--envs", "4", *sets(*TINY, "training.checkpoint_seconds=1000"))
+# Each trains on half of a batch.
+TWO_DEVICES = sets("topology.platform=cpu", "topology.virtual_devices=2", "topology.training_devices=2")
 # Name of the run → the rest of its command: every transport, every kind of class, one and two devices.
 RUNS = {
     "shm": ("--transport", "shm", *OWN, *sets("agent.weight_decay=0.01", "agent.network.sines=7")),
-    "zmq": (
-        *("--transport", "zmq", "--agent", "from_nothing:Reinforce"),
-        *sets("topology.platform=cpu", "topology.virtual_devices=2"),
-    ),
+    "zmq": ("--transport", "zmq", *OWN, *TWO_DEVICES),
     "grpc": ("--transport", "grpc", *OWN),
+    "nothing": ("--agent", "from_nothing:Reinforce", *TWO_DEVICES),
     "own": ("--transport", TRANSPORT, *OWN),
     "one": ("--deterministic", *OWN),
     "two": ("--deterministic", *OWN),
@@ -47,7 +49,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 def test_it_trains(trained: Fleet, name: str) -> None:
     line = metrics(trained.folder / name)[-1]
     assert line["env_steps"] >= 400 and line["learner_updates"] > 0
-    own = "entropy" if name == "zmq" else "squares"
+    own = "entropy" if name == "nothing" else "squares"
     assert f'"{own}": ' in (trained.folder / name / "metrics.jsonl").read_text()
 
 
@@ -78,7 +80,14 @@ def test_it_is_evaluated_and_resumed(trained: Fleet) -> None:
     assert metrics(trained.folder / "one")[-1]["env_steps"] >= 800
 
 
-@pytest.mark.parametrize("arguments", [("eval", "grpc"), ("train", "--logdir", "two", "--resume", "--steps", "800")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("eval", "grpc"),
+        ("export", "grpc", "policy.onnx"),
+        ("train", "--logdir", "two", "--resume", "--steps", "800"),
+    ],
+)
 def test_a_class_that_is_gone_is_one_sentence(
     trained: Fleet, arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -91,6 +100,8 @@ def test_a_class_that_is_gone_is_one_sentence(
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "there is no module my_" in error and "start seed in the folder" in error
     assert sorted(tmp_path.rglob("*")) == before
+    with pytest.raises(UsageError, match="there is no module my_"):
+        seedcli.load_policy("grpc")
 
 
 def test_an_actor_needs_no_module_of_the_agent(trained: Fleet, tmp_path: Path) -> None:

@@ -56,6 +56,11 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
     """One seed and few steps of what its reader runs."""
     page = "your-own-algorithm.md"
     (tmp_path / "my_agent.py").write_text(example(page, "class KLAgent(VTraceAgent)"))
+    doctor = [sys.executable, "-m", "seedcli", "doctor", "--agent", "my_agent:KLAgent"]
+    checked = subprocess.run(
+        doctor, cwd=tmp_path, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert checked.returncode == 0 and "seed train --preset gymnasium_vtrace --agent my_agent:KLAgent" in checked.stdout
     (block,) = re.findall(r"```\n(for seed in .*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.S)
     assert block.count("in 1 2 3;") == 1
     command = f'seed() {{ {sys.executable} -m seedcli "$@"; }}\n{block.replace("in 1 2 3;", "in 1;")}'

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.envs.dmlab.lab_double import COMPILE_SECONDS, EXITS, MODULE, ROOT
+from tests.envs.dmlab.lab_double import COMPILE_SECONDS, EXITS, MODULE_PATH, ROOT
 from tests.system.harness import TINY, Fleet, last, metrics, sets, wait_for
 
 pytestmark = pytest.mark.timeout(300)
@@ -94,7 +94,7 @@ def test_an_environment_that_dies_beside_tensorflow_is_trained_and_evaluated(fle
 @pytest.fixture
 def labs(fleet: Fleet) -> Fleet:
     """A fleet that plays the double of DeepMind Lab."""
-    fleet.environ["PYTHONPATH"] = os.pathsep.join([str(MODULE), str(ROOT)])
+    fleet.environ["PYTHONPATH"] = os.pathsep.join([MODULE_PATH, str(ROOT)])
     fleet.environ["XDG_CACHE_HOME"] = str(fleet.folder / "cache")
     fleet.environ["TMPDIR"] = str(fleet.folder / "tmp")
     (fleet.folder / "tmp").mkdir()

@@ -22,7 +22,7 @@ import tensorflow as tf
 from seedcli.agents.networks.torso_configs import DeepConfig
 from seedcli.config.choices import TORSOS
 from seedcli.config.sections import NetworkConfig
-from seedcli.errors import UsageError
+from seedcli.errors import SeedError, UsageError, first_line, message_line, place_of
 from seedcli.specs import ArraySpec, EnvSpec
 
 _RELU_GAIN = math.sqrt(2.0)
@@ -170,9 +170,19 @@ def apply(torso: Any, x: Any) -> tf.Tensor:
     """Features [N, F] of a torso; notes F in its attribute `units`.
 
     Raises:
-        UsageError: a torso of the user's own gives something else.
+        UsageError: a torso of the user's own fails, or gives something else.
     """
-    features = torso(x)
+    try:
+        features = torso(x)
+    except UsageError as error:  # of a part of a `MixedTorso`, with Keras' words around it
+        raise UsageError(message_line(error)) from error
+    except tf.errors.OpError:
+        raise
+    except Exception as error:
+        shape = tf.nest.map_structure(lambda each: each.shape.as_list(), x)
+        raise UsageError(
+            f"the torso {type(torso).__name__} fails on inputs {shape}: {first_line(error)}{place_of(error)}"
+        ) from error
     if (
         not tf.is_tensor(features)
         or features.shape.rank != 2
@@ -238,21 +248,35 @@ def make_torso(config: NetworkConfig, spec: EnvSpec, rng: np.random.Generator) -
     an MLP, or the configured torso if that takes no images.
     """
     torso: Any = TORSOS.load(config.torso)
-    _check_arguments(torso, config.torso)
+    _check_class(torso, config.torso)
     if not isinstance(spec.observation, Mapping):
-        return torso(config, rng)
-    images = {name: torso(config, rng) for name, array in spec.arrays.items() if takes_images(config, array)}
+        return _made(torso, config, rng)
+    images = {name: _made(torso, config, rng) for name, array in spec.arrays.items() if takes_images(config, array)}
     vectors = [name for name in spec.arrays if name not in images]
     flat = torso if config.smallest_image is None else MlpTorso
-    return MixedTorso(images, vectors, flat(config, rng) if vectors else None)
+    return MixedTorso(images, vectors, _made(flat, config, rng) if vectors else None)
 
 
-def _check_arguments(torso: Any, name: str) -> None:
-    """Raise UsageError if a torso is built with other arguments than (config, rng)."""
+def _made(torso: Any, config: NetworkConfig, rng: np.random.Generator) -> Any:
+    """An instance of a torso's class; raises UsageError if its own code fails."""
+    try:
+        return torso(config, rng)
+    except (SeedError, tf.errors.OpError):
+        raise
+    except Exception as error:
+        raise UsageError(f"the torso {torso.__name__} cannot be built: {first_line(error)}{place_of(error)}") from error
+
+
+def _check_class(torso: Any, name: str) -> None:
+    """Raise UsageError if a class is no Keras layer with a method `call` that is built with (config, rng)."""
     try:
         inspect.signature(torso.__init__).bind(torso, "config", "rng")  # of the class, Keras' __new__ takes anything
     except TypeError as error:
         raise UsageError(f"the torso {name} must take (config, rng) when it is built: {error}") from error
+    if not issubclass(torso, keras.layers.Layer):
+        raise UsageError(f"the torso {name} must be a subclass of keras.layers.Layer (docs/writing-an-agent.md)")
+    if torso.call is keras.layers.Layer.call:
+        raise UsageError(f"the torso {name} has no method call, which computes its features (docs/writing-an-agent.md)")
 
 
 def input_shapes(config: NetworkConfig, spec: EnvSpec) -> dict[str, tuple[int, ...]]:

@@ -22,8 +22,8 @@ from ale_py import roms, vector_env
 from gymnasium.vector import AutoresetMode
 
 from seedcli.envs.atari.config import AtariConfig
-from seedcli.envs.checks import check_actions, first_line, nearest
-from seedcli.errors import EnvironmentFailed, UsageError
+from seedcli.envs.checks import check_actions, nearest
+from seedcli.errors import EnvironmentFailed, UsageError, first_line
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, Rows
 
 # The benchmark of Bellemare et al., arXiv 1207.4708, in the 57 games of Wang et al., arXiv 1511.06581.

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seedcli.envs.checks import check_actions, first_line
+from seedcli.envs.checks import check_actions
 from seedcli.envs.dmlab.config import LabConfig
 from seedcli.envs.dmlab.level_cache import open_level_cache
 from seedcli.envs.dmlab.levels import check_level, lab_settings, level_path
-from seedcli.errors import EnvironmentFailed
+from seedcli.errors import EnvironmentFailed, first_line
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, Rows
 
 __all__ = ["ACTIONS", "INSTRUCTION_SIZE", "LabVectorEnv", "check_level", "hash_instruction"]

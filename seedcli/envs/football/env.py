@@ -7,12 +7,12 @@ import os
 import numpy as np
 import numpy.typing as npt
 
-from seedcli.envs.checks import check_actions, first_line, nearest
+from seedcli.envs.checks import check_actions, nearest
 from seedcli.envs.football.config import FootballConfig
 from seedcli.envs.football.engines import Engine, EnvpoolEngine, GfootballEngine, Snapshot
 from seedcli.envs.football.pitch import draw_pitch
 from seedcli.envs.football.rewards import MARKED, PLANES, FootballRewards
-from seedcli.errors import EnvironmentFailed, SimulatorMissing, UsageError
+from seedcli.errors import EnvironmentFailed, SimulatorMissing, UsageError, first_line
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, Rows
 
 SCENARIOS: tuple[str, ...] = tuple(

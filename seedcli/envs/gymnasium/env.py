@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from seedcli.config.toml_text import format_value
-from seedcli.envs.checks import first_line, nearest, place_of
+from seedcli.envs.checks import nearest
 from seedcli.envs.gymnasium.config import GymnasiumConfig
 from seedcli.envs.gymnasium.plain import PlainSpaces
 from seedcli.envs.gymnasium.spaces import Actions, Observations
-from seedcli.errors import EnvironmentFailed, SimulatorMissing, UsageError
+from seedcli.errors import EnvironmentFailed, SimulatorMissing, UsageError, first_line, place_of
 from seedcli.specs import EnvSpec, Rows
 
 _log = logging.getLogger(__name__)

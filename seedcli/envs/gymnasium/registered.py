@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from seedcli.envs.checks import first_line, place_of
 from seedcli.envs.gymnasium.config import GymnasiumConfig
 from seedcli.envs.gymnasium.env import FAILURES, SEEDS, GymnasiumVectorEnv, registration, require_id
 from seedcli.envs.gymnasium.plain import PlainSpaces
 from seedcli.envs.gymnasium.spaces import Actions, Observations
-from seedcli.errors import EnvironmentFailed
+from seedcli.errors import EnvironmentFailed, first_line, place_of
 from seedcli.specs import EnvSpec, Rows
 
 _log = logging.getLogger(__name__)
@@ -70,11 +69,15 @@ class RegisteredVectorEnv:
         native = self._actions.read(actions, self.num_envs)
         try:
             observations, reward, terminated, truncated, _ = self.envs[0].step(native)
-            for name, value in {"reward": reward, "terminated": terminated, "truncated": truncated}.items():
-                if np.shape(value) != (self.num_envs,):
-                    raise ValueError(f"{name} has shape {np.shape(value)}, not ({self.num_envs},)")
-                with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, which the learner names
-                    getattr(out, name)[...] = value
+            with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, which the learner names
+                for name, value, rows in (
+                    ("reward", reward, out.reward),
+                    ("terminated", terminated, out.terminated),
+                    ("truncated", truncated, out.truncated),
+                ):
+                    if np.shape(value) != (self.num_envs,):
+                        raise ValueError(f"{name} has shape {np.shape(value)}, not ({self.num_envs},)")
+                    rows[...] = value
         except FAILURES as error:
             raise self._failure("step", error) from error
         self._observations.write_batch(observations, out.observation)

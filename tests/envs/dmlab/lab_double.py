@@ -50,7 +50,10 @@ _SETTINGS = set(
 )
 _UNKNOWN_CLOCK = "tests/"  # levels that ignore episodeLengthSeconds
 _FIRST_PORT = 27960
-MODULE = Path(__file__).parent / "module"
+# The doubles of deepmind_lab and of dm_env, which it imports. The real dm_env, which football's engine imports too, is
+# not replaced.
+MODULES = [name for name in ("dm_env", "deepmind_lab") if name == "deepmind_lab" or not importlib.util.find_spec(name)]
+MODULE_PATH = os.pathsep.join(str(Path(__file__).parent / f"{name}_module") for name in MODULES)
 ROOT = Path(__file__).parents[3]
 # Environment variables: how long a map takes to compile; a file for the level and settings of each instance.
 COMPILE_SECONDS, LOG = "LAB_DOUBLE_COMPILE_SECONDS", "LAB_DOUBLE_LOG"
@@ -267,9 +270,10 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path) -> type[Lab]:
 
     Temporary files are in `folder`. Here the double plays although TensorFlow may be loaded.
     """
-    monkeypatch.syspath_prepend(str(MODULE))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(MODULE), str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    for name in ("dm_env", "deepmind_lab"):
+    for path in MODULE_PATH.split(os.pathsep):
+        monkeypatch.syspath_prepend(path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([MODULE_PATH, str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    for name in MODULES:
         monkeypatch.delitem(sys.modules, name, raising=False)
         module = importlib.import_module(name)
         del sys.modules[name]  # so that the end of the test removes it
