@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from seedcli.agents.base import AlgorithmSpec, Role
 from seedcli.inference.arena import Arena, UnrollBuffer
+from seedcli.inference.device_policy import Decision
 from seedcli.inference.episodes import Episodes
 from seedcli.inference.inspection import Inspector
 from seedcli.inference.lane import InferenceBatch, Lane, share
@@ -169,10 +170,16 @@ class StepEngine:
                 oldest = arrived if oldest is None else min(oldest, arrived)
         return None if oldest is None else max(0.0, oldest + self._deadline - self._clock())
 
-    def answer(self) -> list[Answer]:
-        """Run the batches that are due, and return the answers that may be sent.
+    def answer(self, send: Callable[[Answer], None]) -> int:
+        """Run the batches that are due and send their answers; if none is due, run all that are not empty.
 
-        If none is due, run all that are not empty.
+        Answers are sent as soon as the actions are known, so that environments step while this thread records them.
+
+        Args:
+            send: called with each answer; must not call the engine.
+
+        Returns:
+            The number of answers.
         """
         begun = self._clock()
         batches = self._batches(self._due(begun))
@@ -187,18 +194,22 @@ class StepEngine:
             done = self._clock()
             acting += done - started
             under_way.append((batch, first, promise))
-        answers: list[Answer] = []
+        sending, answered = 0.0, 0
         for batch, first, promise in under_way:
             decision = batch.lane.policy.finish(promise)
             acted = self._clock()
             acting += acted - done
+            answered += self._send(batch.streams, decision.action, send)
+            sent = self._clock()
+            sending += sent - acted
+            self._measure(batch, sent)
             self._episodes.count(batch.slot_index, batch.reward, first, batch.final)
-            answers += self._record(batch.streams, decision.action, decision.recorded, decision.version)
+            answered += self._record(batch.streams, decision, send)
             done = self._clock()
-            self._measure(batch, done)
         self.profile.add("inference", acting)
-        self.profile.add("batching", done - begun - acting)
-        return answers
+        self.profile.add("wire", sending)
+        self.profile.add("batching", done - begun - acting - sending)
+        return answered
 
     def _due(self, now: float) -> list[Lane]:
         if len(self._lanes) == 1:
@@ -245,29 +256,45 @@ class StepEngine:
                 stream.states.append(batch.lane.policy.snapshot(batch.slots[start:stop], first[start:stop]))
             start = stop
 
-    def _record(self, streams: list[Stream], action: Any, recorded: Any, version: int) -> list[Answer]:
-        answers = []
-        start = 0
+    def _send(self, streams: list[Stream], action: Any, send: Callable[[Answer], None]) -> int:
+        """Answer the streams whose buffer takes another row; returns how many."""
+        count = start = 0
+        for stream in streams:
+            stop = start + stream.num_envs
+            if stream.cursor + 1 < len(stream.buffer.row):
+                self._answer(stream, action[start:stop], send)
+                count += 1
+            start = stop
+        return count
+
+    def _answer(self, stream: Stream, actions: Any, send: Callable[[Answer], None]) -> None:
+        stream.pending = False
+        send(Answer(stream, stream.sequence - 1 & 0xFFFFFFFF, actions))
+
+    def _record(self, streams: list[Stream], decision: Decision, send: Callable[[Answer], None]) -> int:
+        """Complete the streams' records, and answer those with a full buffer if they may go on; returns how many."""
+        count = start = 0
         training_envs = self.connected_envs - self._episodes.evaluation_envs
         for stream in streams:
             stop = start + stream.num_envs
             buffer, t = stream.buffer, stream.cursor
-            actions = action[start:stop]
+            actions = decision.action[start:stop]
             buffer.action[t] = actions
-            for name, values in recorded.items():
+            for name, values in decision.recorded.items():
                 buffer.recorded[name][t] = values[start:stop]
-            buffer.version[t] = version
+            buffer.version[t] = decision.version
             stream.cursor = t + 1
             stream.records += 1
             if stream.ranks is not None:
                 self._rounds += stream.num_envs / training_envs
-            if stream.cursor < len(buffer.row) or self._continues(stream):
-                stream.pending = False
-                answers.append(Answer(stream, stream.sequence - 1 & 0xFFFFFFFF, actions))
-            else:
-                self._blocked.append((stream, actions))
+            if stream.cursor == len(buffer.row):
+                if self._continues(stream):
+                    self._answer(stream, actions, send)
+                    count += 1
+                else:
+                    self._blocked.append((stream, actions))
             start = stop
-        return answers
+        return count
 
     def _continues(self, stream: Stream) -> bool:
         """Turn over the stream's buffer if it is full; False if the stream must wait for a buffer or for training."""
@@ -304,17 +331,17 @@ class StepEngine:
         stream.cursor = self._records - self._stride
         return True
 
-    def unblock(self) -> list[Answer]:
-        """Return the answers that waited for a buffer or for training, and can be sent now."""
+    def unblock(self, send: Callable[[Answer], None]) -> int:
+        """Send the answers that waited for a buffer or for training, and may be sent now; returns their number."""
         if not self._blocked:
-            return []
-        answers = []
+            return 0
+        count = 0
         blocked, self._blocked = self._blocked, []
         for stream, actions in blocked:
             # Streams of other sizes use other pools, so a blocked stream does not imply that the next is blocked.
             if self._continues(stream):
-                stream.pending = False
-                answers.append(Answer(stream, stream.sequence - 1 & 0xFFFFFFFF, actions))
+                self._answer(stream, actions, send)
+                count += 1
             else:
                 self._blocked.append((stream, actions))
-        return answers
+        return count

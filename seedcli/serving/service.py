@@ -161,16 +161,11 @@ class InferenceService:
         engine = self._engine
         if engine is None:
             return 0
-        answers = engine.unblock()
+        answered = engine.unblock(self._send_answer)
         if engine.wait() == 0.0:
             self.full = False
-            answers += engine.answer()
-        if answers:
-            begun = time.perf_counter()
-            for answer in answers:
-                self._send_answer(answer)
-            self.profile.add("wire", time.perf_counter() - begun)
-        return len(answers)
+            answered += engine.answer(self._send_answer)
+        return answered
 
     def _send_answer(self, answer: Answer) -> None:
         stream, sequence, actions = answer

@@ -157,6 +157,20 @@ def make_engine(
     return engine, arena, policy, unrolls
 
 
+def take_answers(engine: StepEngine) -> list[Answer]:
+    """Run the batches that are due; returns what they send."""
+    sent: list[Answer] = []
+    assert engine.answer(sent.append) == len(sent)
+    return sent
+
+
+def take_unblocked(engine: StepEngine) -> list[Answer]:
+    """The answers that need not wait any more."""
+    sent: list[Answer] = []
+    assert engine.unblock(sent.append) == len(sent)
+    return sent
+
+
 def answered(answers: list[Answer]) -> set[int]:
     """Indices of the streams that were answered."""
     return {answer.stream.index for answer in answers}

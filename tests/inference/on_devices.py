@@ -19,7 +19,7 @@ from seedcli.inference.streams import Stream
 from seedcli.inference.variable_placement import device_names
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.configs import agent_config
-from tests.inference.helpers import Player
+from tests.inference.helpers import Player, take_answers, take_unblocked
 
 SPEC = EnvSpec("test/env", ArraySpec((3,), "float32"), ActionSpec((3,)))
 DEVICES = 4
@@ -91,13 +91,13 @@ def replayed() -> dict[str, Any]:
         for player in players:
             if not player.stream.pending and rng.random() < 0.8:
                 player.send()
-        engine.answer()
+        take_answers(engine)
         for buffer in unrolls:
             worst, count = max(worst, _difference(agent, buffer)), count + 1
             carried |= any(np.any(leaf) for leaf in tf.nest.flatten(buffer.state))
             arena.release(buffer)
         unrolls.clear()
-        engine.unblock()
+        take_unblocked(engine)
     return {"worst": worst, "unrolls": count, "carried": bool(carried), "envs": engine.lane_envs}
 
 

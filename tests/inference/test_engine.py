@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from seedcli.inference.streams import SlotAllocator
 from seedcli.specs import split_envs
-from tests.inference.helpers import FakeGroup, Player, make_engine
+from tests.inference.helpers import FakeGroup, Player, make_engine, take_answers, take_unblocked
 
 
 @settings(max_examples=80)
@@ -59,9 +59,9 @@ def test_unrolls_cover_all_records_without_gaps(burn_in, length, sizes, order, l
         for player in order.sample(ready, order.randint(0, len(ready))):
             player.send()
         if engine.wait() == 0.0:
-            engine.answer()
+            take_answers(engine)
         collect()
-        engine.unblock()
+        take_unblocked(engine)
     collect()  # what unblocking completed
 
     records = burn_in + length + 1
@@ -87,10 +87,10 @@ def test_episodes_are_counted_by_raw_reward_and_steps():
     player = Player(engine, stream, 0, np.array([[3, 3], [4, 4]]))
     for _ in range(8):
         player.send()
-        engine.answer()
+        take_answers(engine)
         while unrolls:
             arena.release(unrolls.pop())
-        engine.unblock()
+        take_unblocked(engine)
     # Environment 0: records of episodes 0, 1 (3 each); environment 1: episodes 0, 1 (4 each); reward 1 + episode
     # on every record but the first.
     assert sorted(engine.stats.finished) == [(2.0, 2), (3.0, 3), (4.0, 2), (6.0, 3)]
@@ -109,12 +109,27 @@ def test_a_batch_closes_at_half_the_environments_or_at_the_deadline():
     assert engine.wait() == pytest.approx(0.001)
     players[1].send()
     assert engine.wait() == 0.0, "4 of 8 environments are half"
-    assert {a.stream.index for a in engine.answer()} == {0, 1}
+    assert {a.stream.index for a in take_answers(engine)} == {0, 1}
     players[2].send()
     now[0] = 1.0
     assert engine.wait() == 0.0, "the deadline has passed"
-    engine.answer()
+    take_answers(engine)
     assert policy.batches == [4, 2]
+
+
+def test_answers_are_sent_before_their_records_are_completed():
+    engine, _, _, _ = make_engine(length=2)
+    streams = [engine.open_stream(None, i, 2) for i in range(2)]
+    players = [Player(engine, stream, i, np.full((2, 1), 1000)) for i, stream in enumerate(streams)]
+    seen: list[list[int]] = []
+    for _ in range(4):
+        for player in players:
+            player.send()
+        # Records before the batch, and at each answer: the one that fills a buffer must be completed first.
+        seen.append([streams[0].records])
+        assert engine.answer(lambda answer: seen[-1].append(answer.stream.records)) == 2
+        assert all(stream.records == seen[-1][0] + 1 for stream in streams)
+    assert seen == [[0, 0, 0], [1, 1, 1], [2, 3, 3], [3, 3, 3]]
 
 
 def test_a_stream_without_a_buffer_waits_until_one_is_released():
@@ -124,18 +139,18 @@ def test_a_stream_without_a_buffer_waits_until_one_is_released():
     answered = 0
     for _ in range(50):
         player.send()
-        if not engine.answer():
+        if not take_answers(engine):
             break
         answered += 1
     # 1 open + ceil(2/2)·2 waiting: three buffers are full, and the answer to the record that filled the third waits.
     assert len(unrolls) == 2 and stream.pending and answered == 6
-    assert engine.unblock() == []
+    assert take_unblocked(engine) == []
     arena.release(unrolls.pop(0))
-    held = engine.unblock()
+    held = take_unblocked(engine)
     assert [a.sequence for a in held] == [6]
     np.testing.assert_array_equal(held[0].actions, player.sent[6]["observation"].sum(axis=1).astype(int) % 1000)
     player.send()
-    assert engine.answer(), "the stream continues"
+    assert take_answers(engine), "the stream continues"
 
 
 def test_a_fault_closes_only_its_stream():
@@ -151,7 +166,7 @@ def test_a_fault_closes_only_its_stream():
         player.send()
     players[1].stream.buffer.row[0].observation[1, 2] = np.nan
     players[2].stream.buffer.row[0].terminated[0] = 7
-    answers = engine.answer()
+    answers = take_answers(engine)
     assert [a.stream.index for a in answers] == [0]
     assert [index for index, _ in faults] == [1, 2]
     assert "observation" in faults[0][1] and "flag" in faults[1][1]
@@ -221,15 +236,15 @@ def test_a_stream_that_reconnects_while_training_lags_finds_a_buffer():
             if not player.stream.pending:
                 player.send()
         if engine.wait() == 0.0:
-            engine.answer()
-    assert engine.unblock() == [] and unrolls, "both wait for buffers, which all wait for training"
+            take_answers(engine)
+    assert take_unblocked(engine) == [] and unrolls, "both wait for buffers, which all wait for training"
     for player in players:
         engine.close_stream(player.stream)
     for index in range(2):
         again = engine.open_stream(None, index, 16)
         assert again is not None
         Player(engine, again, index, np.full((16, 1), 1000)).send()
-    assert len(engine.answer()) == 2
+    assert len(take_answers(engine)) == 2
 
 
 def test_a_stream_with_non_contiguous_slots():
@@ -242,9 +257,9 @@ def test_a_stream_with_non_contiguous_slots():
     player = Player(engine, apart, 3, np.full((4, 1), 3))
     for _ in range(7):
         player.send()
-        assert len(engine.answer()) == 1
+        assert len(take_answers(engine)) == 1
         while unrolls:
             arena.release(unrolls.pop())
-        engine.unblock()
+        take_unblocked(engine)
     assert policy.state[[2, 3]].tolist() == [0, 0], "the other stream's slots are unchanged"
     assert engine.stats.episodes == 2 * 4

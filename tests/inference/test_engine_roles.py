@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.inference.helpers import Player, make_engine
+from tests.inference.helpers import Player, make_engine, take_answers, take_unblocked
 
 
 def _play(engine, arena, players, rounds, unrolls, seen=None):
@@ -16,12 +16,12 @@ def _play(engine, arena, players, rounds, unrolls, seen=None):
         for player in players:
             if not player.stream.pending:
                 player.send()
-        engine.answer()
+        take_answers(engine)
         while unrolls:
             if seen is not None:
                 seen.extend(unrolls[0].rows.observation[:, :, 0].ravel().tolist())
             arena.release(unrolls.pop(0))
-        engine.unblock()
+        take_unblocked(engine)
 
 
 def test_evaluation_streams_are_answered_counted_separately_and_not_trained_on():
@@ -54,7 +54,7 @@ def test_evaluation_streams_get_the_actions_for_their_observations():
     player = Player(engine, engine.open_stream(None, 0, 3, "evaluation"), 4, np.full((3, 1), 5))
     for sequence in range(9):
         player.send()
-        (answer,) = engine.answer()
+        (answer,) = take_answers(engine)
         assert answer.sequence == sequence
         np.testing.assert_array_equal(answer.actions, player.sent[-1]["observation"].sum(axis=1).astype(int) % 1000)
 
@@ -70,8 +70,8 @@ def test_evaluation_waits_for_blocked_training_streams():
                 if not player.stream.pending and not player.stream.closed:
                     player.send()
             if engine.wait() is not None:
-                engine.answer()
-            engine.unblock()
+                take_answers(engine)
+            take_unblocked(engine)
 
     play(50)  # buffers are not released
     assert trains.stream.pending and len(trains.sent) == 7 and len(unrolls) == 2
@@ -94,8 +94,8 @@ def test_alternately_blocked_streams_do_not_starve_evaluation():
             if not player.stream.pending:
                 player.send()
         if engine.wait() is not None:
-            engine.answer()
-        engine.unblock()
+            take_answers(engine)
+        take_unblocked(engine)
         if turn % 3 == 0 and unrolls:  # training takes a buffer from time to time
             arena.release(unrolls.pop(0))
     mean = sum(len(player.sent) for player in players) / 2
@@ -118,7 +118,7 @@ def test_closed_evaluation_streams_free_their_slots():
     assert engine.training_slots.all()
     player = Player(engine, again, 1, np.full((3, 1), 4))
     player.send()
-    engine.answer()
+    take_answers(engine)
     assert engine.stats.evaluation_steps == 0, "the slots are no longer those of evaluation"
     for stream in (trains, again):
         engine.close_stream(stream)
@@ -180,14 +180,14 @@ def test_exactly_the_unrolls_with_a_non_finite_reward_are_dropped(burn_in, lengt
         if not other.stream.pending:
             other.send()
         if engine.wait() == 0.0:
-            engine.answer()
+            take_answers(engine)
         if hold == 0 or step % hold == 0:  # otherwise buffers wait and may block the stream
             while unrolls:
                 train()
-            engine.unblock()
+            take_unblocked(engine)
     while unrolls:
         train()
-    engine.unblock()
+    take_unblocked(engine)
     while unrolls:
         train()
     found = np.array(bad)
@@ -214,17 +214,17 @@ def test_a_blocked_stream_drops_only_the_unrolls_with_the_non_finite_reward():
     # Unrolls hold records 0-3, 2-5, 4-7, 6-9, 8-11, …: record 7 is in the third and the fourth.
     while not player.stream.pending:
         player.send(np.array([False, len(player.sent) == 7]))
-        engine.answer()
+        take_answers(engine)
     assert len(player.sent) == 8 and len(unrolls) == 2, "the third unroll, full with record 7, waits"
     while len(player.sent) < 16:
         take()
-        engine.unblock()
+        take_unblocked(engine)
         while not player.stream.pending:
             player.send()
-            engine.answer()
+            take_answers(engine)
     while unrolls:
         take()
-        engine.unblock()
+        take_unblocked(engine)
     good = [True, True]
     assert keeps[:5] == [good, good, [True, False], [True, False], good] and all(k == good for k in keeps[5:])
     assert engine.stats.dropped_unrolls == 2
@@ -237,7 +237,7 @@ def test_a_non_finite_reward_counts_as_0_in_the_return(role, caplog, monkeypatch
     player = Player(engine, engine.open_stream(None, 0, 1, role), 0, np.array([[5]]))
     for step in range(5):
         player.send(np.array([step in (1, 3)]), np.inf if step == 3 else np.nan)
-        assert len(engine.answer()) == 1
+        assert len(take_answers(engine)) == 1
     finished = engine.stats.finished if role == "training" else engine.stats.finished_evaluation
     assert list(finished) == [(2.0, 4)], "two of four rewards of 1 are left"
     assert caplog.text.count("returned a non-finite reward") == 1, "one line is enough"

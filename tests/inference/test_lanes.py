@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from seedcli.inference.lane import share
-from tests.inference.helpers import FakeGroup, Player, answered, make_engine
+from tests.inference.helpers import FakeGroup, Player, answered, make_engine, take_answers, take_unblocked
 
 
 def lanes_of(group: FakeGroup) -> list[list[int]]:
@@ -43,7 +43,7 @@ def test_the_batch_size_is_split_between_lanes():
     assert engine.wait() > 0
     three.send()
     assert engine.wait() == 0.0, "each of two lanes waits for 3 of 5"
-    assert answered(engine.answer()) == {0, 2}
+    assert answered(take_answers(engine)) == {0, 2}
 
 
 def test_reading_continues_until_every_lane_has_its_batch():
@@ -57,7 +57,7 @@ def test_reading_continues_until_every_lane_has_its_batch():
     assert engine.full
     engine.close_stream(three.stream)
     assert engine.full, "a lane without environments is not waited for"
-    assert answered(engine.answer()) == {0, 1} and not engine.full
+    assert answered(take_answers(engine)) == {0, 1} and not engine.full
 
 
 def test_a_lane_that_is_due_does_not_wait_for_another():
@@ -70,16 +70,16 @@ def test_a_lane_that_is_due_does_not_wait_for_another():
     first.send()
     now[0] = 0.001
     assert engine.wait() == 0.0
-    assert answered(engine.answer()) == {1}, "lane 0 is not full yet"
+    assert answered(take_answers(engine)) == {1}, "lane 0 is not full yet"
     assert group.log == [("begin", 1), ("finish", 1)]
     assert engine.wait() == pytest.approx(0.003), "its deadline is next"
     now[0] = 0.003
     fourth.send()
-    assert answered(engine.answer()) == {3}
+    assert answered(take_answers(engine)) == {3}
     third.send()
     now[0] = 0.0041
     assert not engine.full and engine.wait() == 0.0, "its oldest row is overdue"
-    assert answered(engine.answer()) == {0, 2} and engine.wait() is None
+    assert answered(take_answers(engine)) == {0, 2} and engine.wait() is None
 
 
 def test_all_due_lanes_start_before_any_result_is_fetched():
@@ -91,7 +91,7 @@ def test_all_due_lanes_start_before_any_result_is_fetched():
         for player in all_four[: 4 if round_ != 1 else 3]:
             player.send()
         expected = 4 if round_ != 1 else 3
-        assert len(engine.answer()) == expected
+        assert len(take_answers(engine)) == expected
         lanes = list(range(expected))
         assert group.log == [("begin", lane) for lane in lanes] + [("finish", lane) for lane in lanes]
     assert engine.stats.batches == 11 and engine.stats.batch_rows == 8 + 6 + 8
@@ -105,10 +105,10 @@ def test_answers_and_versions_come_from_the_streams_lane():
     for _ in range(3):
         for player in both:
             player.send()
-        for answer in engine.answer():
+        for answer in take_answers(engine):
             sent = both[answer.stream.index].sent[-1]["observation"]
             np.testing.assert_array_equal(answer.actions, sent.sum(axis=1).astype(int) % 1000)
-        engine.unblock()
+        take_unblocked(engine)
     versions = {int(u.rows.observation[0, 0, 0]) // 100: u.version.tolist() for u in unrolls}
     assert versions == {0: [1, 3, 5], 1: [2, 4, 6]}
 
@@ -130,7 +130,7 @@ def test_a_fault_in_one_lane_removes_its_owners_rows_from_every_lane():
     for player in everyone:
         player.send()
     streams[1].buffer.row[0].observation[1, 0] = np.inf
-    answers = engine.answer()
+    answers = take_answers(engine)
     assert answered(answers) == {2, 3} and faults == [1]
     for answer in answers:
         sent = everyone[answer.stream.index].sent[-1]["observation"]
@@ -149,7 +149,7 @@ def test_closing_a_stream_keeps_the_other_pending_rows_of_its_lane():
         player.send()
     everyone[2].send()
     engine.close_stream(everyone[0].stream)
-    answers = engine.answer()
+    answers = take_answers(engine)
     assert answered(answers) == {2}
     np.testing.assert_array_equal(
         answers[0].actions, everyone[2].sent[-1]["observation"].sum(axis=1).astype(int) % 1000
@@ -168,10 +168,10 @@ def test_evaluation_streams_are_counted_separately_in_every_lane():
         for player in everyone:
             if not player.stream.pending:
                 player.send()
-        engine.answer()
+        take_answers(engine)
         while unrolls:
             arena.release(unrolls.pop())
-        engine.unblock()
+        take_unblocked(engine)
     assert engine.stats.episodes == 8 and engine.stats.evaluation_episodes == 4
     assert engine.stats.env_steps == 16 and engine.stats.evaluation_steps == 8
 
@@ -189,9 +189,9 @@ def test_wait_follows_the_oldest_row_of_any_lane():
         assert engine.wait() == pytest.approx(0.003)
         now[0] += 0.0031
         assert engine.wait() == 0.0
-        assert answered(engine.answer()) == {early.stream.index}
+        assert answered(take_answers(engine)) == {early.stream.index}
         now[0] += 0.001
-        assert answered(engine.answer()) == {late.stream.index}
+        assert answered(take_answers(engine)) == {late.stream.index}
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
@@ -205,7 +205,7 @@ def test_a_batch_is_gathered_correctly_after_a_stream_closes(lanes):
         player.send()
     engine.close_stream(mine[0].stream)
     mine[3].send()
-    answers = engine.answer()
+    answers = take_answers(engine)
     assert answered(answers) == {player.stream.index for player in mine[1:]}
     for answer in answers:
         sent = everyone[answer.stream.index].sent[-1]["observation"]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seedcli.inference.pace import Pace
-from tests.inference.helpers import Player, answered, make_engine
+from tests.inference.helpers import Player, answered, make_engine, take_answers, take_unblocked
 
 
 def play(engine, players):
@@ -15,7 +15,7 @@ def play(engine, players):
     for player in players:
         if not player.stream.pending and not player.stream.closed:
             player.send()
-    return answered(engine.answer() if engine.wait() == 0.0 else [])
+    return answered(take_answers(engine) if engine.wait() == 0.0 else [])
 
 
 def make_players(engine, sizes):
@@ -36,9 +36,9 @@ def test_a_stream_waits_after_its_unroll_until_the_batch_is_trained():
     assert [buffer.num_envs for buffer in unrolls] == [2, 2]
     for buffer in unrolls:
         arena.release(buffer)  # copied, but not trained on
-    assert engine.unblock() == []
+    assert take_unblocked(engine) == []
     pace.trained()
-    assert answered(engine.unblock()) == {0, 1}
+    assert answered(take_unblocked(engine)) == {0, 1}
     for _ in range(2):
         assert play(engine, players) == {0, 1}
     assert play(engine, players) == set()
@@ -61,7 +61,7 @@ def test_a_stream_whose_partners_leave_collects_the_batch_alone():
     while play(engine, [first]):
         pass
     engine.close_stream(second.stream)
-    assert answered(engine.unblock()) == {0}, "the batch needs two unrolls of it now"
+    assert answered(take_unblocked(engine)) == {0}, "the batch needs two unrolls of it now"
     while play(engine, [first]):
         pass
     assert sum(buffer.num_envs for buffer in unrolls) == 4
@@ -100,7 +100,7 @@ def test_training_never_waits_for_streams_that_wait_for_it(batch_size, length, s
             players.append(Player(engine, stream, 10 + turn, np.full((stream.num_envs, 1), 50)))
         ready = [player for player in players if not player.stream.pending]
         play(engine, order.sample(ready, order.randint(0, len(ready))) if changing else ready)
-        engine.unblock()
+        take_unblocked(engine)
         while all(player.stream.pending for player in players):
             queued, unrolls[:] = queued + unrolls, []
             assert sum(buffer.num_envs for buffer in queued) - partly >= batch_size
@@ -110,5 +110,5 @@ def test_training_never_waits_for_streams_that_wait_for_it(batch_size, length, s
                 arena.release(queued.pop(0))
             pace.trained()
             batches += not changing
-            engine.unblock()
+            take_unblocked(engine)
     assert batches

@@ -23,6 +23,7 @@ from seedcli.telemetry.live import PlainView
 from seedcli.telemetry.metrics import GENERAL_METRICS, Profile
 from seedcli.training.checkpoint import open_checkpoint
 from seedcli.training.sources import ReplaySource
+from tests.inference.helpers import take_answers, take_unblocked
 from tests.training.helpers import LIMIT, SPEC, resolved
 
 
@@ -59,11 +60,11 @@ def _play_and_train(core: LearnerCore, updates: int, seed: int, bad: float = 0.0
                 row.truncated[:] = 0
                 core.engine.arrived(stream)
         if core.engine.wait() == 0.0:
-            core.engine.answer()
+            take_answers(core.engine)
         batch = core.source.next_batch(wait=False)
         if batch is not None:
             assert core.train(batch).applied
-        core.engine.unblock()
+        take_unblocked(core.engine)
     for stream in streams:
         core.engine.close_stream(stream)
 
