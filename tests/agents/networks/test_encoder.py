@@ -186,17 +186,14 @@ def dueling(features: int, hidden: int) -> dict[str, tuple[int, ...]]:
 
 NATURE = torso((8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64), (3136, 512), dense=True)
 NORMALIZER = {f"network/encoder/normalizers/0/{name}": (84, 84, 1) for name in ("mean", "squares")}
-PONG = {
-    **NORMALIZER,
-    "network/encoder/normalizers/0/count": (),
-    **{f"network/value_scale/{name}": () for name in ("weight", "first", "second", "advantage_second")},
-}
+VALUE_SCALE = {f"network/value_scale/{name}": () for name in ("weight", "first", "second", "advantage_second")}
+PONG = {**NORMALIZER, "network/encoder/normalizers/0/count": (), **VALUE_SCALE}
 # What checkpoints hold of the networks of presets.
 LAYOUTS = {
     "atari_vtrace": NATURE | policy_value(512),
     "atari_r2d2": NATURE | lstm(517, 512) | dueling(512, 512),
     "pong_vtrace": torso((8, 8, 4, 16), (4, 4, 16, 32), (2592, 256), dense=True) | policy_value(256) | PONG,
-    "cartpole_vtrace": torso((5, 64), (64, 64)) | policy_value(64),
+    "cartpole_vtrace": torso((5, 64), (64, 64)) | policy_value(64) | VALUE_SCALE,
     "cartpole_memory_r2d2": torso((5, 64)) | lstm(64, 64) | dueling(64, 64),
 }
 
