@@ -36,7 +36,7 @@ class PPOAgent(ActorCriticAgent):
             metric="clip_fraction",
             above=0.5,
             sentence="{:.0%} of the policy's ratios are clipped, so most of a batch no longer trains it",
-            settings=("training.learning_rate", "training.epochs", "training.queue_batches"),
+            settings=("training.synchronous", "training.learning_rate", "training.epochs"),
         )
         return (*super().symptoms(config), clipped)
 

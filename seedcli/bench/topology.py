@@ -47,7 +47,7 @@ def run_bench_topology(config: Config, *, seconds: float, json_output: bool) -> 
     plans, left_out = ratios(config, inventory)
     spec = environment_spec(config.environment)
     prepare(plans[0])
-    share_cores()
+    share_cores(config)
     trials, failed = measure_plans(config, spec, plans, seconds, say)
     best = max(trials, key=lambda trial: trial.env_steps_per_second)
     notes = _notes(config, best, left_out, failed)

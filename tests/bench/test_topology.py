@@ -156,7 +156,7 @@ def test_without_json_a_narrow_table_and_a_line_to_paste_are_printed(
     monkeypatch.setattr(bench_topology, "find_inventory", lambda: Inventory(gpus=4, models=("a",) * 4))
     monkeypatch.setattr(bench_topology, "environment_spec", lambda environment: None)
     monkeypatch.setattr(bench_topology, "prepare", lambda plan: None)
-    monkeypatch.setattr(bench_topology, "share_cores", lambda: None)
+    monkeypatch.setattr(bench_topology, "share_cores", lambda config: None)
     monkeypatch.setattr(bench_topology, "try_plan", attempt)
     assert run_bench_topology(config("atari_r2d2"), seconds=1.0, json_output=False) == 0
     lines = capsys.readouterr().out.splitlines()

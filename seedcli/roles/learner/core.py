@@ -48,15 +48,17 @@ def padding(config: Config, devices: Devices) -> tuple[int, ...]:
     return padded_sizes(envs)
 
 
-def share_cores() -> None:
+def share_cores(config: Config) -> None:
     """Split the cores between inference and training, which run concurrently. Call before TensorFlow's first operation.
 
     By default every operation uses all cores, and the operations of training and inference compete for threads
-    (docs/performance.md has the figures). TF_NUM_INTRAOP_THREADS and TF_NUM_INTEROP_THREADS take precedence.
+    (docs/performance.md has the figures). With training.synchronous they take turns, so each has all cores.
+    TF_NUM_INTRAOP_THREADS and TF_NUM_INTEROP_THREADS take precedence.
     """
     threading = tf.config.threading
     if "TF_NUM_INTRAOP_THREADS" not in os.environ:
-        threading.set_intra_op_parallelism_threads(max(1, (os.cpu_count() or 1) // 2))
+        cores = os.cpu_count() or 1
+        threading.set_intra_op_parallelism_threads(cores if config.training.synchronous else max(1, cores // 2))
     if "TF_NUM_INTEROP_THREADS" not in os.environ:
         threading.set_inter_op_parallelism_threads(4)
 

@@ -133,7 +133,7 @@ def _plan(config: Config, hosts: Sequence[str], index: int) -> Plan:
     topology = config.topology.model_copy(update={"hosts": tuple(hosts), "host_index": index})
     plan = make_plan(config.model_copy(update={"topology": topology}), find_inventory())
     prepare(plan)
-    share_cores()
+    share_cores(config)
     return plan
 
 

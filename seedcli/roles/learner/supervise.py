@@ -33,7 +33,7 @@ def use_devices(config: Config) -> Devices:
     """
     plan = make_plan(config, find_inventory())
     prepare(plan)
-    share_cores()
+    share_cores(config)
     return Devices(plan)
 
 
