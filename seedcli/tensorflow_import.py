@@ -1,4 +1,4 @@
-"""Importing TensorFlow: without its start-up messages."""
+"""Importing TensorFlow: without its start-up messages, and with the kernels that suit the network."""
 
 from __future__ import annotations
 
@@ -20,6 +20,33 @@ _CHATTER = re.compile(
     rb"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] "
     rb"|To enable the following instructions: "
 )
+
+# Read once, while TensorFlow is imported. Its default depends on the processor.
+_ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
+_convolutions = False
+
+
+def expect_convolutions() -> None:
+    """Let `import_tensorflow` enable oneDNN, whose gradients of convolutions are twice as fast on CPUs.
+
+    TensorFlow itself enables it only on processors with certain instructions. Without convolutions its default stays,
+    because an update of a small MLP is a fifth slower with oneDNN. TF_ENABLE_ONEDNN_OPTS takes precedence.
+    """
+    global _convolutions
+    _convolutions = True
+
+
+@contextmanager
+def _kernels() -> Iterator[None]:
+    """Set `_ONEDNN` in the block if convolutions are expected; other processes do not inherit it."""
+    if not _convolutions or _ONEDNN in os.environ:
+        yield
+        return
+    os.environ[_ONEDNN] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_ONEDNN]
 
 
 @contextmanager
@@ -61,13 +88,14 @@ def quiet_tensorflow() -> None:
 def import_tensorflow() -> Any:
     """Import TensorFlow and find its devices without its start-up messages; returns the module.
 
-    Its Python warnings go to our log instead of stderr. Nothing is silenced where the user has set
-    TF_CPP_MIN_LOG_LEVEL to 0.
+    Call `expect_convolutions` before if the network to train has any. Python warnings go to our log instead of stderr.
+    Nothing is silenced where the user has set TF_CPP_MIN_LOG_LEVEL to 0.
     """
     quiet_tensorflow()
     if os.environ["TF_CPP_MIN_LOG_LEVEL"] == "0":
-        return importlib.import_module("tensorflow")
-    with quiet_stderr():
+        with _kernels():
+            return importlib.import_module("tensorflow")
+    with quiet_stderr(), _kernels():
         tensorflow = importlib.import_module("tensorflow")
         # Listing devices logs too (a CUDA build without a driver); it does not fix any setting.
         tensorflow.config.list_physical_devices()

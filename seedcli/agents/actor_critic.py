@@ -99,8 +99,8 @@ class ActorCriticAgent(NetworkAgent):
     """An `agents.base.Agent` that samples actions from its policy; a subclass has `Config` and `loss`.
 
     Supports all kinds of actions. Every record stores the parameters of the behaviour policy, [P] float32, under their
-    name in `agents.distributions`: "logits", or "mean_log_std" for a Box. With `agent.normalize_values` it also stores
-    the predicted "value" [] float32, for the scales of values and advantages.
+    name in `agents.distributions`: "logits", or "mean_log_std" for a Box. If `records_values` it also stores the
+    predicted "value" [] float32; with `agent.normalize_values` the scales of values and advantages need it.
 
     Attributes:
         algorithm: no burn-in, T transitions, unrolls from a queue.
@@ -108,6 +108,11 @@ class ActorCriticAgent(NetworkAgent):
     """
 
     Network = PolicyValueNetwork
+
+    @staticmethod
+    def records_values(config: Any, training: TrainingConfig) -> bool:
+        """Whether every record stores the value that was predicted when its action was chosen."""
+        return bool(config.normalize_values)
 
     def __init__(
         self, config: ActorCriticConfig, training: TrainingConfig, spec: EnvSpec, seed: int, precision: str = "float32"
@@ -126,7 +131,7 @@ class ActorCriticAgent(NetworkAgent):
             source=config.source,
             recorded={
                 self.distribution.name: ArraySpec((self.distribution.size,), "float32"),
-                **({"value": ArraySpec((), "float32")} if config.normalize_values else {}),
+                **({"value": ArraySpec((), "float32")} if self.records_values(config, training) else {}),
             },
             symptoms=self.symptoms(config),
         )
@@ -141,7 +146,7 @@ class ActorCriticAgent(NetworkAgent):
         greedy_action = self.distribution.mode(outputs.policy)
         action = greedy_action if inputs.greedy else self.distribution.sample(outputs.policy, inputs.seed)
         recorded = {self.distribution.name: outputs.policy}
-        if self.config.normalize_values:
+        if "value" in self.algorithm.recorded:
             recorded["value"] = outputs.value
         details = {"value": outputs.value, **self.distribution.describe(outputs.policy)}
         return ActOutputs(action, recorded, greedy_action, details), network.remember(state, action)

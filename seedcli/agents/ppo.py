@@ -15,6 +15,8 @@ from seedcli.agents.actor_critic import ActorCriticAgent, Evaluation
 from seedcli.agents.base import LossOutputs, Symptom, UnrollBatch
 from seedcli.agents.ppo_config import PPOConfig
 from seedcli.agents.replicas import total
+from seedcli.config.sections import TrainingConfig
+from seedcli.specs import EnvSpec
 
 _SMALLEST = 1e-6  # lower bound of the deviation of advantages, in units of the values
 # Bound of log π/μ. Infinite ratios would give NaN gradients, even where they are clipped.
@@ -30,6 +32,18 @@ class PPOAgent(ActorCriticAgent):
     Config = PPOConfig
     config: PPOConfig
 
+    def __init__(
+        self, config: PPOConfig, training: TrainingConfig, spec: EnvSpec, seed: int, precision: str = "float32"
+    ) -> None:
+        """Build the agent; raises UsageError if the network does not support the environment's observations."""
+        super().__init__(config, training, spec, seed, precision)
+        self._synchronous = training.synchronous
+
+    @staticmethod
+    def records_values(config: Any, training: TrainingConfig) -> bool:
+        """With normalised values, and with `training.synchronous`, for `targets`."""
+        return bool(config.normalize_values or training.synchronous)
+
     def symptoms(self, config: Any) -> tuple[Symptom, ...]:
         """Those of all actor-critic agents, and updates of a batch that are mostly clipped."""
         clipped = Symptom(
@@ -41,26 +55,28 @@ class PPOAgent(ActorCriticAgent):
         return (*super().symptoms(config), clipped)
 
     def targets(self, unrolls: UnrollBatch) -> dict[str, tf.Tensor]:
-        """What all updates on a batch share, computed by the network before the first.
+        """What all updates on a batch share, computed before the first.
+
+        Values are those of the network, or with `training.synchronous` the recorded ones: the same weights predicted
+        them, except on the first record of an unroll, whose value is a baseline only.
 
         Returns:
             "value" [T, B] float32, V(x); "return" [T, B], the value targets; "advantage" [T, B], in units of
             "advantage_scale" [1, B], and 0 where masked.
         """
-        batch = self.evaluate(unrolls)
+        values = unrolls.recorded["value"] if self._synchronous else self.evaluate(unrolls).values
+        r_t, discount_t, mask_tm1 = self._transitions(
+            tf.ensure_shape(unrolls.reward, [self.algorithm.records, None]), unrolls
+        )
         target = targets.gae(
-            r_t=batch.r_t,
-            discount_t=batch.discount_t,
-            mask_tm1=batch.mask_tm1,
-            values=batch.values,
-            lambda_=self.config.lambda_,
+            r_t=r_t, discount_t=discount_t, mask_tm1=mask_tm1, values=values, lambda_=self.config.lambda_
         )
         advantage, scale = target.advantages_tm1, self.units()[1]
         if self.config.normalize_advantages:
-            mean, scale = self._moments(advantage, batch.mask_tm1 * tf.cast(unrolls.weights > 0.0, tf.float32))
-            advantage = (advantage - mean) * batch.mask_tm1
+            mean, scale = self._moments(advantage, mask_tm1 * tf.cast(unrolls.weights > 0.0, tf.float32))
+            advantage = (advantage - mean) * mask_tm1
         return {
-            "value": batch.values[:-1],
+            "value": values[:-1],
             "return": target.returns_tm1,
             "advantage": advantage / scale,
             "advantage_scale": tf.fill([1, tf.shape(advantage)[1]], scale),

@@ -150,6 +150,15 @@ class TrainingConfig(Section):
         return self.batch_size // self.minibatches
 
     @property
+    def parts_of_update(self) -> int:
+        """Parts of an update's unrolls that a CPU trains on at the same time, each with its share of the cores.
+
+        Two where environments wait for training, which then has all cores: two operations at a time waste less of them
+        than one that is split over all. Otherwise one, because inference has the other half of the cores.
+        """
+        return 2 if self.synchronous and self.columns_per_update % 2 == 0 else 1
+
+    @property
     def updates_per_batch(self) -> int:
         """Updates on each batch."""
         return self.epochs * self.minibatches

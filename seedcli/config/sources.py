@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from seedcli.config.choices import CHOICES
+from seedcli.config.choices import CHOICES, TORSOS
 from seedcli.config.faults import broken_rule
 from seedcli.config.flags import FLAG_KEYS
 from seedcli.config.layers import (
@@ -35,6 +35,7 @@ from seedcli.config.schema import Config, config_class, default_choice, keys_of
 from seedcli.config.sections import Devices, PositiveInt
 from seedcli.config.toml_text import format_value
 from seedcli.errors import UsageError
+from seedcli.tensorflow_import import expect_convolutions
 
 DEFAULT = "default"
 
@@ -116,6 +117,9 @@ def load_config(
             entries.append(from_text(FLAG_KEYS[flag], value, flag))
         elif value is not None:
             entries.append(Entry(FLAG_KEYS[flag], value, flag))
+    torsos = [entry.value for entry in entries if entry.key == TORSOS.key]
+    if torsos and torsos[-1] != default_choice("agent.network"):  # the default, an MLP, is the one without
+        expect_convolutions()  # here, because a class of the user's may import TensorFlow when it is resolved
     return _resolve(entries)
 
 

@@ -12,7 +12,7 @@ from seedcli.agents.base import Agent, TargetsAgent, UnrollBatch
 from seedcli.agents.calls import traced
 from seedcli.agents.replicas import total
 from seedcli.config.sections import TrainingConfig
-from seedcli.training.devices import Devices
+from seedcli.training.devices import Devices, columns_of
 from seedcli.training.groups import Group, check_metrics, check_stop, check_targets, group_losses
 from seedcli.training.optimizer import Step, apply_where, clip_gradients
 
@@ -46,6 +46,27 @@ class Gradients(NamedTuple):
     metrics: dict[str, tf.Tensor]
     priorities: tf.Tensor | None
     stop: tf.Tensor | None
+
+
+def _leaves(mine: Gradients) -> list[tf.Tensor]:
+    """All tensors that are summed over devices and parts: all but the priorities."""
+    return [leaf for leaf in tf.nest.flatten(mine._replace(priorities=None)) if leaf is not None]
+
+
+def _with_leaves(mine: Gradients, leaves: Sequence[tf.Tensor]) -> Gradients:
+    """The inverse of `_leaves`, with the priorities of `mine`."""
+    given, structure = iter(leaves), mine._replace(priorities=None)
+    flat = [None if leaf is None else next(given) for leaf in tf.nest.flatten(structure)]
+    found: Gradients = tf.nest.pack_sequence_as(structure, flat)
+    return found._replace(priorities=mine.priorities)
+
+
+def _averaged(sums: Gradients, number: int) -> Gradients:
+    """Sums over `number` devices or parts, with the means of the metrics and of `stop`, which are no sums."""
+    return sums._replace(
+        metrics={name: value / number for name, value in sums.metrics.items()},
+        stop=None if sums.stop is None else sums.stop / number,
+    )
 
 
 class _Outcome(NamedTuple):
@@ -110,6 +131,8 @@ class BatchUpdate:
         self._devices = devices
         self._groups = groups
         self._seed = seed
+        on_cpu = devices.plan is None or devices.plan.platform == "cpu"
+        self._parts = config.parts_of_update if on_cpu and not devices.distributed else 1
         xla = devices.plan is not None and devices.plan.xla != "off"
         self._gradients: Any = traced(self.gradients, jit_compile=True) if xla else self.gradients
 
@@ -205,11 +228,26 @@ class BatchUpdate:
         ]
         return Gradients(losses, gradients, dict(outputs.metrics), outputs.priorities, outputs.stop)
 
+    def _of_all_parts(self, unrolls: UnrollBatch, scale: tf.Tensor | None) -> Gradients:
+        """The `gradients` of an update's columns: of parts that do not depend on each other, added up."""
+        size = self._config.columns_per_update // self._parts
+        parts: list[Gradients] = [
+            self._gradients(columns_of(unrolls, slice(start, start + size)) if self._parts > 1 else unrolls, scale)
+            for start in range(0, size * self._parts, size)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        sums = [tf.add_n(leaves) for leaves in zip(*map(_leaves, parts), strict=True)]
+        added = _averaged(_with_leaves(parts[0], sums), self._parts)
+        if added.priorities is None:
+            return added
+        return added._replace(priorities=tf.concat([part.priorities for part in parts], axis=0))
+
     def _replica(
         self, unrolls: UnrollBatch, scale: tf.Tensor | None, updates: tf.Tensor, number: tf.Tensor | int
     ) -> tuple[_Outcome, list[list[tf.Tensor]]]:
         """Compute one device's update; gradients are summed before clipping, so all devices clip by the same norm."""
-        mine = self._total(self._gradients(self._minibatch(unrolls, updates, number), scale))
+        mine = self._total(self._of_all_parts(self._minibatch(unrolls, updates, number), scale))
         gradients, norms = [], []
         for each in mine.gradients:
             unscaled = each if scale is None else [gradient / scale for gradient in each]
@@ -230,14 +268,4 @@ class BatchUpdate:
         """Sum losses and gradients over all devices, and average the metrics and `stop`."""
         if not self._devices.distributed:
             return mine
-        number = self._devices.strategy.num_replicas_in_sync
-        added = mine._replace(priorities=None)
-        leaves = tf.nest.flatten(added)
-        present = [leaf for leaf in leaves if leaf is not None]
-        sums = iter(total(present))
-        added = tf.nest.pack_sequence_as(added, [None if leaf is None else next(sums) for leaf in leaves])
-        return added._replace(
-            metrics={name: value / number for name, value in added.metrics.items()},
-            priorities=mine.priorities,
-            stop=None if added.stop is None else added.stop / number,
-        )
+        return _averaged(_with_leaves(mine, total(_leaves(mine))), self._devices.strategy.num_replicas_in_sync)

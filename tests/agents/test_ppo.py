@@ -269,6 +269,33 @@ def test_updates_on_minibatches_of_recurrent_columns_share_the_targets_of_the_ba
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_synchronous_training_gives_the_same_weights_from_recorded_values_and_halves_of_minibatches() -> None:
+    """One batch: with other values than its own, the synchronous agent trains on other targets."""
+    values = {"unroll_length": T, "batch_size": B, "epochs": 2, "minibatches": 3, "clip_norm": 0.1}
+    plain, waiting = training_config(**values), training_config(**values, synchronous=True)
+    assert (plain.parts_of_update, waiting.parts_of_update) == (1, 2)
+
+    def trained(config: TrainingConfig, offset: float) -> tuple[dict[str, float], list[Any]]:
+        agent = make(training=config, value_clip=0.1, **RECURRENT)
+        assert agent.algorithm.recorded.keys() == {"logits", "value"} if config.synchronous else {"logits"}
+        records = near_policy(agent, random_records(VECTOR, T + 1, B, seed=3), 0.1)
+        unrolls = unroll_batch(records, agent.initial_state(B))
+        records["value"] = evaluate(agent.network, unrolls, 0).value.numpy() + offset
+        recorded = agent.algorithm.recorded.keys()
+        unrolls = tf.nest.map_structure(np.asarray, unroll_batch(records, agent.initial_state(B), list(recorded)))
+        batch = TrainingBatch.of(unrolls, np.zeros((T + 1, B), np.int64))
+        result = Trainer(agent, config, 10**9, seed=5).update(batch, env_steps=0)
+        return {"loss": result.loss, "norm": result.grad_norm, **result.metrics}, agent.network.trainable_variables
+
+    metrics, weights = trained(plain, 0.0)
+    same_metrics, same_weights = trained(waiting, 0.0)
+    for name in ("loss", "norm", "advantage_scale"):
+        assert same_metrics[name] == pytest.approx(metrics[name], rel=1e-3), name
+    for mine, theirs in zip(same_weights, weights, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+    assert trained(waiting, 1.0)[0]["loss"] != pytest.approx(metrics["loss"], rel=0.1)
+
+
 @pytest.mark.parametrize(("target_kl", "stops"), [(0.0, False), (0.05, True)])
 def test_updates_stop_once_the_policy_has_moved_too_far(target_kl: float, stops: bool) -> None:
     config = training_config(unroll_length=T, batch_size=B, learning_rate=0.05, epochs=10)

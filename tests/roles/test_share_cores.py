@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -26,11 +27,18 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return chosen
 
 
-@pytest.mark.parametrize(("synchronous", "intra"), [(False, 4), (True, 8)])
-def test_an_operation_has_all_cores_if_environments_wait_for_training(
-    threads: dict[str, int], synchronous: bool, intra: int
+@pytest.mark.parametrize(
+    ("training", "intra"),
+    [
+        ({}, 4),
+        ({"synchronous": True, "batch_size": 8, "minibatches": 4}, 4),  # two operations at a time
+        ({"synchronous": True, "batch_size": 4, "minibatches": 4}, 8),  # a single unroll cannot be halved
+    ],
+)
+def test_training_has_all_cores_if_environments_wait_for_it(
+    threads: dict[str, int], training: dict[str, Any], intra: int
 ) -> None:
-    share_cores(make_config({"training": {"synchronous": synchronous}}))
+    share_cores(make_config({"training": training}))
     assert threads == {"intra": intra, "inter": 4}
 
 

@@ -52,13 +52,15 @@ def share_cores(config: Config) -> None:
     """Split the cores between inference and training, which run concurrently. Call before TensorFlow's first operation.
 
     By default every operation uses all cores, and the operations of training and inference compete for threads
-    (docs/performance.md has the figures). With training.synchronous they take turns, so each has all cores.
-    TF_NUM_INTRAOP_THREADS and TF_NUM_INTEROP_THREADS take precedence.
+    (docs/performance.md has the figures). With training.synchronous they take turns, and an update uses all cores by
+    running two operations at a time (`TrainingConfig.parts_of_update`), or if its unrolls cannot be halved, operations
+    that use all. TF_NUM_INTRAOP_THREADS and TF_NUM_INTEROP_THREADS take precedence.
     """
     threading = tf.config.threading
     if "TF_NUM_INTRAOP_THREADS" not in os.environ:
         cores = os.cpu_count() or 1
-        threading.set_intra_op_parallelism_threads(cores if config.training.synchronous else max(1, cores // 2))
+        alone = config.training.synchronous and config.training.parts_of_update == 1
+        threading.set_intra_op_parallelism_threads(cores if alone else max(1, cores // 2))
     if "TF_NUM_INTEROP_THREADS" not in os.environ:
         threading.set_inter_op_parallelism_threads(4)
 
