@@ -13,6 +13,7 @@ import tensorflow as tf
 from seedcli.agents import targets
 from seedcli.agents.actor_critic import ActorCriticAgent, Evaluation
 from seedcli.agents.base import LossOutputs, Symptom, UnrollBatch
+from seedcli.agents.networks.models import evaluate
 from seedcli.agents.ppo_config import PPOConfig
 from seedcli.agents.replicas import total
 from seedcli.config.sections import TrainingConfig
@@ -57,14 +58,11 @@ class PPOAgent(ActorCriticAgent):
     def targets(self, unrolls: UnrollBatch) -> dict[str, tf.Tensor]:
         """What all updates on a batch share, computed before the first.
 
-        Values are those of the network, or with `training.synchronous` the recorded ones: the same weights predicted
-        them, except on the first record of an unroll, whose value is a baseline only.
-
         Returns:
             "value" [T, B] float32, V(x); "return" [T, B], the value targets; "advantage" [T, B], in units of
             "advantage_scale" [1, B], and 0 where masked.
         """
-        values = unrolls.recorded["value"] if self._synchronous else self.evaluate(unrolls).values
+        values = self._values(unrolls)
         r_t, discount_t, mask_tm1 = self._transitions(
             tf.ensure_shape(unrolls.reward, [self.algorithm.records, None]), unrolls
         )
@@ -81,6 +79,16 @@ class PPOAgent(ActorCriticAgent):
             "advantage": advantage / scale,
             "advantage_scale": tf.fill([1, tf.shape(advantage)[1]], scale),
         }
+
+    def _values(self, unrolls: UnrollBatch) -> tf.Tensor:
+        """V of every record before the first update, [T+1, B] float32.
+
+        With `training.synchronous` the same weights have predicted and recorded them, on all but the first record.
+        """
+        if not self._synchronous:
+            return self.evaluate(unrolls).values
+        first = unrolls.map_columns(lambda array, axis: array[:1] if axis else array)
+        return tf.concat([evaluate(self.network, first, 0).value, unrolls.recorded["value"][1:]], axis=0)
 
     def _moments(self, x: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Mean and deviation of x [T, B] where the mask [T, B] is 1, over all devices, scalars float32."""
