@@ -279,7 +279,7 @@ def test_synchronous_training_gives_the_same_weights_from_recorded_values_and_ha
         config: TrainingConfig, offset: float, records_changed: slice = slice(None)
     ) -> tuple[dict[str, float], list[Any]]:
         agent = make(training=config, value_clip=0.1, **RECURRENT)
-        assert agent.algorithm.recorded.keys() == {"logits", "value"} if config.synchronous else {"logits"}
+        assert agent.algorithm.recorded.keys() == ({"logits", "value"} if config.synchronous else {"logits"})
         records = near_policy(agent, random_records(VECTOR, T + 1, B, seed=3), 0.1)
         unrolls = unroll_batch(records, agent.initial_state(B))
         records["value"] = evaluate(agent.network, unrolls, 0).value.numpy()
