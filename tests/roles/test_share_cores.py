@@ -28,18 +28,18 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("training", "intra"),
+    ("training", "intra", "inter"),
     [
-        ({}, 4),
-        ({"synchronous": True, "batch_size": 8, "minibatches": 4}, 4),  # two operations at a time
-        ({"synchronous": True, "batch_size": 4, "minibatches": 4}, 8),  # a single unroll cannot be halved
+        ({}, 4, 4),
+        ({"synchronous": True, "batch_size": 8, "minibatches": 4}, 4, 2),  # two operations at a time
+        ({"synchronous": True, "batch_size": 4, "minibatches": 4}, 8, 4),  # a single unroll cannot be halved
     ],
 )
 def test_training_has_all_cores_if_environments_wait_for_it(
-    threads: dict[str, int], training: dict[str, Any], intra: int
+    threads: dict[str, int], training: dict[str, Any], intra: int, inter: int
 ) -> None:
     share_cores(make_config({"training": training}))
-    assert threads == {"intra": intra, "inter": 4}
+    assert threads == {"intra": intra, "inter": inter}
 
 
 def test_threads_that_the_user_chose_are_kept(threads: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,12 +57,13 @@ def share_cores(config: Config) -> None:
     that use all. TF_NUM_INTRAOP_THREADS and TF_NUM_INTEROP_THREADS take precedence.
     """
     threading = tf.config.threading
+    synchronous, parts = config.training.synchronous, config.training.parts_of_update
     if "TF_NUM_INTRAOP_THREADS" not in os.environ:
         cores = os.cpu_count() or 1
-        alone = config.training.synchronous and config.training.parts_of_update == 1
-        threading.set_intra_op_parallelism_threads(cores if alone else max(1, cores // 2))
+        threading.set_intra_op_parallelism_threads(cores if synchronous and parts == 1 else max(1, cores // 2))
     if "TF_NUM_INTEROP_THREADS" not in os.environ:
-        threading.set_inter_op_parallelism_threads(4)
+        # More operations at a time than cores for them would push each other's arrays out of the caches.
+        threading.set_inter_op_parallelism_threads(2 if synchronous and parts == 2 else 4)
 
 
 class LearnerCore:
