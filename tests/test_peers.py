@@ -75,6 +75,38 @@ def test_rates_leave_out_the_warm_up_and_thresholds_need_a_hundred_episodes(
     assert compare.reached_at(columns, 20.0) == np.inf
 
 
+ENDS_SLOWLY = """
+import json, signal, sys, time
+progress = open(sys.argv[2], "w", buffering=1)
+start = time.time()
+def write(seconds):
+    row = {"time": start + seconds, "env_steps": 1000 + 100 * seconds, "episodes": 0, "episode_return_100": None}
+    print(json.dumps(row), file=progress)
+def end(*_):
+    write(60.0)
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+for second in (-4.0, -2.0, -1.0):
+    write(second)
+signal.pause()
+"""
+
+
+def test_the_end_of_a_run_is_no_part_of_its_rate(
+    peers: tuple[ModuleType, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks, compare = peers
+    (tmp_path / "run_slow.py").write_text(ENDS_SLOWLY)
+    monkeypatch.setattr(compare, "HERE", tmp_path)
+    task = tasks.TASKS["cartpole"]
+    found = compare.train(task, tasks.Entry("slow", "A2C"), 1, tmp_path / "run", 4.0, Path(sys.executable))
+    rows = compare.read(tmp_path / "run" / "progress.jsonl")
+    assert found["error"] == ""
+    assert rows["env_steps"][-1] == 7000.0  # it was told to end, and wrote so
+    assert found["env_steps"] == 900.0
+    assert found["steps_per_second"] == pytest.approx(100.0)
+
+
 def result(rate: float, reached: float | None = None, error: str = "") -> dict[str, Any]:
     machine = {"platform": "Linux", "cores": 2, "python": "3.11", "load_before": 0.5}
     return {

@@ -137,9 +137,9 @@ def train(task: Task, entry: Entry, number: int, folder: Path, seconds: float, p
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         try:
             error = watch(process, progress, task.threshold, seconds)
+            columns = read(progress)  # before it is stopped: the time to save and end is none of training
         finally:
             stop(process)
-    columns = read(progress)
     speed = steps_per_second(columns, seconds)
     error = error or ("" if np.isfinite(speed) else "it made too few steps to measure")
     reached = reached_at(columns, task.threshold)
