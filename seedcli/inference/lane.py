@@ -20,7 +20,7 @@ class InferenceBatch(NamedTuple):
         streams: the streams, in the order of their rows.
         observation: [N, ...], or a mapping of name → [N, ...].
         reward: [N] float32.
-        final: [N], not 0 where the episode has ended.
+        terminated, truncated: [N] uint8, not 0 where the episode has ended.
         slots: [N] int32.
         slot_index: the slots as NumPy's fastest index, a slice if they are contiguous.
     """
@@ -29,9 +29,16 @@ class InferenceBatch(NamedTuple):
     streams: list[Stream]
     observation: Any
     reward: npt.NDArray[np.float32]
-    final: Any
+    terminated: npt.NDArray[np.uint8]
+    truncated: npt.NDArray[np.uint8]
     slots: npt.NDArray[np.int32]
     slot_index: SlotIndex
+
+    @property
+    def final(self) -> npt.NDArray[np.uint8]:
+        """[N], not 0 where the episode has ended."""
+        final: npt.NDArray[np.uint8] = self.terminated | self.truncated
+        return final
 
 
 class Lane:
@@ -102,8 +109,8 @@ class Lane:
         rows = [stream.buffer.row[stream.cursor] for stream in streams]
         if len(rows) == 1:
             row, stream = rows[0], streams[0]
-            final = row.terminated | row.truncated
-            return InferenceBatch(self, streams, row.observation, row.reward, final, stream.slots, stream.slot_index)
+            ends = (row.terminated, row.truncated)
+            return InferenceBatch(self, streams, row.observation, row.reward, *ends, stream.slots, stream.slot_index)
         envs = sum(stream.num_envs for stream in streams)
         observation = map_arrays(lambda array: array[:envs], self._gathered)
         if not gathered:
@@ -111,9 +118,10 @@ class Lane:
                 lambda to, *parts: np.concatenate(parts, out=to), observation, *[row.observation for row in rows]
             )
         reward = np.concatenate([row.reward for row in rows])
-        final = np.concatenate([row.terminated for row in rows]) | np.concatenate([row.truncated for row in rows])
+        terminated = np.concatenate([row.terminated for row in rows])
+        truncated = np.concatenate([row.truncated for row in rows])
         slots = np.concatenate([stream.slots for stream in streams])
-        return InferenceBatch(self, streams, observation, reward, final, slots, slots)
+        return InferenceBatch(self, streams, observation, reward, terminated, truncated, slots, slots)
 
 
 def share(batch_size: int, lanes: int) -> int:
