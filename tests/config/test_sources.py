@@ -397,7 +397,7 @@ def test_invalid_value_is_reported_in_one_sentence(text: str, sentence: str) -> 
         ("cartpole_vtrace", ["actors.count=1000"], ["must be at most inference.max_envs = 4096"]),
         ("cartpole_vtrace", ["inference.batch_size=5000"], ["must be at most inference.max_envs = 4096"]),
         ("cartpole_vtrace", ["inference.pad_to=[8, 8]"], ["inference.pad_to = [8, 8] must be in increasing order"]),
-        ("cartpole_vtrace", ["training.learning_rate_end=1"], ["must be at most training.learning_rate = 0.005"]),
+        ("cartpole_vtrace", ["training.learning_rate_end=1"], ["must be at most training.learning_rate = 0.003"]),
         ("cartpole_vtrace", ["net.heartbeat_seconds=20"], ["must be below net.timeout_seconds = 20.0"]),
         ("cartpole_vtrace", ["net.grpc_port=8687"], ["must differ from net.zmq_port = 8687"]),
         (
