@@ -92,6 +92,7 @@ def _draw(axes: Axes, environment: str, tasks: Sequence[TaskOutcome], colors: Se
         axes.legend(fontsize=6, frameon=False, loc="best")
     axes.set_title(environment, fontsize=8, color=_INK, parse_math=False)
     axes.set_xlim(left=0)
+    axes.locator_params(axis="x", nbins=5)  # more labels would touch each other
     axes.xaxis.set_major_formatter(lambda value, _: short(value) if value else "0")
     axes.tick_params(labelsize=7)
     axes.grid(color=_GRID, linewidth=0.8)
