@@ -6,6 +6,7 @@ import signal
 import sys
 
 from seedcli.errors import EXIT_USAGE
+from seedcli.tensorflow_import import start_quickly
 
 
 def run() -> int:
@@ -13,6 +14,7 @@ def run() -> int:
     interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interruptible:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    start_quickly()
     try:
         from seedcli.cli.main import main
     except ModuleNotFoundError as error:

@@ -1,7 +1,8 @@
-"""Importing TensorFlow: without its start-up messages, and with the kernels that suit the network."""
+"""Importing TensorFlow: without its start-up messages, quickly, and with the kernels that suit the network."""
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
@@ -24,6 +25,17 @@ _CHATTER = re.compile(
 # Read once, while TensorFlow is imported. Its default depends on the processor.
 _ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 _convolutions = False
+_program = False
+
+
+def start_quickly() -> None:
+    """Let `import_tensorflow` leave out what only a user's own process needs; for processes of the program `seed`.
+
+    Keras then does not import matplotlib, a second's work, which only its functions for galleries need. And the garbage
+    collector passes over what has been imported: it is never freed, and each full collection would look through it.
+    """
+    global _program
+    _program = True
 
 
 def expect_convolutions() -> None:
@@ -47,6 +59,25 @@ def _kernels() -> Iterator[None]:
         yield
     finally:
         del os.environ[_ONEDNN]
+
+
+@contextmanager
+def _quickly() -> Iterator[None]:
+    """Collect no garbage in the block, which creates objects to stay, and see `start_quickly`."""
+    hidden = _program and "matplotlib" not in sys.modules
+    if hidden:
+        sys.modules["matplotlib"] = None  # type: ignore[assignment]  # imports of it raise ImportError
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if hidden:
+            del sys.modules["matplotlib"]
+        if _program:
+            gc.freeze()
+        if collecting:
+            gc.enable()
 
 
 @contextmanager
@@ -93,9 +124,9 @@ def import_tensorflow() -> Any:
     """
     quiet_tensorflow()
     if os.environ["TF_CPP_MIN_LOG_LEVEL"] == "0":
-        with _kernels():
+        with _kernels(), _quickly():
             return importlib.import_module("tensorflow")
-    with quiet_stderr(), _kernels():
+    with quiet_stderr(), _kernels(), _quickly():
         tensorflow = importlib.import_module("tensorflow")
         # Listing devices logs too (a CUDA build without a driver); it does not fix any setting.
         tensorflow.config.list_physical_devices()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,11 @@ LONG = ("slurm", "system", "training", "own_code", "learning", "api")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     folders = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: folders.get(item.path.parent.name, len(LONG)))
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over all modules: full collections would look through TensorFlow's each time."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

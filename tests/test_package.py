@@ -65,10 +65,9 @@ def test_an_editable_install_finds_the_presets(tmp_path: Path) -> None:
 
 
 _IMPORT = """
-import sys, time
-before, begun = set(sys.modules), time.perf_counter()
+import sys
+before = set(sys.modules)
 import seedcli
-print(time.perf_counter() - begun)
 print(*sorted(name.partition(".")[0] for name in set(sys.modules) - before))
 assert "train" in dir(seedcli) and "seedcli.api" not in sys.modules
 seedcli.errors, seedcli.specs, seedcli.Run, seedcli.load_policy, seedcli.train
@@ -79,8 +78,7 @@ print("tensorflow" in sys.modules)
 def test_importing_the_package_loads_nothing_else() -> None:
     done = subprocess.run([sys.executable, "-c", _IMPORT], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    seconds, modules, tensorflow = done.stdout.splitlines()
-    assert float(seconds) < 0.1
+    modules, tensorflow = done.stdout.splitlines()
     assert set(modules.split()) <= {"seedcli"} | sys.stdlib_module_names
     assert tensorflow == "False", "it is loaded where an agent is built"
 

@@ -7,7 +7,6 @@ import shlex
 import socket
 import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 from typing import Any
@@ -420,14 +419,11 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_help_is_fast() -> None:
-    """The best of five runs counts, because the machine may be busy."""
-    best = float("inf")
-    for _ in range(5):
-        start = time.monotonic()
-        assert run_seed("--help").returncode == 0
-        best = min(best, time.monotonic() - start)
-    assert best < 0.4
+def test_help_loads_few_modules() -> None:
+    """So many take 0.2 s; typer and pydantic alone are half of them."""
+    script = "import sys; from seedcli.cli.main import main; main(['--help']); print(len(sys.modules), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert int(done.stderr) < 400
 
 
 def test_the_real_command(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class Fleet:
             seed=5,
             max_envs=16,
             heartbeat_seconds=1.0,
-            timeout_seconds=10.0,
+            timeout_seconds=3600.0,  # the canary sends no heartbeats, and its turn comes late on a slow machine
             reconnect_timeout=60.0,
         )
         self._engine: StepEngine | None = None

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_suites_that_come_with_seed_are_valid_and_packaged() -> None:
-    assert suite_names() == ["atari4", "atari57", "dmlab30", "football", "memory", "mujoco", "small"]
+    assert suite_names() == ["academy", "atari4", "atari57", "dmlab30", "football", "memory", "mujoco", "small"]
     for name in suite_names():
         suite = load_suite(name)
         assert suite.tasks and suite.description

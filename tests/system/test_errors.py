@@ -170,17 +170,11 @@ def test_a_folder_has_one_learner(learner: Learner, processes: Fleet) -> None:
     assert learner.running
 
 
-def test_help_is_fast_and_imports_no_tensorflow(fleet: Fleet) -> None:
-    """The bound is generous, because the machine may be busy."""
-    best = float("inf")
-    for _ in range(3):
-        begun = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-X", "importtime", "-m", "seedcli", "--help"], capture_output=True, timeout=LIMIT
-        )
-        best = min(best, time.monotonic() - begun)
-        assert done.returncode == 0 and b"tensorflow" not in done.stderr and b"seedcli.cli.main" in done.stderr
-    assert best < 2.0
+def test_help_imports_no_tensorflow(fleet: Fleet) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "seedcli", "--help"]
+    imported = subprocess.run(command, capture_output=True, timeout=LIMIT, check=True).stderr.decode()
+    names = {line.rpartition("|")[2].strip() for line in imported.splitlines()}
+    assert "seedcli.cli.main" in names and not {name for name in names if name.startswith(("tensorflow", "keras"))}
 
 
 BROKEN = """

