@@ -242,7 +242,10 @@ class StepEngine:
         stats, streams = self.stats, batch.streams
         stats.batches += 1
         stats.batch_rows += len(batch.slots)
-        stats.latency.add([done - stream.arrived for stream in streams])
+        if len(streams) == 1:
+            stats.latency.add(done - streams[0].arrived)
+        else:
+            stats.latency.add_many(done - np.array([stream.arrived for stream in streams]))
 
     def _capture_states(self, batch: InferenceBatch, first: npt.NDArray[np.bool_]) -> None:
         """Save the agent states before this record for streams where an unroll begins with it."""

@@ -56,22 +56,22 @@ class Episodes:
 
     def count(self, slots: SlotIndex, reward: Any, first: Any, final: Any) -> None:
         """Count environment steps and episodes of the slots, with raw rewards."""
-        returns, lengths = self._return[slots], self._length[slots]
-        returns[first] = 0.0
+        ongoing = ~first
+        returns = self._return[slots] * ongoing
         returns += reward
-        lengths[first] = -1
-        lengths += 1
-        if not isinstance(slots, slice):  # copies
-            self._return[slots], self._length[slots] = returns, lengths
+        lengths = self._length[slots] * ongoing
+        lengths += ongoing
+        self._return[slots] = returns
+        self._length[slots] = lengths
+        self.final[slots] = final
         stats = self._stats
-        steps = len(first) - int(np.count_nonzero(first))
+        steps = int(np.count_nonzero(ongoing))
         if self.evaluation_envs:
             evaluates = self._evaluates[slots]
-            watched = int(np.count_nonzero(evaluates & ~first))
+            watched = int(np.count_nonzero(ongoing & evaluates))
             stats.evaluation_steps += watched
             steps -= watched
         stats.env_steps += steps
-        self.final[slots] = final  # `first` may be a view of it
         if not np.count_nonzero(final):
             return
         ended = final != 0

@@ -121,19 +121,7 @@ class Lane:
         terminated = np.concatenate([row.terminated for row in rows])
         truncated = np.concatenate([row.truncated for row in rows])
         slots = np.concatenate([stream.slots for stream in streams])
-        index = _slice_of(streams) or slots
-        return InferenceBatch(self, streams, observation, reward, terminated, truncated, slots, index)
-
-
-def _slice_of(streams: list[Stream]) -> slice | None:
-    """The slots of the streams as a slice; None if they are not contiguous in this order."""
-    start = stop = None
-    for stream in streams:
-        index = stream.slot_index
-        if not isinstance(index, slice) or (start is not None and index.start != stop):
-            return None
-        start, stop = index.start if start is None else start, index.stop
-    return slice(start, stop)
+        return InferenceBatch(self, streams, observation, reward, terminated, truncated, slots, slots)
 
 
 def share(batch_size: int, lanes: int) -> int:

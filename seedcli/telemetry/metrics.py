@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from seedcli.telemetry.device_meters import DeviceFigures
 from seedcli.telemetry.fleet import STATES
@@ -56,20 +57,24 @@ class Reservoir:
         if size < 1:
             raise ValueError(f"a reservoir of {size} values holds nothing; size must be at least 1")
         self.size = size
-        self._ring = [0.0] * size  # a few floats enter a list sooner than an array
+        self._ring = np.zeros(size, np.float64)
         self._written = 0
 
     def __len__(self) -> int:
         return min(self._written, self.size)
 
-    def add(self, values: Sequence[float]) -> None:
-        """Add values; of more than `size` only the last `size` are kept."""
+    def add(self, value: float) -> None:
+        """Add one value."""
+        self._ring[self._written % self.size] = value
+        self._written += 1
+
+    def add_many(self, values: npt.NDArray[Any]) -> None:
+        """Add values [n]; of more than `size` only the last `size` are kept."""
         values = values[-self.size :]
         start = self._written % self.size
         head = min(len(values), self.size - start)
         self._ring[start : start + head] = values[:head]
-        if head < len(values):
-            self._ring[: len(values) - head] = values[head:]
+        self._ring[: len(values) - head] = values[head:]
         self._written += len(values)
 
     def percentiles(self, *q: float) -> tuple[float, ...] | None:
@@ -80,7 +85,7 @@ class Reservoir:
     def mean(self) -> float | None:
         """The mean of what is kept, or None where nothing is."""
         count = len(self)
-        return float(np.mean(self._ring[:count])) if count else None
+        return float(self._ring[:count].mean()) if count else None
 
     def reset(self) -> None:
         """Remove all values."""

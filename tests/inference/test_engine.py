@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from unittest import mock
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seedcli.inference.lane import Lane
 from seedcli.inference.streams import SlotAllocator
 from seedcli.specs import split_envs
 from tests.inference.helpers import FakeGroup, Player, make_engine, take_answers, take_unblocked
@@ -99,33 +96,6 @@ def test_episodes_are_counted_by_raw_reward_and_steps():
     assert sorted(engine.stats.finished) == [(2.0, 2), (3.0, 3), (4.0, 2), (6.0, 3)]
     assert engine.stats.episodes == 4
     assert engine.stats.env_steps == 16 - (3 + 2)  # 3 and 2 first records are not transitions
-
-
-@pytest.mark.parametrize(
-    ("order", "index"),
-    [((0, 1, 2), slice(0, 6)), ((1, 2), slice(2, 6)), ((0, 2, 1), None), ((0, 2), None), ((1, 0), None)],
-)
-def test_streams_are_counted_in_any_order(order: tuple[int, ...], index: slice | None):
-    """Their slots are a slice where they are contiguous in the order of the rows."""
-    engine, arena, _, unrolls = make_engine(batch_size=2 * len(order))
-    players = [Player(engine, engine.open_stream(None, i, 2), i, np.array([[3, 3], [4, 4]])) for i in range(3)]
-    found = []
-    batch = Lane.batch
-    with mock.patch.object(Lane, "batch", lambda *args: found.append(batch(*args)) or found[-1]):
-        for _ in range(8):
-            for number in order:
-                players[number].send()
-            take_answers(engine)
-            while unrolls:
-                arena.release(unrolls.pop())
-            take_unblocked(engine)
-    assert len(found) == 8
-    for each in found:
-        slots = [slot for number in order for slot in (2 * number, 2 * number + 1)]
-        assert np.arange(engine._episodes.final.size)[each.slot_index].tolist() == each.slots.tolist() == slots
-        assert each.slot_index == index if index else not isinstance(each.slot_index, slice)
-    assert sorted(engine.stats.finished) == sorted([(2.0, 2), (3.0, 3), (4.0, 2), (6.0, 3)] * len(order))
-    assert engine.stats.env_steps == (16 - (3 + 2)) * len(order)
 
 
 def test_a_batch_closes_at_half_the_environments_or_at_the_deadline():

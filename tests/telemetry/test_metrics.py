@@ -102,8 +102,11 @@ def test_reservoir_keeps_the_newest(size: int, chunks: list[list[float]]) -> Non
     reservoir = Reservoir(size)
     everything: list[float] = []
     for index, chunk in enumerate(chunks):
-        for part in [chunk] if index % 2 else [[value] for value in chunk]:
-            reservoir.add(part)
+        if index % 2:
+            reservoir.add_many(np.array(chunk, np.float64))
+        else:
+            for value in chunk:
+                reservoir.add(value)
         everything += chunk
     newest = everything[-size:]
     assert len(reservoir) == len(newest)
@@ -117,11 +120,11 @@ def test_reservoir_keeps_the_newest(size: int, chunks: list[list[float]]) -> Non
 
 def test_reservoir_percentiles_by_hand_and_reset() -> None:
     reservoir = Reservoir()
-    reservoir.add([float(value) for value in range(101)])
+    reservoir.add_many(np.arange(101, dtype=np.float32))
     assert reservoir.percentiles(50, 99) == (50.0, 99.0)
     reservoir.reset()
     assert reservoir.percentiles(50, 99) is None
-    reservoir.add([7.0])
+    reservoir.add(7.0)
     assert reservoir.percentiles(50, 99) == (7.0, 7.0)
     with pytest.raises(ValueError, match="at least 1"):
         Reservoir(0)
