@@ -65,9 +65,10 @@ def test_an_editable_install_finds_the_presets(tmp_path: Path) -> None:
 
 
 _IMPORT = """
-import sys
-before = set(sys.modules)
+import sys, time
+before, begun = set(sys.modules), time.process_time()
 import seedcli
+print(time.process_time() - begun)
 print(*sorted(name.partition(".")[0] for name in set(sys.modules) - before))
 assert "train" in dir(seedcli) and "seedcli.api" not in sys.modules
 seedcli.errors, seedcli.specs, seedcli.Run, seedcli.load_policy, seedcli.train
@@ -78,7 +79,8 @@ print("tensorflow" in sys.modules)
 def test_importing_the_package_loads_nothing_else() -> None:
     done = subprocess.run([sys.executable, "-c", _IMPORT], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    modules, tensorflow = done.stdout.splitlines()
+    seconds, modules, tensorflow = done.stdout.splitlines()
+    assert float(seconds) < 0.1  # of processor time
     assert set(modules.split()) <= {"seedcli"} | sys.stdlib_module_names
     assert tensorflow == "False", "it is loaded where an agent is built"
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import shlex
 import socket
 import subprocess
@@ -419,11 +420,19 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_help_loads_few_modules() -> None:
-    """So many take 0.2 s; typer and pydantic alone are half of them."""
-    script = "import sys; from seedcli.cli.main import main; main(['--help']); print(len(sys.modules), file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert int(done.stderr) < 400
+def test_help_is_fast() -> None:
+    """In processor time, which other processes delay little; the best of five runs counts."""
+
+    def seconds() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    best = float("inf")
+    for _ in range(5):
+        before = seconds()
+        assert run_seed("--help").returncode == 0
+        best = min(best, seconds() - before)
+    assert 0.0 < best < 0.4
 
 
 def test_the_real_command(tmp_path: Path) -> None:

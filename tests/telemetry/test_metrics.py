@@ -87,11 +87,11 @@ def test_profile_is_cheap_and_readable_while_written() -> None:
     finally:
         stop.set()
         thread.join(timeout=10)
-    # It takes half a microsecond; the best of several rounds beside what any such sum takes.
+    # A fraction of a microsecond: less than twice what any such sum takes, the best of several rounds of each.
     sums: dict[str, float] = {}
     adding = min(timeit.repeat(lambda: profile.add("wire", 0.1), number=10_000, repeat=10))
     plain = min(timeit.repeat(lambda: sums.update(wire=sums.get("wire", 0.0) + 0.1), number=10_000, repeat=10))
-    assert adding < 4.0 * plain
+    assert adding < 2.0 * plain
 
 
 @given(
