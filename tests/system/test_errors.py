@@ -18,19 +18,7 @@ import pytest
 from seedcli.cli.main import main
 from seedcli.net.security.token import write_token
 from seedcli.roles.run_folder import RunFolder
-from tests.system.harness import (
-    LIMIT,
-    TINY,
-    Fleet,
-    Learner,
-    Process,
-    checkpoints,
-    counting,
-    fleet_in,
-    last,
-    sets,
-    wait_for,
-)
+from tests.system.harness import LIMIT, TINY, Fleet, Learner, Process, checkpoints, fleet_in, last, sets, wait_for
 
 REFUSALS = {
     "train --preset cartpole_vtrac": "Did you mean cartpole_vtrace?",
@@ -136,8 +124,8 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture(scope="module")
 def learner(processes: Fleet) -> Learner:
-    """A learner for up to 8 environments."""
-    values = sets(*TINY, *counting(0.002), "actors.envs=8", "inference.max_envs=8")
+    """A learner for up to 8 environments of CartPole."""
+    values = sets(*TINY, "actors.envs=8", "inference.max_envs=8")
     learner = processes.learner("--preset", "cartpole_vtrace", "--logdir", "run", "--steps", "1e12", *values)
     learner.wait_until_it_serves()
     return learner
@@ -145,7 +133,7 @@ def learner(processes: Fleet) -> Learner:
 
 @pytest.fixture(scope="module", params=["zmq", "grpc"])
 def actor(request: pytest.FixtureRequest, learner: Learner, processes: Fleet) -> Iterator[Process]:
-    """An actor that has stepped for a while; tests only look at it."""
+    """An actor of CartPole that has stepped for a while; tests only look at it."""
     run = processes.folder / "run"
     wait_for(lambda: last(run, "envs") == 0, "room for an actor")
     before = last(run, "env_steps")

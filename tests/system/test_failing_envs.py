@@ -31,7 +31,7 @@ class Faulty(gymnasium.Env):
         return np.zeros(3, np.float32), {}
 
     def step(self, action):
-        time.sleep(0.004)
+        time.sleep(0.001)
         self._steps += 1
         observation = np.zeros(3, np.float32)
         faults = Path("faults") / str(os.getpid())

@@ -101,7 +101,7 @@ def test_resuming_with_fewer_steps_is_refused(fleet: Fleet) -> None:
 def test_actors_of_a_killed_training_end_and_sigterm_stops_the_resumed_one(fleet: Fleet) -> None:
     run = fleet.folder / "run"
     options = ["--preset", "cartpole_vtrace", "--steps", "1e12", "--logdir", "run", "--actors", "2", "--envs", "4"]
-    train = fleet.start("train", *options, *sets(*TINY, *counting(pause=0.002)))
+    train = fleet.start("train", *options, *sets(*TINY))
     wait_until(run, train, 500)
     wait_for(lambda: checkpoints(run), "a checkpoint")
     assert len(train.actors()) == 2
@@ -124,7 +124,7 @@ def test_actors_of_a_killed_training_end_and_sigterm_stops_the_resumed_one(fleet
 def test_a_killed_actor_is_restarted_and_sigint_stops_all(fleet: Fleet) -> None:
     run = fleet.folder / "run"
     options = ["--preset", "cartpole_vtrace", "--steps", "1e12", "--logdir", "run"]
-    train = fleet.start("train", *options, *sets(*TINY, *counting(pause=0.002)))
+    train = fleet.start("train", *options, *sets(*TINY))
     wait_until(run, train, 300)
     (actor,) = train.actors()
     actor.kill()
