@@ -1,10 +1,10 @@
 """A process that forks checkpoint writers, which are killed. TensorFlow is imported once, before the forks.
 
-For each line `<first serial> <environment steps> <seconds> <event>` on its input it forks a writer that saves
+For each line `<first serial> <environment steps> <moment> <event>` on its input it forks a writer that saves
 checkpoints with increasing serials: it first replaces the checkpoint of those environment steps, then alternately
 creates and replaces one. The answer is the last serial confirmed to be on disk (-1: none) and whether the writer was
-killed. The writer is killed `seconds` after its first checkpoint, or if `event` is not 0, just before its event-th file
-operation; in that case it ends by itself after two checkpoints.
+killed. The writer is killed after its second checkpoint and `moment` times as long as that one took, or if `event` is
+not 0, just before its event-th file operation; in that case it ends by itself after two checkpoints.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _write(run: Path, serial: int, env_steps: int, event: int, confirmed: int) -
         os.write(confirmed, f"{number}\n".encode())
 
 
-def _one(run: Path, serial: int, env_steps: int, seconds: float, event: int) -> tuple[int, bool]:
+def _one(run: Path, serial: int, env_steps: int, moment: float, event: int) -> tuple[int, bool]:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -95,7 +95,9 @@ def _one(run: Path, serial: int, env_steps: int, seconds: float, event: int) -> 
         first = b""
         if not event:
             first = confirmed.readline()
-            time.sleep(seconds)
+            started = time.monotonic()
+            first += confirmed.readline()
+            time.sleep(moment * (time.monotonic() - started))
             os.kill(child, signal.SIGKILL)
         lines = (first + confirmed.read()).split()
     _, status = os.waitpid(child, 0)
@@ -104,8 +106,8 @@ def _one(run: Path, serial: int, env_steps: int, seconds: float, event: int) -> 
 
 def main() -> None:
     for line in sys.stdin:
-        serial, env_steps, seconds, event = line.split()
-        last, killed = _one(Path(sys.argv[1]), int(serial), int(env_steps), float(seconds), int(event))
+        serial, env_steps, moment, event = line.split()
+        last, killed = _one(Path(sys.argv[1]), int(serial), int(env_steps), float(moment), int(event))
         print(last, int(killed), flush=True)
 
 
