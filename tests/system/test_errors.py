@@ -116,6 +116,59 @@ def test_a_host_of_another_machine(tmp_path: Path, capsys: pytest.CaptureFixture
     RunFolder.create(run, "cartpole_vtrace").close()
 
 
+def test_help_imports_no_tensorflow(fleet: Fleet) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "seedcli", "--help"]
+    imported = subprocess.run(command, capture_output=True, timeout=LIMIT, check=True).stderr.decode()
+    names = {line.rpartition("|")[2].strip() for line in imported.splitlines()}
+    assert "seedcli.cli.main" in names and not {name for name in names if name.startswith(("tensorflow", "keras"))}
+
+
+BROKEN = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Broken(CartPoleEnv):
+    def reset(self, **options):
+        raise ValueError("no luck")
+
+gymnasium.register("Broken-v0", entry_point=Broken)
+"""
+
+
+def test_a_run_that_fails_before_its_first_step_leaves_no_folder(fleet: Fleet) -> None:
+    (fleet.folder / "broken.py").write_text(BROKEN)
+    common = ("train", "--preset", "cartpole_vtrace", "--logdir", "run", "--steps", "300", "--envs", "4", *sets(*TINY))
+    failed = fleet.start(*common, "--env", "broken:Broken-v0", *sets("environment.restarts=0"))
+    failed.ends_with(1)
+    assert "keeps failing (exit status 1)" in failed.sentence and "no luck" in failed.sentence
+    assert not (fleet.folder / "run").exists()
+    failed.killed = True
+    fleet.start(*common).ends_with(0)
+
+
+def test_a_signal_while_tensorflow_is_loaded_ends_silently_and_leaves_no_folder(fleet: Fleet) -> None:
+    learner = fleet.learner("--preset", "cartpole_vtrace", "--logdir", "run")
+    wait_for(lambda: (fleet.folder / "run").exists(), "its folder")
+    time.sleep(0.5)
+    learner.send(signal.SIGINT)
+    learner.ends_with(130)
+    assert learner.stderr == "" and not (fleet.folder / "run").exists()
+
+
+def test_a_learner_that_is_killed_early_has_a_checkpoint(fleet: Fleet) -> None:
+    run = fleet.folder / "run"
+    trained = fleet.start(
+        *("train", "--preset", "cartpole_vtrace", "--logdir", "run", "--steps", "1e9", "--envs", "4"),
+        *sets(*TINY, "training.checkpoint_seconds=1000"),
+    )
+    wait_for(lambda: last(run, "learner_updates") > 0, "an update")
+    wait_for(lambda: checkpoints(run), "the first checkpoint", limit=10.0)
+    trained.kill()
+
+
+# At the end, because this learner and its actor occupy the processor until the last test of the file.
+
+
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with fleet_in(tmp_path_factory.mktemp("errors")) as fleet:
@@ -168,53 +221,3 @@ def test_a_folder_has_one_learner(learner: Learner, processes: Fleet) -> None:
         second.ends_with(2)
         assert "belongs to a running learner" in second.sentence and str(learner.pid) in second.sentence
     assert learner.running
-
-
-def test_help_imports_no_tensorflow(fleet: Fleet) -> None:
-    command = [sys.executable, "-X", "importtime", "-m", "seedcli", "--help"]
-    imported = subprocess.run(command, capture_output=True, timeout=LIMIT, check=True).stderr.decode()
-    names = {line.rpartition("|")[2].strip() for line in imported.splitlines()}
-    assert "seedcli.cli.main" in names and not {name for name in names if name.startswith(("tensorflow", "keras"))}
-
-
-BROKEN = """
-import gymnasium
-from gymnasium.envs.classic_control import CartPoleEnv
-
-class Broken(CartPoleEnv):
-    def reset(self, **options):
-        raise ValueError("no luck")
-
-gymnasium.register("Broken-v0", entry_point=Broken)
-"""
-
-
-def test_a_run_that_fails_before_its_first_step_leaves_no_folder(fleet: Fleet) -> None:
-    (fleet.folder / "broken.py").write_text(BROKEN)
-    common = ("train", "--preset", "cartpole_vtrace", "--logdir", "run", "--steps", "300", "--envs", "4", *sets(*TINY))
-    failed = fleet.start(*common, "--env", "broken:Broken-v0", *sets("environment.restarts=0"))
-    failed.ends_with(1)
-    assert "keeps failing (exit status 1)" in failed.sentence and "no luck" in failed.sentence
-    assert not (fleet.folder / "run").exists()
-    failed.killed = True
-    fleet.start(*common).ends_with(0)
-
-
-def test_a_signal_while_tensorflow_is_loaded_ends_silently_and_leaves_no_folder(fleet: Fleet) -> None:
-    learner = fleet.learner("--preset", "cartpole_vtrace", "--logdir", "run")
-    wait_for(lambda: (fleet.folder / "run").exists(), "its folder")
-    time.sleep(0.5)
-    learner.send(signal.SIGINT)
-    learner.ends_with(130)
-    assert learner.stderr == "" and not (fleet.folder / "run").exists()
-
-
-def test_a_learner_that_is_killed_early_has_a_checkpoint(fleet: Fleet) -> None:
-    run = fleet.folder / "run"
-    trained = fleet.start(
-        *("train", "--preset", "cartpole_vtrace", "--logdir", "run", "--steps", "1e9", "--envs", "4"),
-        *sets(*TINY, "training.checkpoint_seconds=1000"),
-    )
-    wait_for(lambda: last(run, "learner_updates") > 0, "an update")
-    wait_for(lambda: checkpoints(run), "the first checkpoint", limit=10.0)
-    trained.kill()
