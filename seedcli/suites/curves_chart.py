@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -55,7 +55,7 @@ def write_curves(path: Path, outcome: SuiteOutcome) -> bool:
     places = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, (environment, each) in zip(places, tasks.items(), strict=False):
         numbers = range(len(each)) if by_name else [presets.index(task.task.preset) for task in each]
-        _draw(axes, environment, each, [COLORS[number % len(COLORS)] for number in numbers], named=by_name)
+        _draw(axes, environment, each, [_style(number) for number in numbers], named=by_name)
     for axes in places[len(tasks) :]:
         axes.set_axis_off()
     figure.suptitle(
@@ -64,7 +64,7 @@ def write_curves(path: Path, outcome: SuiteOutcome) -> bool:
         fontsize=10,
     )
     names = [] if by_name else presets
-    handles = [Line2D([], [], color=COLORS[number % len(COLORS)]) for number in range(len(names))]
+    handles = [Line2D([], [], **_style(number)) for number in range(len(names))]
     if any(task.task.threshold is not None for each in tasks.values() for task in each):
         handles.append(Line2D([], [], color=_REFERENCE, linestyle=":"))
         names = [*names, "threshold"]
@@ -77,14 +77,22 @@ def write_curves(path: Path, outcome: SuiteOutcome) -> bool:
     return True
 
 
-def _draw(axes: Axes, environment: str, tasks: Sequence[TaskOutcome], colors: Sequence[str], *, named: bool) -> None:
-    """Draw the runs of tasks of one environment, each task in its colour; `named`: with a legend of its own."""
-    for task, color in zip(tasks, colors, strict=True):
+def _style(number: int) -> dict[str, Any]:
+    """Colour and line style of a preset or task; dashes tell those apart that share a colour."""
+    again, color = divmod(number, len(COLORS))
+    return {"color": COLORS[color], "linestyle": ("-", "--", "-.")[min(again, 2)]}
+
+
+def _draw(
+    axes: Axes, environment: str, tasks: Sequence[TaskOutcome], styles: Sequence[dict[str, Any]], *, named: bool
+) -> None:
+    """Draw the runs of tasks of one environment, each task in its style; `named`: with a legend of its own."""
+    for task, style in zip(tasks, styles, strict=True):
         label = task.name if named else None
         for run in task.runs:
             if run.curve:
                 steps, returns = (np.array(run.curve[name], np.float64) for name in ("env_steps", "returns"))
-                axes.plot(steps, returns, color=color, linewidth=1.1, label=label)
+                axes.plot(steps, returns, **style, linewidth=1.1, label=label)
                 label = None
         if task.task.threshold is not None:
             axes.axhline(task.task.threshold, color=_REFERENCE, linestyle=":", linewidth=1)

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from seedcli.cli.main import main
 from seedcli.errors import UsageError
+from seedcli.results.drawing import COLORS
 from seedcli.suites.curves_chart import write_curves
 from seedcli.suites.members import Record, is_trained
 from seedcli.suites.outcomes import gather
@@ -257,6 +258,20 @@ def test_tasks_with_one_preset_and_environment_have_colours_of_their_own(
     assert len(set(colors[:3])) == 1 and len(colors) == 4 and colors[3] != colors[0]
     legend = axes.get_legend()
     assert legend is not None and [each.get_text() for each in legend.get_texts()] == ["easy", "hard"]
+
+
+def test_more_tasks_than_colours_are_told_apart_by_dashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = len(COLORS) + 2
+    tasks = [f'[tasks.t{n}]\nseeds = [1]\nset = {{ "agent.discount" = 0.{n + 1} }}\n' for n in range(count)]
+    suite = write_suite(tmp_path, SUITE[: SUITE.index("[tasks.easy]")] + "\n".join(tasks))
+    for member in members(suite, tmp_path).values():
+        finish(member, {}, [10.0, 20.0])
+    drawn: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: (drawn.append(figure), save(figure, *a, **k)))
+    assert write_curves(tmp_path / "curves.png", gather(suite, tmp_path))
+    styles = [(line.get_color(), line.get_linestyle()) for line in drawn[0].axes[0].lines]
+    assert len(styles) == len(set(styles)) == count
 
 
 def test_curves_are_thinned_for_the_table(tmp_path: Path) -> None:
