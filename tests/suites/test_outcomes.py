@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
@@ -21,6 +22,7 @@ from seedcli.suites.members import Record, is_trained
 from seedcli.suites.outcomes import gather
 from seedcli.suites.report import write_files
 from seedcli.suites.run_outcome import Tables
+from seedcli.suites.suite import Suite
 from seedcli.suites.tables import Grid, markdown, run_grid, task_grid
 from tests.results.helpers import line, make_run
 from tests.suites.helpers import SUITE, finish, members, played, write_suite
@@ -239,6 +241,18 @@ def test_runs_of_another_machine_are_read_from_its_table(tmp_path: Path, capsys:
     assert (tmp_path / "mine.json").read_text() == (both / "mine.json").read_text()
 
 
+def _axes_of_curves(suite: Suite, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Axes:
+    """The axes on which finished runs of a suite of one environment are drawn."""
+    for member in members(suite, folder).values():
+        finish(member, {}, [10.0, 20.0])
+    drawn: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: (drawn.append(figure), save(figure, *a, **k)))
+    assert write_curves(folder / "curves.png", gather(suite, folder))
+    (axes,) = drawn[0].axes
+    return axes
+
+
 def test_tasks_with_one_preset_and_environment_have_colours_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,13 +260,7 @@ def test_tasks_with_one_preset_and_environment_have_colours_of_their_own(
         "[tasks.hard]", '[tasks.hard]\nset = { "agent.discount" = 0.5 }'
     )
     suite = write_suite(tmp_path, text)
-    for member in members(suite, tmp_path).values():
-        finish(member, {}, [10.0, 20.0])
-    drawn: list[Figure] = []
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: (drawn.append(figure), save(figure, *a, **k)))
-    assert write_curves(tmp_path / "curves.png", gather(suite, tmp_path))
-    (axes,) = drawn[0].axes
+    axes = _axes_of_curves(suite, tmp_path, monkeypatch)
     lines = [line for line in axes.lines if len(line.get_xdata()) == 2 and line.get_linestyle() == "-"]
     colors = [line.get_color() for line in lines]
     assert len(set(colors[:3])) == 1 and len(colors) == 4 and colors[3] != colors[0]
@@ -264,13 +272,8 @@ def test_more_tasks_than_colours_are_told_apart_by_dashes(tmp_path: Path, monkey
     count = len(COLORS) + 2
     tasks = [f'[tasks.t{n}]\nseeds = [1]\nset = {{ "agent.discount" = 0.{n + 1} }}\n' for n in range(count)]
     suite = write_suite(tmp_path, SUITE[: SUITE.index("[tasks.easy]")] + "\n".join(tasks))
-    for member in members(suite, tmp_path).values():
-        finish(member, {}, [10.0, 20.0])
-    drawn: list[Figure] = []
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: (drawn.append(figure), save(figure, *a, **k)))
-    assert write_curves(tmp_path / "curves.png", gather(suite, tmp_path))
-    styles = [(line.get_color(), line.get_linestyle()) for line in drawn[0].axes[0].lines]
+    axes = _axes_of_curves(suite, tmp_path, monkeypatch)
+    styles = [(line.get_color(), line.get_linestyle()) for line in axes.lines]
     assert len(styles) == len(set(styles)) == count
 
 
