@@ -19,7 +19,7 @@ def test_a_video_of_mujoco_follows_the_body(fleet: Fleet, tmp_path: Path) -> Non
     pytest.importorskip("mujoco")
     fleet.start(
         "train", "--preset", "mujoco_vtrace", "--env", "HalfCheetah-v5", "--steps", "2000", "--logdir", "run",
-        *sets("environment.max_episode_steps=20", "training.batch_size=2", "actors.envs=4"),
+        *sets("environment.max_episode_steps=20", "training.batch_size=2", "training.minibatches=1", "actors.envs=4"),
     ).ends_with(0)  # fmt: skip
     video = tmp_path / "cheetah.mp4"
     played = fleet.start("eval", "run", "--episodes", "1", "--video", str(video))
