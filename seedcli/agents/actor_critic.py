@@ -211,8 +211,8 @@ class ActorCriticAgent(NetworkAgent):
             stop: see `LossOutputs`.
 
         Returns:
-            The sum divided by T·B, no priorities, and metrics: the given ones, "policy_loss", "value_loss", "entropy"
-            (without their costs) and those of `_state_of_policy`.
+            The sum divided by T·B, or 0 until the network's inputs are settled (`Encoder.settled`); no priorities; and
+            metrics: the given ones, "policy_loss", "value_loss", "entropy" (without their costs), `_state_of_policy`.
         """
         config, mask_tm1 = self.config, batch.mask_tm1
         value_loss = 0.5 * squared_error * mask_tm1
@@ -222,6 +222,8 @@ class ActorCriticAgent(NetworkAgent):
             excess = tf.nn.relu(tf.abs(self.distribution.mode(batch.policy)) - 1.0) * self._bounded
             each += config.bound_cost * tf.reduce_sum(tf.square(excess), axis=-1) * mask_tm1
         loss = tf.reduce_sum(each * unrolls.weights) / (self.algorithm.unroll_length * self._columns)
+        # The first images deviate little from their mean, so inputs would be large, and units die of the first updates.
+        loss *= self.network.encoder.settled()
         metrics = {
             "policy_loss": batch.mean(policy_loss),
             "value_loss": batch.mean(value_loss),

@@ -71,7 +71,8 @@ class NetworkConfig(Section):
     reward_input_clip: NonNegative = Field(1.0, description="rewards fed to the network are clipped to ± this; 0: off")
     normalize_observations: bool = Field(
         False,
-        description="normalize observations by their running mean and variance (images: one variance), clipped to ±10",
+        description="normalize observations by their running mean and variance, clipped to ±10; images by one, "
+        "and V-trace and PPO learn only after 10,000 records",
     )
 
     @property

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from seedcli.agents import q_targets, targets
 from seedcli.agents.base import ActInputs, Agent, UnrollBatch
+from seedcli.agents.networks import frame_stack
 from seedcli.agents.networks.models import evaluate
 from seedcli.agents.registry import create_agent
 from seedcli.agents.variables import named_variables
@@ -280,7 +281,8 @@ def test_on_its_own_data_the_targets_are_n_step_returns(spec: EnvSpec) -> None:
     ("spec", "normalize"),
     [(MULTI_DISCRETE, False), (ONE_PART, False), (CONTINUOUS, False), (CONTINUOUS, True), (MIXED, True)],
 )
-def test_gradients_reach_every_variable(spec: EnvSpec, normalize: bool) -> None:
+def test_gradients_reach_every_variable(spec: EnvSpec, normalize: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_stack, "_SETTLED", 0)
     network = "impala_shallow" if spec is MIXED else "mlp"
     memory = {"lstm": 5, "frame_stack": 2, "previous_action_reward": True}
     agent = make(spec, torso=network, normalize_observations=normalize, **memory)

@@ -227,6 +227,10 @@ class Encoder(keras.layers.Layer):
         """Update the statistics of `normalizers` with records [T, B, ...] of the columns `keep` [B] bool."""
         self._stack.observe(observation, keep)
 
+    def settled(self) -> tf.Tensor:
+        """Whether the statistics can be trained on, 0 or 1; see `ObservationStack.settled`."""
+        return self._stack.settled()
+
     def _with_previous(self, x: tf.Tensor, previous_action: tf.Tensor | None, reward: tf.Tensor) -> tf.Tensor:
         """Features [M, F] as float32, with the previous action and reward if configured.
 

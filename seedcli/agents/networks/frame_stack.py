@@ -42,6 +42,8 @@ def one_hot(values: tf.Tensor, array: ArraySpec, dtype: tf.DType = tf.float32) -
 
 
 _IMAGE_STRIDE = 4  # every fourth image of an unroll is used for the statistics
+# Records after which the statistics of images describe more than the starts of episodes, where environments look alike.
+_SETTLED = 10_000
 
 
 class FrameStack:
@@ -254,6 +256,13 @@ class ObservationStack:
                 stack.normalizer.update(stack.frames(some, 2), keep)
 
         map_arrays(one, self._stacks, observation)
+
+    def settled(self) -> tf.Tensor:
+        """1 once the statistics of all normalized images are of at least 10,000 records, else 0; scalar float32."""
+        counts = [normalizer.count.value for normalizer in self.normalizers.values() if normalizer.image]
+        if not counts:
+            return tf.constant(1.0)
+        return tf.cast(tf.reduce_min(tf.stack(counts)) * _IMAGE_STRIDE >= _SETTLED, tf.float32)
 
     def _seen(self, first: tf.Tensor, count: tf.Tensor | None) -> list[tf.Tensor]:
         """Whether each frame of a record's stack is of its episode: S masks [L, B] bool, the oldest frame first."""

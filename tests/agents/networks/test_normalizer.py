@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from seedcli.agents.base import Agent, UnrollBatch
+from seedcli.agents.base import Agent, TargetsAgent, UnrollBatch
+from seedcli.agents.networks import frame_stack
 from seedcli.agents.networks.models import PolicyValueNetwork, evaluate, observe
 from seedcli.agents.networks.normalizer import Normalizer
 from seedcli.agents.r2d2 import R2D2Agent
@@ -115,6 +116,27 @@ def test_non_finite_batches_are_ignored(bad: float) -> None:
     assert count == 15 + 12 and np.isfinite(mean).all()
     normalizer.update(tf.constant(x), tf.zeros([5], tf.bool))
     assert statistics(normalizer)[0] == 27
+
+
+@pytest.mark.parametrize("algorithm", ["vtrace", "ppo"])
+def test_nothing_is_trained_on_images_until_their_statistics_are_settled(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frame_stack, "_SETTLED", 12 * B)  # an unroll counts as two images of each column, 8 records
+    for spec, torso, waits in [
+        (IMAGE, "impala_shallow", True),
+        (MIXED, "impala_shallow", True),
+        (VECTOR, "mlp", False),
+    ]:
+        agent = make(spec, torso=torso, algorithm=algorithm)
+        unrolls = batch(agent, random_records(spec, T + 1, B))
+        if isinstance(agent, TargetsAgent):
+            unrolls = unrolls._replace(targets=agent.targets(unrolls))
+        losses = []
+        for _ in range(2):
+            agent.observe(unrolls)
+            losses.append(float(agent.loss(unrolls).loss))
+        assert (losses[0] == 0.0) is waits and losses[1] != 0.0, (spec, losses)
 
 
 def test_each_record_counts_once_and_only_where_it_is_trained_on() -> None:
