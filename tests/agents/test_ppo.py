@@ -175,6 +175,18 @@ def test_normalised_values_make_the_loss_independent_of_the_unit_of_rewards(norm
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3, atol=1e-5)
 
 
+def test_the_policy_moves_before_the_first_reward_although_values_are_near_zero() -> None:
+    agent = make(normalize_values=True, normalize_advantages=True, entropy_cost=0.0)
+    records = random_records(VECTOR, T + 1, B, seed=4)
+    records["reward"][:] = 0.0
+    unrolls = unroll_batch(records, agent.initial_state(B))
+    assert np.abs(evaluate(agent.network, unrolls, 0).value).max() < 1e-3
+    records["value"] = evaluate(agent.network, unrolls, 0).value.numpy()
+    unrolls = with_targets(agent, unroll_batch(records, agent.initial_state(B), ("logits", "value")))
+    _, gradients = loss_and_gradients(agent, unrolls, agent.network.policy.trainable_variables)
+    assert all(np.abs(gradient).max() > 1e-3 for gradient in gradients)
+
+
 @pytest.mark.parametrize("spec", [VECTOR, CONTINUOUS])
 def test_actions_on_final_records_are_masked(spec: EnvSpec) -> None:
     agent = make(spec)

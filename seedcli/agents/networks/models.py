@@ -142,9 +142,10 @@ class PolicyValueNetwork(RecurrentNetwork):
             self.policy = GaussianHead(spec.action.size, config.initial_std, initializer)
         else:
             self.policy = keras.layers.Dense(sum(spec.action.categories), kernel_initializer=initializer, name="policy")
-        # Initial values of 0 do not depend on the scale of rewards.
-        start = "zeros" if config.normalize_values else orthogonal(rng, 1.0)
-        self.value = keras.layers.Dense(1, kernel_initializer=start, name="value")
+        # Normalised values start near 0, whatever the scale of rewards. Values of exactly 0 would leave PPO without any
+        # gradient until the first reward, hence without exploration but that of uniformly random actions.
+        initializer = orthogonal(rng, 1e-5 if config.normalize_values else 1.0)
+        self.value = keras.layers.Dense(1, kernel_initializer=initializer, name="value")
         self.value_scale = ValueScale() if config.normalize_values else None
 
     def heads(self, *features: tf.Tensor) -> PolicyValue:
