@@ -211,8 +211,9 @@ class ActorCriticAgent(NetworkAgent):
             stop: see `LossOutputs`.
 
         Returns:
-            The sum divided by T·B, or 0 until the network's inputs are settled (`Encoder.settled`); no priorities; and
-            metrics: the given ones, "policy_loss", "value_loss", "entropy" (without their costs), `_state_of_policy`.
+            The sum divided by T·B, or 0 until the statistics of images can be trained on (`Encoder.settled`); no
+            priorities; and metrics: the given ones, "policy_loss", "value_loss", "entropy" (without their costs) and
+            those of `_state_of_policy`.
         """
         config, mask_tm1 = self.config, batch.mask_tm1
         value_loss = 0.5 * squared_error * mask_tm1
