@@ -23,7 +23,7 @@ class ValueScale(keras.layers.Layer):
     σ is 1. σ is at least a hundredth of the targets' root mean square.
 
     The statistics are bias-corrected exponential averages over transitions in non-trainable variables: first and second
-    moment of the targets, second moment of the advantages, and their total weight.
+    moment of the targets, second moment of the advantages, and the total weights of both.
     """
 
     def __init__(self) -> None:
@@ -34,8 +34,8 @@ class ValueScale(keras.layers.Layer):
                 shape=(), initializer="zeros", dtype="float64", trainable=False, autocast=False, name=name
             )
 
-        self.weight, self.first, self.second, self.advantage_second = (
-            statistic(name) for name in ("weight", "first", "second", "advantage_second")
+        self.weight, self.first, self.second, self.advantage_weight, self.advantage_second = (
+            statistic(name) for name in ("weight", "first", "second", "advantage_weight", "advantage_second")
         )
         self.built = True
 
@@ -59,7 +59,7 @@ class ValueScale(keras.layers.Layer):
 
     def advantage_scale(self) -> tf.Tensor:
         """Running root mean square of the advantages, scalar float32; 1 before the first update."""
-        weight, second = (tf.convert_to_tensor(v.value) for v in (self.weight, self.advantage_second))
+        weight, second = (tf.convert_to_tensor(v.value) for v in (self.advantage_weight, self.advantage_second))
         scale = tf.sqrt(second / tf.where(weight > 0.0, weight, 1.0))
         return tf.cast(tf.where(weight > 0.0, tf.maximum(scale, _SMALLEST), 1.0), tf.float32)
 
@@ -73,9 +73,10 @@ class ValueScale(keras.layers.Layer):
     ) -> None:
         """Update the statistics with a training batch and adjust the head so that its values are preserved.
 
-        A batch without rewards, which has no information on their scale, is ignored, as is one with non-finite
-        numbers. If a batch is spread over devices, each device calls this with its own columns, and all get the
-        statistics of the whole batch.
+        A batch with non-finite numbers is ignored. Targets of a batch without rewards, which has no information on
+        their scale, are ignored too; its advantages are not: before the first reward they are the differences between
+        the initial values, which at their own scale move the policy enough to explore. If a batch is spread over
+        devices, each device calls this with its own columns, and all get the statistics of the whole batch.
 
         Args:
             target_tm1: [T, B] float32, value targets.
@@ -98,12 +99,13 @@ class ValueScale(keras.layers.Layer):
         )
         keep = tf.exp(-count / HORIZON)
         part = (1.0 - keep) / tf.maximum(count, 1.0)
-        statistics = [self.weight, self.first, self.second, self.advantage_second]
+        statistics = [self.weight, self.first, self.second, self.advantage_weight, self.advantage_second]
         old = [tf.convert_to_tensor(v.value) for v in statistics]
-        added = [count, first, second, advantage_second]
+        added = [count, first, second, count, advantage_second]
         new = [keep * before + part * batch for before, batch in zip(old, added, strict=True)]
-        usable = (rewarded > 0.0) & tf.reduce_all(tf.math.is_finite(tf.stack(new)))
-        new = [tf.where(usable, after, before) for after, before in zip(new, old, strict=True)]
+        finite = tf.reduce_all(tf.math.is_finite(tf.stack(new)))
+        usable = [finite & (rewarded > 0.0)] * 3 + [finite] * 2
+        new = [tf.where(use, after, before) for use, after, before in zip(usable, new, old, strict=True)]
         old_mean, old_deviation = self._moments(*old[:3])
         mean, deviation = self._moments(*new[:3])
         kernel = tf.cast(old_deviation / deviation, tf.float32) * head.kernel.value

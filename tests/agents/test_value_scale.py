@@ -84,11 +84,21 @@ def test_batches_without_information_are_ignored() -> None:
     ones = np.ones((T, B))
     update(scale, head, 5 * ones, ones, ones, ones)
     kept = [v.numpy() for v in (*scale.variables, *head.variables)]
-    update(scale, head, 9 * ones, ones, 0 * ones, ones)  # no reward
     update(scale, head, 9 * ones, ones, ones, 0 * ones)  # nothing counts
     update(scale, head, np.inf * ones, ones, ones, ones)
     for before, now in zip(kept, (*scale.variables, *head.variables), strict=True):
         np.testing.assert_array_equal(before, now)
+
+
+def test_a_batch_without_rewards_tells_the_scale_of_advantages_only() -> None:
+    scale, head = scale_and_head()
+    ones = np.ones((T, B))
+    kept = [v.numpy() for v in head.variables]
+    update(scale, head, 9 * ones, 1e-3 * ones, 0 * ones, ones)
+    assert [float(x) for x in scale.moments()] == [0.0, 1.0]
+    assert float(scale.advantage_scale()) == pytest.approx(1e-3)
+    for before, now in zip(kept, head.variables, strict=True):
+        np.testing.assert_array_equal(before, now.numpy())
 
 
 def agent(**values: Any) -> VTraceAgent:

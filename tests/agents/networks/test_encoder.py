@@ -186,7 +186,8 @@ def dueling(features: int, hidden: int) -> dict[str, tuple[int, ...]]:
 
 NATURE = torso((8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64), (3136, 512), dense=True)
 NORMALIZER = {f"network/encoder/normalizers/0/{name}": (84, 84, 1) for name in ("mean", "squares")}
-VALUE_SCALE = {f"network/value_scale/{name}": () for name in ("weight", "first", "second", "advantage_second")}
+STATISTICS = ("weight", "first", "second", "advantage_weight", "advantage_second")
+VALUE_SCALE = {f"network/value_scale/{name}": () for name in STATISTICS}
 PONG = {**NORMALIZER, "network/encoder/normalizers/0/count": (), **VALUE_SCALE}
 # What checkpoints hold of the networks of presets.
 LAYOUTS = {
