@@ -79,7 +79,10 @@ def restore(checkpoint: Checkpoint, groups: Groups) -> None:
     wanted = {name: _described(variable.dtype, variable.shape) for name, variable in variables.items()}
     difference = _difference(stored, wanted)
     if difference is not None:
-        raise CheckpointError(f"the checkpoint {checkpoint.path} belongs to another agent: {difference}")
+        raise CheckpointError(
+            f"the checkpoint {checkpoint.path} belongs to another agent: {difference}; use the configuration and the "
+            "version of seedcli that wrote it"
+        )
     for name, variable in variables.items():
         variable.assign(reader.get_tensor(name))
 

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from seedcli.agents.base import UnrollBatch
+from seedcli.agents.networks.models import evaluate
 from seedcli.agents.registry import create_agent
 from seedcli.agents.value_scale import HORIZON, ValueScale
 from seedcli.agents.vtrace import VTraceAgent
@@ -117,6 +118,20 @@ def batches(made: VTraceAgent, reward_scale: float, count: int = 8) -> list[Unro
         records["value"] = np.zeros((T + 1, B), np.float32)
         found.append(unroll_batch(records, made.initial_state(B), tuple(made.algorithm.recorded)))
     return found
+
+
+def test_the_policy_moves_before_the_first_reward_although_values_are_near_zero() -> None:
+    made = agent(entropy_cost=0.0)
+    records = random_records(VECTOR, T + 1, B, seed=4)
+    records["reward"][:] = 0.0
+    records["value"] = evaluate(made.network, unroll_batch(records, made.initial_state(B)), 0).value.numpy()
+    assert 0.0 < np.abs(records["value"]).max() < 1e-3
+    unrolls = unroll_batch(records, made.initial_state(B), tuple(made.algorithm.recorded))
+    made.observe(unrolls)
+    with tf.GradientTape() as tape:
+        loss = made.loss(unrolls).loss
+    gradients = tape.gradient(loss, made.network.policy.trainable_variables)
+    assert all(np.abs(gradient).max() > 1e-3 for gradient in gradients)
 
 
 @pytest.mark.parametrize("separate", [False, True])

@@ -165,7 +165,10 @@ def test_another_agent_is_refused_and_nothing_of_it_restored(tmp_path, changed, 
     found = {name: tf.Variable(array) for name, array in arrays.items() if array is not None}
     with pytest.raises(CheckpointError) as refused:
         restore(checkpoint, {"agent": found})
-    assert str(refused.value) == f"the checkpoint {checkpoint.path} belongs to another agent: {sentence}"
+    assert str(refused.value) == (
+        f"the checkpoint {checkpoint.path} belongs to another agent: {sentence}; use the configuration and the "
+        "version of seedcli that wrote it"
+    )
     for name, variable in found.items():
         np.testing.assert_array_equal(variable, arrays[name])
 

@@ -142,8 +142,8 @@ class PolicyValueNetwork(RecurrentNetwork):
             self.policy = GaussianHead(spec.action.size, config.initial_std, initializer)
         else:
             self.policy = keras.layers.Dense(sum(spec.action.categories), kernel_initializer=initializer, name="policy")
-        # Normalised values start near 0, whatever the scale of rewards. Values of exactly 0 would leave PPO without any
-        # gradient until the first reward, hence without exploration but that of uniformly random actions.
+        # Normalised values start near 0, whatever the scale of rewards. Values of exactly 0 would leave the policy
+        # without any gradient until the first reward, hence without exploration but that of random actions.
         initializer = orthogonal(rng, 1e-6 if config.normalize_values else 1.0)
         self.value = keras.layers.Dense(1, kernel_initializer=initializer, name="value")
         self.value_scale = ValueScale() if config.normalize_values else None
