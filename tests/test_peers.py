@@ -108,7 +108,7 @@ def test_the_end_of_a_run_is_no_part_of_its_rate(
 
 
 def result(rate: float, reached: float | None = None, error: str = "") -> dict[str, Any]:
-    machine = {"platform": "Linux", "cores": 2, "python": "3.11", "load_before": 0.5}
+    machine = {"platform": "Linux", "cores": 2, "python": "3.11", "busy_before": 0.5}
     return {
         "error": error,
         "steps_per_second": rate,
@@ -133,6 +133,7 @@ def test_the_table_has_medians_ranges_and_failures(peers: tuple[ModuleType, Modu
     assert "| Stable-Baselines3 | A2C | 550 (500 to 600), 1 of 3 failed |  | not reached in 5,000 steps |" in text
     assert "| Sample Factory | APPO | 410 (400 to 420) |  | 20:00, 2 of 3 not reached |" in text
     assert "| RLlib | IMPALA | 3 of 3 failed |" in text
+    assert "\n- other work before a run: at most 50% of the cores\n" in text
     unreached = compare.markdown({("pong", ours): [result(900)], ("pong", a2c): [result(600)]}, 60.0)
     assert "| of the best peer |\n| --- | --- | ---: | ---: |\n| seed | V-trace | 900 (900 to 900) | 1.50 |\n" in (
         unreached

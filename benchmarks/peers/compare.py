@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from table import markdown
 from tasks import FRAMEWORKS, TASKS, Entry, Task
 
@@ -33,6 +34,7 @@ HERE = Path(__file__).resolve().parent
 START_SECONDS = 600.0  # until the first line of progress
 LEAST_SECONDS = 60.0  # that a run lasts even if it reaches its threshold earlier
 STOP_SECONDS = 30.0
+BUSY_SECONDS = 5.0  # before a run, in which other work is measured
 BEGIN, END = "<!-- table of benchmarks/peers/compare.py -->", "<!-- end of the table -->"
 PACKAGES = (
     "seedcli",
@@ -131,7 +133,7 @@ def train(task: Task, entry: Entry, number: int, folder: Path, seconds: float, p
     else:
         progress = folder / "progress.jsonl"
         command = [str(python), str(HERE / f"run_{entry.framework}.py"), json.dumps(settings), str(progress)]
-    load = os.getloadavg()[0]
+    busy = psutil.cpu_percent(BUSY_SECONDS) / 100  # not the load average, which still counts the run before
     with (folder / "log").open("wb") as log:
         started = time.time()
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
@@ -152,7 +154,7 @@ def train(task: Task, entry: Entry, number: int, folder: Path, seconds: float, p
         "threshold": task.threshold,
         "command": command,
         "versions": versions(python),
-        "machine": {**machine(), "load_before": load},
+        "machine": {**machine(), "busy_before": busy},
     }
 
 

@@ -46,9 +46,9 @@ def _lines(results: Results, seconds: float) -> Iterator[str]:
         found = [rounds[0]["versions"] for (_, entry), rounds in results.items() if entry.framework == framework]
         if found:
             yield f"- {name}: {', '.join(f'{package} {version}' for package, version in found[0].items())}"
-    machine, load = every[0]["machine"], max(each["machine"]["load_before"] for each in every)
+    machine, busy = every[0]["machine"], max(each["machine"]["busy_before"] for each in every)
     yield f"- machine: {machine['platform']}, {machine['cores']} cores, Python {machine['python']}"
-    yield f"- load of the machine before a run: at most {load:.1f}"
+    yield f"- other work before a run: at most {busy:.0%} of the cores"
 
 
 def _speed(rounds: Sequence[Mapping[str, Any]]) -> float:
