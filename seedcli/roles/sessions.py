@@ -20,10 +20,12 @@ from typing import Any, Self
 
 import psutil
 
+from seedcli import __version__
 from seedcli.errors import EXIT_DONE, EXIT_FAILED, SeedError
 from seedcli.roles.run_folder import SESSIONS
+from seedcli.roles.source_commit import source_commit
 
-_PACKAGES = ("seedcli", "tensorflow", "keras", "numpy", "gymnasium", "ale-py")
+_PACKAGES = ("tensorflow", "keras", "numpy", "gymnasium", "ale-py")
 _log = logging.getLogger(__name__)
 
 
@@ -34,7 +36,7 @@ class Session:
     Attributes:
         started: Unix seconds.
         command: the command line, "seed" first.
-        versions: package → version, also "python".
+        versions: package → version, also "python", and "commit" of seedcli where it is known.
         machine: "system", "cpu", "cores", "memory_gb" and "accelerators" of the learner's machine.
         ended: Unix seconds; None: it runs, or was killed.
         status: its exit status; None as above.
@@ -118,11 +120,13 @@ def _command() -> list[str]:
 
 
 def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
+    versions = {"python": platform.python_version(), "seedcli": __version__}
+    if commit := source_commit():
+        versions["commit"] = commit
     for package in _PACKAGES:
         try:
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:  # e.g. seedcli itself, run from a checkout
+        except metadata.PackageNotFoundError:
             continue
     return versions
 

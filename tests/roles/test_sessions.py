@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from seedcli import __version__
 from seedcli.errors import UsageError
 from seedcli.roles.evaluator.stored import keep_evaluation, read_evaluations
 from seedcli.roles.sessions import SessionRecorder, read_sessions
@@ -24,7 +25,8 @@ def test_a_session_records_command_machine_profile_and_status(tmp_path: Path, mo
         record.status = 143
     (session,) = read_sessions(tmp_path)
     assert list(session.command) == ["seed", "train", "--preset", "p"]
-    assert session.versions["numpy"] == np.__version__ and session.machine["accelerators"] == ["H200"]
+    assert session.versions["numpy"] == np.__version__ and session.versions["seedcli"] == __version__
+    assert session.machine["accelerators"] == ["H200"]
     assert session.machine["cores"] >= 1 and session.machine["memory_gb"] > 0 and session.machine["cpu"]
     assert session.status == 143 and session.error == "" and session.profile == record.profile
     assert session.ended is not None and session.started <= session.ended
