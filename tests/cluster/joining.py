@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -17,16 +16,15 @@ from seedcli.cluster.rendezvous import Rendezvous
 from seedcli.net.security.keys import Security
 from tests.net.harness import LIMIT
 from tests.net.protected import MINE
+from tests.ports import reserve_ports
 
 SECURITY = Security(MINE)
 BEAT, SILENCE = 0.1, 1.5
 
 
 def free_hosts(count: int) -> list[str]:
-    """Addresses of `count` hosts; the port of the first was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    """Addresses of `count` hosts with a free port."""
+    (port,) = reserve_ports(1)
     return [f"127.0.0.1:{port}", *(f"127.0.0.{index + 1}:{port}" for index in range(1, count))]
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 import seedcli
+from tests.ports import reserve_ports
 from tests.system.harness import LIMIT, checkpoints, wait_for
 
 # More CPUs than the machine may have, so that jobs of several processes fit; config_overrides makes slurmd accept it.
@@ -161,9 +162,8 @@ class Cluster:
         """Start the daemons and wait until both nodes accept jobs."""
         for name in ("work", "home", "state"):
             (self.folder / name).mkdir()
-        (self.folder / "slurm.conf").write_text(
-            CONFIGURATION.format(host=socket.gethostname().partition(".")[0], folder=self.folder, ports=_free_ports(3))
-        )
+        host, ports = socket.gethostname().partition(".")[0], reserve_ports(3)
+        (self.folder / "slurm.conf").write_text(CONFIGURATION.format(host=host, folder=self.folder, ports=ports))
         key = self.folder / "munge.key"
         key.touch(0o600)
         key.write_bytes(secrets.token_bytes(128))
@@ -264,11 +264,3 @@ def cluster_in(folder: Path) -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.stop()
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listener in sockets:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in sockets]

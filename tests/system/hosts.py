@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from tests.ports import reserve_ports
 from tests.system.harness import Fleet, Learner
 
 HOST_TIMEOUT = "topology.host_timeout=60"
@@ -23,11 +24,7 @@ FAULT = "PYTEST_FAULTY_HOST"  # environment variable: "stopped" or "taken", see 
 
 def free_addresses(count: int) -> list[str]:
     """Addresses of this machine with free ports."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    return [f"127.0.0.1:{port}" for port in reserve_ports(count)]
 
 
 def learners(

@@ -18,6 +18,7 @@ import pytest
 from seedcli.cli.main import main
 from seedcli.net.security.token import write_token
 from seedcli.roles.run_folder import RunFolder
+from tests.ports import reserve_ports
 from tests.system.harness import LIMIT, TINY, Fleet, Learner, Process, checkpoints, fleet_in, last, sets, wait_for
 
 REFUSALS = {
@@ -54,9 +55,7 @@ def test_a_missing_simulator_is_reported_once(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("scheme", ["", "zmq://"])
 def test_a_learner_that_does_not_answer(fleet: Fleet, scheme: str) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"{scheme}127.0.0.1:{free.getsockname()[1]}"
+    address = f"{scheme}127.0.0.1:{reserve_ports(1)[0]}"
     write_token(fleet.folder / "config" / "seed" / "token")
     actor = fleet.actor(address, "--reconnect-timeout", "1")
     actor.ends_with(3)

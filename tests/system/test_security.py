@@ -23,6 +23,7 @@ from seedcli.net.frames import MAGIC, PROTOCOL_VERSION, Kind, encode_control, pa
 from seedcli.net.security.keys import Security, curve_keys, tls_identity
 from seedcli.net.security.token import Token, find_token, new_token, write_token
 from tests.net.harness import wait_until_gone
+from tests.ports import reserve_ports
 from tests.system.harness import LIMIT, TINY, Fleet, Learner, Process, counting, fleet_in, last, sets, wait_for
 
 VALUES = sets(*TINY, *counting(pause=0.05), "inference.max_envs=64")
@@ -168,9 +169,7 @@ def test_a_shared_home_directory_suffices(site: Site) -> None:
     assert listening(site.learner) <= {"0.0.0.0", "::"}
     grpc, zeromq = (site.learner.addresses[name].rpartition(":")[2] for name in TRANSPORTS)
     # Nothing listens at the first of two places.
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        unused = f"127.0.0.1:{free.getsockname()[1]}"
+    unused = f"127.0.0.1:{reserve_ports(1)[0]}"
     token = site.token_path.read_text()
     actors = [
         site.actor(SEED_CONNECT=f"{unused},127.0.0.1:{grpc}"),
@@ -234,9 +233,7 @@ def test_insecure_on_both_sides_is_allowed_on_loopback_with_a_warning(site: Site
 
 
 def test_unreachable_learner(site: Site) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        unused = f"127.0.0.1:{free.getsockname()[1]}"
+    unused = f"127.0.0.1:{reserve_ports(1)[0]}"
     node = "no-such-node.invalid"
     waiting = ("--reconnect-timeout", "0.5")
     nothing = site.actor()

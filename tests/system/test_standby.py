@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 import time
 
 from seedcli.training.checkpoint import find_checkpoint
+from tests.ports import reserve_ports
 from tests.system.harness import TINY, Fleet, Learner, checkpoints, counting, last, metrics, sets, wait_for
 
 COUNTERS = ("env_steps", "episodes", "learner_updates", "trained_steps")
@@ -30,7 +30,7 @@ def test_a_standby_takes_over_and_actors_follow(fleet: Fleet) -> None:
     was = first.wait_until_it_serves()
 
     # The ports of the standby are fixed in advance, as on a cluster, so that actors can be given them.
-    ports = _free_ports(2)
+    ports = reserve_ports(2)
     standby = fleet.learner("--standby", "--logdir", "run", ports=ports)
     _wait_until_it_waits(standby, first)
     refused = fleet.learner("--continue", "--logdir", "run")
@@ -87,12 +87,3 @@ def test_a_standby_ends_when_the_run_is_done(fleet: Fleet) -> None:
     standby.ends_with(0)
     actor.ends_with(0)
     assert find_checkpoint(fleet.folder / "run").env_steps >= 3000
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that are free at the moment."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [server.getsockname()[1] for server in sockets]
-    for server in sockets:
-        server.close()
-    return ports

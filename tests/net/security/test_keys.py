@@ -24,6 +24,7 @@ from seedcli.net.security.token import Token
 from seedcli.net.zmq_router import RouterServer
 from tests.net.harness import LIMIT, TOKEN, Learner, make_server
 from tests.net.protected import MINE, OTHER, PROTECTED, Join, client_of, refused
+from tests.ports import reserve_ports
 
 # -- keys
 
@@ -95,9 +96,7 @@ def test_a_secure_actor_of_an_insecure_learner(kind: str, learner: Learner) -> N
 @pytest.mark.parametrize("security", [None, Security(MINE)], ids=["insecure", "token"])
 def test_a_lost_learner_is_not_a_refusal(kind: str, security: Security | None) -> None:
     scheme = "zmq://" if kind == "zmq" else ""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"{scheme}127.0.0.1:{free.getsockname()[1]}"
+    address = f"{scheme}127.0.0.1:{reserve_ports(1)[0]}"
     with client_of(address, security) as client, pytest.raises(UnreachableError, match="within 2 s: check"):
         client.connect(2.0)
 
