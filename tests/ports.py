@@ -6,7 +6,8 @@ import random
 import socket
 from pathlib import Path
 
-_FIRST = 10_000
+# Below are those of installed services; from 12,000 to 31,999 those that SLURM steps of several learners choose.
+_CHOICES = [*range(10_000, 12_000), *range(32_000, 65_536)]
 _reserved: list[socket.socket] = []
 
 
@@ -39,6 +40,6 @@ def _candidates() -> list[int]:
     """All ports but those that the kernel gives to sockets without one, in random order."""
     ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range")
     low, high = map(int, ephemeral.read_text().split()) if ephemeral.exists() else (32_768, 65_535)
-    ports = [port for port in range(_FIRST, 65_536) if not low <= port <= high] or list(range(_FIRST, 65_536))
+    ports = [port for port in _CHOICES if not low <= port <= high] or _CHOICES[:]
     random.shuffle(ports)
     return ports

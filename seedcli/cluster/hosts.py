@@ -243,8 +243,10 @@ def _range_of(text: str, nodes: str) -> list[str]:
 # -- addresses of this host -----------------------------------------------------------------------------------
 
 
-def free_port(host: str) -> int:
-    """Return a port that is free on all interfaces, on which TensorFlow's server listens.
+def reserve_port(host: str) -> socket.socket:
+    """Return a socket that keeps a port, free on all interfaces, for TensorFlow's server; close it just before.
+
+    While hosts wait for each other, minutes may pass in which any connection could take a port that is only announced.
 
     Args:
         host: name or address at which the others reach this host.
@@ -260,9 +262,9 @@ def free_port(host: str) -> int:
         raise UsageError(
             f"{host} is not an address of this machine ({error}): check topology.hosts and topology.host_index"
         ) from error
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    reservation = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    reservation.bind(("", 0))
+    return reservation
 
 
 def actor_addresses(host: str, listening: str, ports: Mapping[str, int]) -> dict[str, str]:

@@ -22,8 +22,8 @@ from seedcli.cluster.hosts import (
     Placement,
     actor_addresses,
     expand_nodes,
-    free_port,
     named_in_logs,
+    reserve_port,
     resolve_hosts,
 )
 from seedcli.config.schema import Config, make_config
@@ -279,13 +279,16 @@ def test_flags_of_a_learner() -> None:
 # -- addresses of this host
 
 
-def test_free_port_for_tensorflow() -> None:
-    port = free_port("127.0.0.1")
+def test_a_port_is_reserved_for_tensorflow() -> None:
     with socket.socket() as listener:
+        with reserve_port("127.0.0.1") as reservation:
+            port = reservation.getsockname()[1]
+            with pytest.raises(OSError, match="in use"):
+                listener.bind(("", port))
         listener.bind(("", port))
     for host in ("192.0.2.7", "no-such-host.invalid"):
         with pytest.raises(UsageError, match=f"^{host} is not an address of this machine"):
-            free_port(host)
+            reserve_port(host)
 
 
 @pytest.mark.parametrize(
@@ -432,7 +435,7 @@ class Host:
         self.service = InferenceService([self.server], settings, self._engine_for)
         self.engine: Any = None
         self._stop = threading.Event()
-        self._done = False
+        self._lose_all = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _engine_for(self, spec: Any, on_fault: Any) -> Any:
@@ -460,8 +463,17 @@ class Host:
     def _run(self) -> None:
         while not self._stop.is_set():
             self.service.turn(block=True)
+            if self._lose_all.is_set():
+                for session in self.service.sessions():
+                    self.service.lost(session.peer, "a test")
+                self._lose_all.clear()
             while self.engine is not None and self.unrolls:
                 self.arena.release(self.unrolls.pop())
+
+    def lose_all(self) -> None:
+        """Lose all actors, in the service's thread as the service itself does."""
+        self._lose_all.set()
+        self.service.wake()
 
     def stop(self, *, done: bool = False) -> None:
         if self._stop.is_set():
@@ -567,7 +579,7 @@ def test_an_actor_that_cannot_reach_the_other_host_stays(
     wait_until(lambda: first.steps > 20, 30.0)
     assert len(asked) == 1
     # A reconnecting actor is placed again, because the other host may be back.
-    first.service.lost(first.service.sessions()[0].peer, "a test")
+    first.lose_all()
     wait_until(lambda: len(asked) == 2, 30.0)
     wait_until(lambda: first.envs == 4, 30.0)
     first.stop(done=True)

@@ -125,15 +125,15 @@ def main() -> int:
         os.kill(os.getpid(), signal.SIGSTOP)
         return connected(*arguments)
 
-    def taken(host: str) -> int:
+    def taken(host: str) -> socket.socket:
         listener.bind((host, 0))
         listener.listen()
-        return int(listener.getsockname()[1])
+        return listener.dup()
 
     if os.environ[FAULT] == "stopped":
         several._connected = stopped
     else:
-        several.free_port = taken
+        several.reserve_port = taken
     return cli.main()
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import seedcli
-from seedcli.cluster.hosts import actor_addresses, free_port, named_in_logs
+from seedcli.cluster.hosts import actor_addresses, named_in_logs, reserve_port
 from seedcli.cluster.messages import Addresses, Run, Status, describe_host
 from seedcli.cluster.rendezvous import Rendezvous, RendezvousCancelled
 from seedcli.cluster.team import Team
@@ -105,7 +105,9 @@ def _run_host(setup: Setup, hosts: Sequence[str], index: int, open_run: Callable
     with contextlib.ExitStack() as stack:
         stack.callback(signals.restore)
         stack.enter_context(named_in_logs(index, len(hosts)))
-        status = _status(setup, plan, hosts)
+        name = (split_host_port(hosts[index]) or ("", 0))[0].strip("[]")
+        reservation = stack.enter_context(reserve_port(name))
+        status = _status(setup, plan, hosts, join_host_port(name, reservation.getsockname()[1]))
         others = " and ".join(describe_host(hosts, number) for number in range(len(hosts)) if number != index)
         where = "here" if index == 0 else f"at {hosts[0]}"
         _log.info("waiting %s for %s, at most %g s (topology.host_timeout)", where, others, patience)
@@ -122,6 +124,7 @@ def _run_host(setup: Setup, hosts: Sequence[str], index: int, open_run: Callable
             for transport in setup.transports:
                 transport.close()
             return signals.status or EXIT_DONE
+        reservation.close()
         devices = _devices(plan, [host.tensorflow for host in rendezvous.state.hosts], patience)
         signals.reinstall()  # TensorFlow installs its own SIGTERM handler
         _log.info("connected with %s; TensorFlow's own connections between hosts are not protected", others)
@@ -137,10 +140,9 @@ def _plan(config: Config, hosts: Sequence[str], index: int) -> Plan:
     return plan
 
 
-def _status(setup: Setup, plan: Plan, hosts: Sequence[str]) -> Status:
+def _status(setup: Setup, plan: Plan, hosts: Sequence[str], tensorflow: str) -> Status:
     """What this host announces: every value that hosts must agree on, and what "auto" resolved to here."""
     host = hosts[plan.host_index]
-    name = (split_host_port(host) or ("", 0))[0].strip("[]")
     values = {value.key: value.value for value in describe(setup.resolved)}
     derived = {"topology.platform": plan.platform, "topology.training_devices": len(plan.training)}
     return Status(
@@ -148,7 +150,7 @@ def _status(setup: Setup, plan: Plan, hosts: Sequence[str]) -> Status:
         process=secrets.token_hex(8),
         version=seedcli.__version__,
         addresses=Addresses(
-            tensorflow=join_host_port(name, free_port(name)),
+            tensorflow=tensorflow,
             actors=actor_addresses(host, bound_host(setup.resolved.config), ports(setup.transports)),
         ),
         config=values | derived,
