@@ -97,7 +97,12 @@ class PPOAgent(ActorCriticAgent):
         (first,) = total([tf.reduce_sum(tf.where(mask > 0.0, x, 0.0))])
         mean = first / count
         (second,) = total([tf.reduce_sum(tf.where(mask > 0.0, tf.square(x - mean), 0.0))])
-        return mean, tf.maximum(tf.sqrt(second / count), _SMALLEST * self.units()[0])
+        return mean, tf.maximum(tf.sqrt(second / count), self._smallest_scale())
+
+    def _smallest_scale(self) -> tf.Tensor:
+        """Lower bound of the deviation of advantages, scalar float32."""
+        scale = self.network.value_scale
+        return tf.constant(_SMALLEST) if scale is None else scale.smallest_advantage_scale()
 
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
         """−L^CLIP + baseline_cost·½(R − V)² − entropy_cost·H(π), summed and divided by T·B.

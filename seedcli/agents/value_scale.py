@@ -10,8 +10,9 @@ from seedcli.agents.replicas import assign, total
 # Transitions after which a sample's weight has fallen to 1/e.
 HORIZON = 20_000.0
 _SMALLEST = 1e-6  # lower bound of scales, in units of rewards
-# Lower bound of the deviation, relative to the targets' root mean square. In a solved task returns may be nearly
-# constant: divided by their deviation, errors of the network's precision would dominate the gradient.
+# Lower bound of the scales, relative to the targets' root mean square. In a solved task all episodes may end alike, and
+# what is left of deviations and advantages are errors of the values. Divided by their own scale, these would dominate
+# the gradient, and the policy would leave what it has learned.
 _SMALLEST_PART = 0.01
 
 
@@ -21,6 +22,8 @@ class ValueScale(keras.layers.Layer):
     A value head outputs n(x), and the value is V(x) = σ·n(x) + μ, with the running mean μ and deviation σ of the value
     targets. When these change, the head's weights change so that V(x) is preserved. Before the first update μ is 0 and
     σ is 1. σ is at least a hundredth of the targets' root mean square.
+
+    Advantages are divided by their running root mean square, with the same lower bound (`advantage_scale`).
 
     The statistics are bias-corrected exponential averages over transitions in non-trainable variables: first and second
     moment of the targets, second moment of the advantages, and the total weights of both.
@@ -57,11 +60,20 @@ class ValueScale(keras.layers.Layer):
         mean, deviation = self.moments()
         return x * tf.cast(deviation, tf.float32) + tf.cast(mean, tf.float32)
 
+    def smallest_advantage_scale(self) -> tf.Tensor:
+        """Lower bound of divisors of advantages, scalar float32: a hundredth of the targets' root mean square.
+
+        Before the first reward it is nearly 0, so that the differences between initial values move the policy.
+        """
+        weight, second = (tf.convert_to_tensor(v.value) for v in (self.weight, self.second))
+        square = second / tf.where(weight > 0.0, weight, 1.0)
+        return tf.cast(tf.maximum(_SMALLEST_PART * tf.sqrt(square), _SMALLEST), tf.float32)
+
     def advantage_scale(self) -> tf.Tensor:
-        """Running root mean square of the advantages, scalar float32; 1 before the first update."""
+        """Running root mean square of the advantages, with a lower bound, scalar float32; 1 before the first update."""
         weight, second = (tf.convert_to_tensor(v.value) for v in (self.advantage_weight, self.advantage_second))
-        scale = tf.sqrt(second / tf.where(weight > 0.0, weight, 1.0))
-        return tf.cast(tf.where(weight > 0.0, tf.maximum(scale, _SMALLEST), 1.0), tf.float32)
+        scale = tf.cast(tf.sqrt(second / tf.where(weight > 0.0, weight, 1.0)), tf.float32)
+        return tf.where(weight > 0.0, tf.maximum(scale, self.smallest_advantage_scale()), 1.0)
 
     def update(
         self,
