@@ -27,6 +27,7 @@ Results = Annotated[
     Path | None,
     typer.Option("--results", metavar="DIR", help="Folder of the runs.  [default: runs/benchmarks/<suite>]"),
 ]
+Only = Annotated[list[str] | None, typer.Option("--only", metavar="TASK", help="Only this task; may be repeated.")]
 With = Annotated[
     list[Path] | None,
     typer.Option("--with", metavar="FILE", help="JSON of a table with runs that were made elsewhere; may be repeated."),
@@ -69,9 +70,7 @@ def benchmark_run(
     name: SuiteName,
     results: Results = None,
     jobs: Jobs = None,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="TASK", help="Only this task; may be repeated.")
-    ] = None,
+    only: Only = None,
     elsewhere: With = None,
     retry_failed: RetryFailed = False,
     evaluate_only: Annotated[
@@ -111,7 +110,7 @@ def benchmark_run(
     )
     outcome = gather(suite, folder, tables)
     written = write_files(outcome, folder)
-    show(outcome)
+    show(outcome.only(tasks))
     typer.echo(f"written: {', '.join(map(str, written))}", err=True)
     return EXIT_DONE if complete else EXIT_FAILED
 
@@ -120,6 +119,7 @@ def benchmark_run(
     "table",
     epilog=examples(
         "seed benchmark table small",
+        "seed benchmark table small --only cartpole_vtrace --only cartpole_ppo",
         "seed benchmark table small --out docs/results --json",
         "seed benchmark table small --with docs/results/small.json --out docs/results",
     ),
@@ -130,6 +130,7 @@ def benchmark_table(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder of the files.  [default: that of the runs]")
     ] = None,
+    only: Only = None,
     elsewhere: With = None,
     json_output: Json = False,
     debug: Debug = False,
@@ -138,13 +139,13 @@ def benchmark_table(
     from seedcli.suites.outcomes import gather
     from seedcli.suites.report import show, to_json, write_files
     from seedcli.suites.run_outcome import Tables
-    from seedcli.suites.suite import load_suite
+    from seedcli.suites.suite import choose_tasks, load_suite
 
     suite = load_suite(name)
-    folder = results or suite.default_results
+    tasks, folder = choose_tasks(suite, only or ()), results or suite.default_results
     if not folder.is_dir() and not elsewhere:
         raise UsageError(f"{folder} is not a folder: seed benchmark run {name} trains the suite; --results names it")
-    outcome = gather(suite, folder, Tables(elsewhere or ()))
+    outcome = gather(suite, folder, Tables(elsewhere or ())).only(tasks)
     written = write_files(outcome, out or folder)
     if json_output:
         typer.echo(to_json(outcome))

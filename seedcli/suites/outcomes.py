@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +102,16 @@ class SuiteOutcome:
     Attributes:
         suite: the suite.
         results: folder of its results.
-        tasks: every task.
+        tasks: every task, or those that were asked for.
     """
 
     suite: Suite
     results: Path
     tasks: Sequence[TaskOutcome]
+
+    def only(self, names: Collection[str]) -> SuiteOutcome:
+        """What the runs of the named tasks have reached."""
+        return replace(self, tasks=[task for task in self.tasks if task.name in names])
 
     @property
     def runs(self) -> list[RunOutcome]:

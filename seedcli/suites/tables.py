@@ -53,9 +53,11 @@ class Grid:
 
 
 def state_line(outcome: SuiteOutcome) -> str:
-    """How many runs are in which state."""
+    """How many runs are in which state, and of how many tasks if not of all."""
     states = Counter(run.state for run in outcome.runs)
-    return f"{counted(len(outcome.runs), 'run')}: " + ", ".join(f"{n} {state}" for state, n in states.items())
+    chosen, tasks = len(outcome.tasks), len(outcome.suite.tasks)
+    part = f" of {chosen} of {counted(tasks, 'task')}" if chosen < tasks else ""
+    return f"{counted(len(outcome.runs), 'run')}{part}: " + ", ".join(f"{n} {state}" for state, n in states.items())
 
 
 def task_grid(outcome: SuiteOutcome) -> Grid:

@@ -211,6 +211,12 @@ def test_table_writes_page_json_and_chart(tmp_path: Path, capsys: pytest.Capture
     assert "![learning curves](mine-curves.png)" in (tmp_path / "out" / "mine.md").read_text()
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "out" / "mine.json").read_text())
+    assert main([*arguments, "--only", "hard"]) == 0
+    shown = capsys.readouterr().out
+    assert "| hard | not started | 7 |" in shown and "easy" not in shown
+    assert (tmp_path / "out" / "mine.md").read_text().count("1 run of 1 of 2 tasks: 1 not started") == 1
+    assert main([*arguments, "--only", "heard"]) == 2
+    assert "mine has no task 'heard': did you mean hard" in " ".join(capsys.readouterr().err.split())
     assert main(["benchmark", "table", str(suite.path), "--results", str(tmp_path / "none")]) == 2
     assert "is not a folder: seed benchmark run" in capsys.readouterr().err
 
