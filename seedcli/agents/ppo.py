@@ -16,6 +16,7 @@ from seedcli.agents.base import LossOutputs, Symptom, UnrollBatch
 from seedcli.agents.networks.models import evaluate
 from seedcli.agents.ppo_config import PPOConfig
 from seedcli.agents.replicas import total
+from seedcli.agents.value_scale import SMALLEST_PART
 from seedcli.config.sections import TrainingConfig
 from seedcli.specs import EnvSpec
 
@@ -71,7 +72,8 @@ class PPOAgent(ActorCriticAgent):
         )
         advantage, scale = target.advantages_tm1, self.units()[1]
         if self.config.normalize_advantages:
-            mean, scale = self._moments(advantage, mask_tm1 * tf.cast(unrolls.weights > 0.0, tf.float32))
+            counted = mask_tm1 * tf.cast(unrolls.weights > 0.0, tf.float32)
+            mean, scale = self._moments(advantage, target.returns_tm1, counted)
             advantage = (advantage - mean) * mask_tm1
         return {
             "value": values[:-1],
@@ -90,19 +92,21 @@ class PPOAgent(ActorCriticAgent):
         first = unrolls.map_columns(lambda array, axis: array[:1] if axis else array)
         return tf.concat([evaluate(self.network, first, 0).value, unrolls.recorded["value"][1:]], axis=0)
 
-    def _moments(self, x: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Mean and deviation of x [T, B] where the mask [T, B] is 1, over all devices, scalars float32."""
-        (count,) = total([tf.reduce_sum(mask)])
-        count = tf.maximum(count, 1.0)
-        (first,) = total([tf.reduce_sum(tf.where(mask > 0.0, x, 0.0))])
-        mean = first / count
-        (second,) = total([tf.reduce_sum(tf.where(mask > 0.0, tf.square(x - mean), 0.0))])
-        return mean, tf.maximum(tf.sqrt(second / count), self._smallest_scale())
+    def _moments(self, advantage: tf.Tensor, returns: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Mean and deviation of advantages [T, B] where the mask [T, B] is 1, over all devices, scalars float32.
 
-    def _smallest_scale(self) -> tf.Tensor:
-        """Lower bound of the deviation of advantages, scalar float32."""
-        scale = self.network.value_scale
-        return tf.constant(_SMALLEST) if scale is None else scale.smallest_advantage_scale()
+        The deviation is at least a hundredth of the root mean square of the returns [T, B] (`SMALLEST_PART`).
+        """
+
+        def sums(*each: tf.Tensor) -> list[tf.Tensor]:
+            return total([tf.reduce_sum(tf.where(mask > 0.0, x, 0.0)) for x in each])
+
+        count, first, of_returns = sums(mask, advantage, tf.square(returns))
+        count = tf.maximum(count, 1.0)
+        mean = first / count
+        (second,) = sums(tf.square(advantage - mean))
+        square = tf.maximum(second, SMALLEST_PART**2 * of_returns) / count
+        return mean, tf.maximum(tf.sqrt(square), _SMALLEST * self.units()[0])
 
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
         """−L^CLIP + baseline_cost·½(R − V)² − entropy_cost·H(π), summed and divided by T·B.

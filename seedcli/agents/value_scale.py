@@ -13,7 +13,7 @@ _SMALLEST = 1e-6  # lower bound of scales, in units of rewards
 # Lower bound of the scales, relative to the targets' root mean square. In a solved task all episodes may end alike, and
 # what is left of deviations and advantages are errors of the values. Divided by their own scale, these would dominate
 # the gradient, and the policy would leave what it has learned.
-_SMALLEST_PART = 0.01
+SMALLEST_PART = 0.01
 
 
 class ValueScale(keras.layers.Layer):
@@ -22,8 +22,6 @@ class ValueScale(keras.layers.Layer):
     A value head outputs n(x), and the value is V(x) = σ·n(x) + μ, with the running mean μ and deviation σ of the value
     targets. When these change, the head's weights change so that V(x) is preserved. Before the first update μ is 0 and
     σ is 1. σ is at least a hundredth of the targets' root mean square.
-
-    Advantages are divided by their running root mean square, with the same lower bound (`advantage_scale`).
 
     The statistics are bias-corrected exponential averages over transitions in non-trainable variables: first and second
     moment of the targets, second moment of the advantages, and the total weights of both.
@@ -52,7 +50,7 @@ class ValueScale(keras.layers.Layer):
         weight = tf.where(known, weight, 1.0)
         mean = first / weight
         square = second / weight
-        variance = tf.maximum(square - tf.square(mean), _SMALLEST_PART**2 * square)
+        variance = tf.maximum(square - tf.square(mean), SMALLEST_PART**2 * square)
         return mean, tf.where(known, tf.maximum(tf.sqrt(variance), _SMALLEST), 1.0)
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
@@ -60,20 +58,14 @@ class ValueScale(keras.layers.Layer):
         mean, deviation = self.moments()
         return x * tf.cast(deviation, tf.float32) + tf.cast(mean, tf.float32)
 
-    def smallest_advantage_scale(self) -> tf.Tensor:
-        """Lower bound of divisors of advantages, scalar float32: a hundredth of the targets' root mean square.
-
-        Before the first reward it is nearly 0, so that the differences between initial values move the policy.
-        """
-        weight, second = (tf.convert_to_tensor(v.value) for v in (self.weight, self.second))
-        square = second / tf.where(weight > 0.0, weight, 1.0)
-        return tf.cast(tf.maximum(_SMALLEST_PART * tf.sqrt(square), _SMALLEST), tf.float32)
-
     def advantage_scale(self) -> tf.Tensor:
-        """Running root mean square of the advantages, with a lower bound, scalar float32; 1 before the first update."""
+        """Running root mean square of the advantages, scalar float32; 1 before the first update.
+
+        In each batch it is taken as at least a hundredth of the targets'.
+        """
         weight, second = (tf.convert_to_tensor(v.value) for v in (self.advantage_weight, self.advantage_second))
-        scale = tf.cast(tf.sqrt(second / tf.where(weight > 0.0, weight, 1.0)), tf.float32)
-        return tf.where(weight > 0.0, tf.maximum(scale, self.smallest_advantage_scale()), 1.0)
+        scale = tf.sqrt(second / tf.where(weight > 0.0, weight, 1.0))
+        return tf.cast(tf.where(weight > 0.0, tf.maximum(scale, _SMALLEST), 1.0), tf.float32)
 
     def update(
         self,
@@ -109,6 +101,7 @@ class ValueScale(keras.layers.Layer):
                 rewarded,
             ]
         )
+        advantage_second = tf.maximum(advantage_second, SMALLEST_PART**2 * second)
         keep = tf.exp(-count / HORIZON)
         part = (1.0 - keep) / tf.maximum(count, 1.0)
         statistics = [self.weight, self.first, self.second, self.advantage_weight, self.advantage_second]

@@ -157,21 +157,23 @@ def test_advantages_of_a_batch_are_normalised_without_invalid_columns_and_final_
     assert found["advantage_scale"].shape == (1, B)
 
 
-def test_advantages_of_a_solved_task_are_not_magnified_to_a_deviation_of_one() -> None:
+@pytest.mark.parametrize("normalize_values", [False, True])
+def test_advantages_of_a_solved_task_are_not_magnified_to_a_deviation_of_one(normalize_values: bool) -> None:
     """Every step has the same reward and value: what is left of the advantages are errors of the values."""
-    agent = make(normalize_values=True, normalize_advantages=True, discount=0.5, **{"lambda": 0.0})
+    agent = make(normalize_values=normalize_values, normalize_advantages=True, discount=0.5, **{"lambda": 0.0})
     records = random_records(VECTOR, T + 1, B, seed=4)
     records["reward"][:], records["terminated"][:], records["truncated"][:] = 1.0, False, False
     records["value"] = np.full((T + 1, B), 2.0, np.float32)
-    unrolls = unroll_batch(records, agent.initial_state(B), ("logits", "value"))
+    unrolls = unroll_batch(records, agent.initial_state(B), tuple(agent.algorithm.recorded))
     agent.observe(unrolls)
-    error = 1e-4 * np.random.default_rng(0).normal(size=agent.network.value.kernel.shape)
-    agent.network.value.kernel.assign(error / agent.network.value_scale.moments()[1].numpy())
-    agent.network.value.bias.assign([0.0])
+    head, scale = agent.network.value, agent.network.value_scale
+    mean, deviation = (0.0, 1.0) if scale is None else map(float, scale.moments())
+    head.kernel.assign(1e-4 / deviation * np.random.default_rng(0).normal(size=head.kernel.shape))
+    head.bias.assign([(2.0 - mean) / deviation])
     found = agent.targets(unrolls)
     assert 0.0 < np.abs(found["value"].numpy() - 2.0).max() < 2e-3
-    assert float(found["advantage_scale"][0, 0]) == pytest.approx(0.02)
-    assert np.abs(found["advantage"].numpy()).max() < 0.1
+    assert float(found["advantage_scale"][0, 0]) == pytest.approx(0.02, rel=1e-3)
+    assert 0.0 < np.abs(found["advantage"].numpy()).max() < 0.1
 
 
 @pytest.mark.parametrize("normalize_advantages", [False, True])
