@@ -16,11 +16,14 @@ from seedcli.agents.base import LossOutputs, Symptom, UnrollBatch
 from seedcli.agents.networks.models import evaluate
 from seedcli.agents.ppo_config import PPOConfig
 from seedcli.agents.replicas import total
-from seedcli.agents.value_scale import SMALLEST_PART
 from seedcli.config.sections import TrainingConfig
 from seedcli.specs import EnvSpec
 
 _SMALLEST = 1e-6  # lower bound of the deviation of advantages, in units of the values
+# Lower bound of the variance of advantages, relative to that of the returns. Where values explain more of it, as in a
+# solved task whose episodes all end alike, what is left of the advantages are errors of the values. Magnified to a
+# deviation of 1 they would move the policy away from what it has learned.
+_UNEXPLAINED = 0.01
 # Bound of log π/μ. Infinite ratios would give NaN gradients, even where they are clipped.
 _MOST = 20.0
 
@@ -95,18 +98,18 @@ class PPOAgent(ActorCriticAgent):
     def _moments(self, advantage: tf.Tensor, returns: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Mean and deviation of advantages [T, B] where the mask [T, B] is 1, over all devices, scalars float32.
 
-        The deviation is at least a hundredth of the root mean square of the returns [T, B] (`SMALLEST_PART`).
+        The deviation is bounded from below, see `_UNEXPLAINED`.
         """
 
         def sums(*each: tf.Tensor) -> list[tf.Tensor]:
             return total([tf.reduce_sum(tf.where(mask > 0.0, x, 0.0)) for x in each])
 
-        count, first, of_returns = sums(mask, advantage, tf.square(returns))
+        count, of_advantages, of_returns = sums(mask, advantage, returns)
         count = tf.maximum(count, 1.0)
-        mean = first / count
-        (second,) = sums(tf.square(advantage - mean))
-        square = tf.maximum(second, SMALLEST_PART**2 * of_returns) / count
-        return mean, tf.maximum(tf.sqrt(square), _SMALLEST * self.units()[0])
+        mean = of_advantages / count
+        second, second_of_returns = sums(tf.square(advantage - mean), tf.square(returns - of_returns / count))
+        variance = tf.maximum(second, _UNEXPLAINED * second_of_returns) / count
+        return mean, tf.maximum(tf.sqrt(variance), _SMALLEST * self.units()[0])
 
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
         """−L^CLIP + baseline_cost·½(R − V)² − entropy_cost·H(π), summed and divided by T·B.

@@ -10,10 +10,9 @@ from seedcli.agents.replicas import assign, total
 # Transitions after which a sample's weight has fallen to 1/e.
 HORIZON = 20_000.0
 _SMALLEST = 1e-6  # lower bound of scales, in units of rewards
-# Lower bound of the scales, relative to the targets' root mean square. In a solved task all episodes may end alike, and
-# what is left of deviations and advantages are errors of the values. Divided by their own scale, these would dominate
-# the gradient, and the policy would leave what it has learned.
-SMALLEST_PART = 0.01
+# Lower bound of the deviation, relative to the targets' root mean square. In a solved task returns may be nearly
+# constant: divided by their deviation, errors of the network's precision would dominate the gradient.
+_SMALLEST_PART = 0.01
 
 
 class ValueScale(keras.layers.Layer):
@@ -50,7 +49,7 @@ class ValueScale(keras.layers.Layer):
         weight = tf.where(known, weight, 1.0)
         mean = first / weight
         square = second / weight
-        variance = tf.maximum(square - tf.square(mean), SMALLEST_PART**2 * square)
+        variance = tf.maximum(square - tf.square(mean), _SMALLEST_PART**2 * square)
         return mean, tf.where(known, tf.maximum(tf.sqrt(variance), _SMALLEST), 1.0)
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
@@ -59,10 +58,7 @@ class ValueScale(keras.layers.Layer):
         return x * tf.cast(deviation, tf.float32) + tf.cast(mean, tf.float32)
 
     def advantage_scale(self) -> tf.Tensor:
-        """Running root mean square of the advantages, scalar float32; 1 before the first update.
-
-        In each batch it is taken as at least a hundredth of the targets'.
-        """
+        """Running root mean square of the advantages, scalar float32; 1 before the first update."""
         weight, second = (tf.convert_to_tensor(v.value) for v in (self.advantage_weight, self.advantage_second))
         scale = tf.sqrt(second / tf.where(weight > 0.0, weight, 1.0))
         return tf.cast(tf.where(weight > 0.0, tf.maximum(scale, _SMALLEST), 1.0), tf.float32)
@@ -101,7 +97,6 @@ class ValueScale(keras.layers.Layer):
                 rewarded,
             ]
         )
-        advantage_second = tf.maximum(advantage_second, SMALLEST_PART**2 * second)
         keep = tf.exp(-count / HORIZON)
         part = (1.0 - keep) / tf.maximum(count, 1.0)
         statistics = [self.weight, self.first, self.second, self.advantage_weight, self.advantage_second]

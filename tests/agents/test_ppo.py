@@ -157,23 +157,18 @@ def test_advantages_of_a_batch_are_normalised_without_invalid_columns_and_final_
     assert found["advantage_scale"].shape == (1, B)
 
 
-@pytest.mark.parametrize("normalize_values", [False, True])
-def test_advantages_of_a_solved_task_are_not_magnified_to_a_deviation_of_one(normalize_values: bool) -> None:
-    """Every step has the same reward and value: what is left of the advantages are errors of the values."""
-    agent = make(normalize_values=normalize_values, normalize_advantages=True, discount=0.5, **{"lambda": 0.0})
-    records = random_records(VECTOR, T + 1, B, seed=4)
-    records["reward"][:], records["terminated"][:], records["truncated"][:] = 1.0, False, False
-    records["value"] = np.full((T + 1, B), 2.0, np.float32)
-    unrolls = unroll_batch(records, agent.initial_state(B), tuple(agent.algorithm.recorded))
-    agent.observe(unrolls)
-    head, scale = agent.network.value, agent.network.value_scale
-    mean, deviation = (0.0, 1.0) if scale is None else map(float, scale.moments())
-    head.kernel.assign(1e-4 / deviation * np.random.default_rng(0).normal(size=head.kernel.shape))
-    head.bias.assign([(2.0 - mean) / deviation])
-    found = agent.targets(unrolls)
-    assert 0.0 < np.abs(found["value"].numpy() - 2.0).max() < 2e-3
-    assert float(found["advantage_scale"][0, 0]) == pytest.approx(0.02, rel=1e-3)
-    assert 0.0 < np.abs(found["advantage"].numpy()).max() < 0.1
+def test_advantages_count_as_a_hundredth_of_the_variance_of_the_returns_at_least() -> None:
+    """Values that explain more are those of a solved task: what is left of the advantages are their errors."""
+    rng = np.random.default_rng(0)
+    returns, noise = 50.0 + 2.0 * rng.normal(size=(T, B)), rng.normal(size=(T, B))
+    mask = (rng.random((T, B)) < 0.7).astype(np.float32)
+    valid = mask > 0
+    noise, returns[~valid] = noise / noise[valid].std(), np.nan
+    for error, expected in ((1e-3, 0.1 * returns[valid].std()), (1.5, 1.5)):
+        arrays = (tf.constant(x, tf.float32) for x in (error * noise + 7.0, returns, mask))
+        mean, deviation = map(float, make()._moments(*arrays))
+        assert mean == pytest.approx((error * noise + 7.0)[valid].mean(), rel=1e-5)
+        assert deviation == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("normalize_advantages", [False, True])

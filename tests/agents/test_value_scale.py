@@ -35,7 +35,7 @@ def update(scale: ValueScale, head: Any, target: Array, advantage: Array, reward
 def test_scales_are_the_moments_of_the_transitions_that_count() -> None:
     rng = np.random.default_rng(0)
     scale, head = scale_and_head()
-    target, advantage = rng.normal(300.0, 7.0, (T, B)), rng.normal(10.0, 20.0, (T, B))
+    target, advantage = rng.normal(300.0, 7.0, (T, B)), rng.normal(1.0, 2.0, (T, B))
     mask = rng.random((T, B)) < 0.7
     target[~mask] = advantage[~mask] = np.nan
     assert [float(x) for x in (*scale.moments(), scale.advantage_scale())] == [0.0, 1.0, 1.0]
@@ -51,14 +51,6 @@ def test_the_scale_of_equal_targets_is_a_hundredth_of_them() -> None:
     values = np.full((T, B), -40.0)
     update(scale, head, values, values, values, np.ones((T, B)))
     assert [float(x) for x in scale.moments()] == pytest.approx([-40.0, 0.4])
-
-
-def test_advantages_that_vanish_keep_a_scale_of_a_hundredth_of_the_targets() -> None:
-    """Solved: all episodes end alike, and what is left of the advantages are errors of the values."""
-    scale, head = scale_and_head()
-    ones = np.ones((T, B))
-    update(scale, head, -40.0 * ones, 1e-3 * ones, ones, ones)
-    assert float(scale.advantage_scale()) == pytest.approx(0.4)
 
 
 def test_old_transitions_are_forgotten_at_the_horizon_whatever_the_batches() -> None:
@@ -103,7 +95,7 @@ def test_a_batch_without_rewards_tells_the_scale_of_advantages_only() -> None:
     scale, head = scale_and_head()
     ones = np.ones((T, B))
     kept = [v.numpy() for v in head.variables]
-    update(scale, head, 0.09 * ones, 1e-3 * ones, 0 * ones, ones)
+    update(scale, head, 9 * ones, 1e-3 * ones, 0 * ones, ones)
     assert [float(x) for x in scale.moments()] == [0.0, 1.0]
     assert float(scale.advantage_scale()) == pytest.approx(1e-3)
     for before, now in zip(kept, head.variables, strict=True):
