@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = 3
 _SIZE = (3.4, 2.3)  # inches of the axes of an environment
+_CHARACTERS = 42  # of the title above each column
 _DPI = 150
 _INK, _GRID, _REFERENCE = "#333333", "#e3e3e3", "#888888"
 
@@ -58,11 +60,8 @@ def write_curves(path: Path, outcome: SuiteOutcome) -> bool:
         _draw(axes, environment, each, [_style(number) for number in numbers], named=by_name)
     for axes in places[len(tasks) :]:
         axes.set_axis_off()
-    figure.suptitle(
-        f"{outcome.suite.name}: mean return of the last 100 training episodes by environment steps, a line for a seed",
-        color=_INK,
-        fontsize=10,
-    )
+    title = "mean return of the last 100 training episodes by environment steps, a line for a seed"
+    figure.suptitle(fill(f"{outcome.suite.name}: {title}", _CHARACTERS * columns), color=_INK, fontsize=10)
     names = [] if by_name else presets
     handles = [Line2D([], [], **_style(number)) for number in range(len(names))]
     if any(task.task.threshold is not None for each in tasks.values() for task in each):
