@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 _ONE_STOP_SECONDS = 1.0  # SIGTERMs within this time count as one: SLURM sends two when it preempts a job
+_raised: list[Stopped] = []  # by `raising_stopped`, until its context ends
 
 
 class Stopped(BaseException):
@@ -33,23 +34,34 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 @contextlib.contextmanager
 def raising_stopped() -> Iterator[None]:
-    """Context in which a stop signal raises `Stopped` in the main thread; a second signal ends the process."""
+    """Context in which a stop signal raises `Stopped` in the main thread; a second signal ends the process.
+
+    At its end it raises a `Stopped` again that a library has swallowed.
+    """
     asked = stop_signals()
-    raised: list[Stopped] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
         for each in asked:
             signal.signal(each, signal.SIG_DFL)
-        raised.append(Stopped(128 + number))
-        raise raised[0]
+        _raised.append(Stopped(128 + number))
+        raise _raised[0]
 
     with _handling(asked, handle):
         try:
             yield
+            raise_if_stopped()
         except Exception as error:
-            if raised:  # a library has replaced it by an error of its own
-                raise raised[0] from error
+            if _raised:  # a library has replaced it by an error of its own
+                raise _raised[0] from error
             raise
+        finally:
+            _raised.clear()
+
+
+def raise_if_stopped() -> None:
+    """Raise the `Stopped` of an enclosing `raising_stopped` again: an extension module's import may swallow it."""
+    if _raised:
+        raise _raised[0]
 
 
 @contextlib.contextmanager
@@ -85,9 +97,13 @@ class Signals:
     Attributes:
         status: the exit status for the first signal; None before it.
         raised: set by the first signal.
+
+    Raises:
+        Stopped: a signal came before, and what it raised was swallowed.
     """
 
     def __init__(self) -> None:
+        raise_if_stopped()
         self.status: int | None = None
         self.raised = threading.Event()
         self._first = 0.0

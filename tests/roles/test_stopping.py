@@ -35,6 +35,24 @@ try:
 except Stopped as stopped:
     sys.exit(stopped.status)
 """
+# An extension module may import another one, and go on without it whatever its import raises.
+SWALLOWED = """
+import contextlib, sys, time
+from seedcli.roles.stopping import Signals, Stopped, raising_stopped
+begun = False
+try:
+    with raising_stopped():
+        with contextlib.suppress(BaseException):
+            print("ready", flush=True)
+            time.sleep(60)
+        print("noted", flush=True)
+        sys.stdin.readline()
+        if {learner}:
+            Signals()
+            begun = True
+except Stopped as stopped:
+    sys.exit(1 if begun else stopped.status)
+"""
 
 
 class Script:
@@ -83,6 +101,13 @@ def test_the_first_signal_is_a_clean_stop(
     scripts.append(Script(text))
     scripts[0].send(number)
     assert scripts[0].end() == status
+
+
+@pytest.mark.parametrize("learner", [True, False], ids=["before a learner begins", "elsewhere"])
+def test_a_signal_is_not_lost_when_an_import_swallows_it(scripts: list[Script], learner: bool) -> None:
+    scripts.append(Script(SWALLOWED.format(learner=learner)))
+    scripts[0].send(signal.SIGTERM)
+    assert scripts[0].end() == 143
 
 
 def test_a_second_signal_ends_a_learner_at_once(scripts: list[Script]) -> None:

@@ -33,7 +33,7 @@ from seedcli.net.handshake import ClientHandshake, Redirected
 from seedcli.roles.actor.session import ActorSession, Environments
 from seedcli.roles.discovery import Discovery
 from seedcli.roles.restarts import Restarts
-from seedcli.roles.stopping import Stopped, raising_stopped
+from seedcli.roles.stopping import Stopped, raise_if_stopped, raising_stopped
 from seedcli.roles.watchdog import PendingSignals
 from seedcli.telemetry.logs import setup_logging
 from seedcli.telemetry.metrics import Profile
@@ -128,6 +128,7 @@ class _Actor:
             address = self._discovery.next()
             self._address_known = True
             session = self._open_session(address)
+            raise_if_stopped()  # while environments were built
             self._discovery.succeeded()
             self._stay = False
             assert session.ready is not None

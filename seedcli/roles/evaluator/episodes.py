@@ -11,6 +11,7 @@ import numpy.typing as npt
 from seedcli.envs.base import VectorEnv
 from seedcli.envs.checks import check_finite
 from seedcli.roles.evaluator.video import VideoWriter
+from seedcli.roles.stopping import raise_if_stopped
 from seedcli.specs import RowLayout, Rows, aligned_empty
 
 # Records [E, ...] and where they begin an episode → actions [E, ...].
@@ -27,6 +28,7 @@ def play(
     Returns:
         Raw return and environment steps of each episode, in the order of environments and episodes.
     """
+    raise_if_stopped()  # while the environments were built
     envs = env.num_envs
     layout = RowLayout(env.spec, envs)
     out = layout.views(aligned_empty(layout.nbytes))
