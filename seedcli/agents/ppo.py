@@ -16,14 +16,11 @@ from seedcli.agents.base import LossOutputs, Symptom, UnrollBatch
 from seedcli.agents.networks.models import evaluate
 from seedcli.agents.ppo_config import PPOConfig
 from seedcli.agents.replicas import total
+from seedcli.agents.value_scale import UNEXPLAINED
 from seedcli.config.sections import TrainingConfig
 from seedcli.specs import EnvSpec
 
 _SMALLEST = 1e-6  # lower bound of the deviation of advantages, in units of the values
-# Lower bound of the variance of advantages, relative to that of the returns. Where values explain more of it, as in a
-# solved task whose episodes all end alike, what is left of the advantages are errors of the values. Magnified to a
-# deviation of 1 they would move the policy away from what it has learned.
-_UNEXPLAINED = 0.01
 # Bound of log π/μ. Infinite ratios would give NaN gradients, even where they are clipped.
 _MOST = 20.0
 
@@ -98,7 +95,7 @@ class PPOAgent(ActorCriticAgent):
     def _moments(self, advantage: tf.Tensor, returns: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Mean and deviation of advantages [T, B] where the mask [T, B] is 1, over all devices, scalars float32.
 
-        The deviation is bounded from below, see `_UNEXPLAINED`.
+        The deviation is bounded from below, see `value_scale.UNEXPLAINED`.
         """
 
         def sums(*each: tf.Tensor) -> list[tf.Tensor]:
@@ -108,7 +105,7 @@ class PPOAgent(ActorCriticAgent):
         count = tf.maximum(count, 1.0)
         mean = of_advantages / count
         second, second_of_returns = sums(tf.square(advantage - mean), tf.square(returns - of_returns / count))
-        variance = tf.maximum(second, _UNEXPLAINED * second_of_returns) / count
+        variance = tf.maximum(second, UNEXPLAINED * second_of_returns) / count
         return mean, tf.maximum(tf.sqrt(variance), _SMALLEST * self.units()[0])
 
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:

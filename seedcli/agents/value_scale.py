@@ -13,6 +13,10 @@ _SMALLEST = 1e-6  # lower bound of scales, in units of rewards
 # Lower bound of the deviation, relative to the targets' root mean square. In a solved task returns may be nearly
 # constant: divided by their deviation, errors of the network's precision would dominate the gradient.
 _SMALLEST_PART = 0.01
+# Lower bound of the variance of advantages, relative to that of the returns of the same batch. Where values explain
+# more of it, as in a solved task whose episodes all end alike, what is left of the advantages are errors of the values.
+# Magnified to a deviation of 1 they would move the policy away from what it has learned.
+UNEXPLAINED = 0.01
 
 
 class ValueScale(keras.layers.Layer):
@@ -20,7 +24,8 @@ class ValueScale(keras.layers.Layer):
 
     A value head outputs n(x), and the value is V(x) = σ·n(x) + μ, with the running mean μ and deviation σ of the value
     targets. When these change, the head's weights change so that V(x) is preserved. Before the first update μ is 0 and
-    σ is 1. σ is at least a hundredth of the targets' root mean square.
+    σ is 1. σ is at least a hundredth of the targets' root mean square. The second moment of a batch's advantages counts
+    as at least a hundredth of the variance of its targets.
 
     The statistics are bias-corrected exponential averages over transitions in non-trainable variables: first and second
     moment of the targets, second moment of the advantages, and the total weights of both.
@@ -58,7 +63,7 @@ class ValueScale(keras.layers.Layer):
         return x * tf.cast(deviation, tf.float32) + tf.cast(mean, tf.float32)
 
     def advantage_scale(self) -> tf.Tensor:
-        """Running root mean square of the advantages, scalar float32; 1 before the first update."""
+        """Running root mean square of the advantages, bounded from below; scalar float32, 1 before the first update."""
         weight, second = (tf.convert_to_tensor(v.value) for v in (self.advantage_weight, self.advantage_second))
         scale = tf.sqrt(second / tf.where(weight > 0.0, weight, 1.0))
         return tf.cast(tf.where(weight > 0.0, tf.maximum(scale, _SMALLEST), 1.0), tf.float32)
@@ -97,8 +102,11 @@ class ValueScale(keras.layers.Layer):
                 rewarded,
             ]
         )
+        steps = tf.maximum(count, 1.0)
+        least = tf.where(rewarded > 0.0, UNEXPLAINED * (second - tf.square(first) / steps), 0.0)
+        advantage_second = tf.maximum(advantage_second, least)
         keep = tf.exp(-count / HORIZON)
-        part = (1.0 - keep) / tf.maximum(count, 1.0)
+        part = (1.0 - keep) / steps
         statistics = [self.weight, self.first, self.second, self.advantage_weight, self.advantage_second]
         old = [tf.convert_to_tensor(v.value) for v in statistics]
         added = [count, first, second, count, advantage_second]

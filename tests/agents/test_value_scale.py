@@ -53,6 +53,17 @@ def test_the_scale_of_equal_targets_is_a_hundredth_of_them() -> None:
     assert [float(x) for x in scale.moments()] == pytest.approx([-40.0, 0.4])
 
 
+@pytest.mark.parametrize(("rewarded", "expected"), [(True, 0.7), (False, 1e-3)])
+def test_advantages_count_as_a_tenth_of_the_deviation_of_rewarded_targets(rewarded: bool, expected: float) -> None:
+    scale, head = scale_and_head()
+    target = np.where(np.arange(T * B).reshape(T, B) % 2, 93.0, 107.0)
+    update(scale, head, target, np.full((T, B), 1e-3), np.full((T, B), float(rewarded)), np.ones((T, B)))
+    assert float(scale.advantage_scale()) == pytest.approx(expected)
+    update(scale, head, target, np.full((T, B), 20.0), np.ones((T, B)), np.ones((T, B)))
+    second = (expected**2 + 20.0**2) / 2
+    assert float(scale.advantage_scale()) == pytest.approx(np.sqrt(second), rel=1e-3)
+
+
 def test_old_transitions_are_forgotten_at_the_horizon_whatever_the_batches() -> None:
     weights = []
     for batch in (100, 1000):
