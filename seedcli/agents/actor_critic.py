@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from seedcli.agents import targets
+from seedcli.agents import noise, targets
 from seedcli.agents.actor_critic_config import ActorCriticConfig
 from seedcli.agents.base import (
     ActInputs,
@@ -17,7 +18,7 @@ from seedcli.agents.base import (
     Symptom,
     UnrollBatch,
 )
-from seedcli.agents.distributions import make_distribution
+from seedcli.agents.distributions import DiagonalGaussian, make_distribution
 from seedcli.agents.network_agent import NetworkAgent
 from seedcli.agents.networks.models import PolicyValueNetwork, evaluate
 from seedcli.agents.variables import named_variables
@@ -27,6 +28,7 @@ from seedcli.specs import ArraySpec, EnvSpec
 # Means beyond this count as outside the bounds ±1: the means of a policy with extreme actions lie slightly beyond them.
 _FAR = 1.5
 _RATE = "training.learning_rate"
+_NOISE = "action_noise"  # name of the state of correlated noise
 
 
 def symptoms(config: ActorCriticConfig) -> tuple[Symptom, ...]:
@@ -120,6 +122,7 @@ class ActorCriticAgent(NetworkAgent):
         """Build the agent; raises UsageError if the network does not support the environment's observations."""
         super().__init__(config, training, spec, seed, precision)
         self.distribution = make_distribution(spec.action)
+        self._correlation = config.noise_correlation if spec.action.size else 0.0
         # 1 for each number of a Box action with two bounds, [d] float32.
         self._bounded = None
         if len(spec.action.unbounded) < spec.action.size:
@@ -140,16 +143,37 @@ class ActorCriticAgent(NetworkAgent):
         """Signs of training problems."""
         return symptoms(config)
 
+    def initial_state(self, batch_size: int) -> State:
+        """That of the network, and with `agent.noise_correlation` "action_noise" [batch_size, d] float32."""
+        state = super().initial_state(batch_size)
+        return {**state, _NOISE: tf.zeros([batch_size, self._spec.action.size])} if self._correlation else state
+
     def act(self, network: PolicyValueNetwork, inputs: ActInputs, state: State) -> tuple[ActOutputs, State]:
         """Sample an action of the policy for each row, or take its mode; deterministic given the seed."""
         outputs, state = network.step(inputs.observation, inputs.reward, state)
         greedy_action = self.distribution.mode(outputs.policy)
-        action = greedy_action if inputs.greedy else self.distribution.sample(outputs.policy, inputs.seed)
+        action = greedy_action
+        if not inputs.greedy:
+            action, state = self._sample(outputs.policy, inputs.seed, state)
         recorded = {self.distribution.name: outputs.policy}
         if "value" in self.algorithm.recorded:
             recorded["value"] = outputs.value
         details = {"value": outputs.value, **self.distribution.describe(outputs.policy)}
         return ActOutputs(action, recorded, greedy_action, details), network.remember(state, action)
+
+    def _sample(self, policy: tf.Tensor, source: noise.Source, state: State) -> tuple[tf.Tensor, State]:
+        """Sample an action for each row.
+
+        With `agent.noise_correlation` ρ the noise of Box actions is z' = ρ·z + √(1 − ρ²)·ε, where z is that of the
+        action before, 0 at the start of an episode, and ε is standard normal. Each action is distributed as the policy
+        says, but successive ones push in the same direction and reach further (Hollenstein et al., "Colored Noise in
+        PPO", arXiv 2312.11091, with noise of another spectrum).
+        """
+        if not self._correlation or not isinstance(self.distribution, DiagonalGaussian):
+            return self.distribution.sample(policy, source), state
+        fresh = noise.normal(source, tf.shape(policy)[0], self._spec.action.size)
+        drawn = self._correlation * state[_NOISE] + math.sqrt(1.0 - self._correlation**2) * fresh
+        return self.distribution.perturbed(policy, drawn), {**state, _NOISE: drawn}
 
     def observe(self, unrolls: UnrollBatch) -> None:
         """Update the statistics of observations, and those of value targets if values are normalised."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from seedcli.config.sections import AgentConfig, Fraction, NonNegative, Positive, Sections
+from seedcli.config.sections import AgentConfig, Decay, Fraction, NonNegative, Positive, Sections
 
 
 class ActorCriticConfig(AgentConfig):
@@ -21,6 +21,9 @@ class ActorCriticConfig(AgentConfig):
     separate_value: bool = Field(False, description="separate networks for policy and value")
     bound_cost: NonNegative = Field(0.0, description="Box actions: weight of the penalty on means outside the bounds")
     initial_std: Positive = Field(1.0, description="Box actions: initial standard deviation of the policy")
+    noise_correlation: Decay = Field(
+        0.0, description="Box actions: correlation of the noise of successive actions; more explores further"
+    )
 
     def conflicts(self, config: Sections) -> Iterator[str]:
         if config.training.burn_in:

@@ -133,8 +133,12 @@ class DiagonalGaussian:
         self.size = 2 * dimensions
 
     def sample(self, params: tf.Tensor, source: noise.Source) -> tf.Tensor:
+        return self.perturbed(params, noise.normal(source, tf.shape(params)[0], self.size // 2))
+
+    def perturbed(self, params: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
+        """Actions mean + std·noise [N, d] for samples [N, d] of the standard normal distribution."""
         mean, log_std = tf.split(params, 2, axis=-1)
-        return mean + tf.exp(log_std) * noise.normal(source, tf.shape(mean)[0], mean.shape[-1])
+        return mean + tf.exp(log_std) * noise
 
     def mode(self, params: tf.Tensor) -> tf.Tensor:
         return tf.split(params, 2, axis=-1)[0]

@@ -58,6 +58,38 @@ def test_algorithm_spec() -> None:
     assert algorithm.roles == ("training",)
 
 
+@pytest.mark.parametrize("lstm", [0, 5])
+def test_noise_of_successive_actions_is_correlated_as_configured(lstm: int) -> None:
+    rows, steps = 500, 6
+    agent = make(CONTINUOUS, noise_correlation=0.8, lstm=lstm)
+    state, drawn = agent.initial_state(rows), []
+    assert np.all(state["action_noise"] == 0.0)
+    for step in range(steps):
+        outputs, state = agent.act(agent.network, act_inputs(CONTINUOUS, rows, (1, step)), state)
+        mean, log_std = np.split(outputs.recorded["mean_log_std"].numpy(), 2, axis=-1)
+        drawn.append((outputs.action.numpy() - mean) / np.exp(log_std))
+        np.testing.assert_allclose(state["action_noise"], drawn[-1], atol=1e-5)
+    fresh = [(new - 0.8 * old) / 0.6 for old, new in zip([np.zeros_like(drawn[0]), *drawn], drawn, strict=False)]
+    assert np.mean(fresh) == pytest.approx(0.0, abs=0.05)
+    assert np.std(fresh) == pytest.approx(1.0, abs=0.05)
+    assert abs(np.corrcoef(fresh[2].ravel(), fresh[3].ravel())[0, 1]) < 0.15
+    assert np.corrcoef(drawn[-2].ravel(), drawn[-1].ravel())[0, 1] == pytest.approx(0.8, abs=0.05)
+    greedy, kept = agent.act(agent.network, act_inputs(CONTINUOUS, rows)._replace(greedy=True), state)
+    np.testing.assert_array_equal(greedy.action, greedy.greedy_action)
+    np.testing.assert_array_equal(kept["action_noise"], state["action_noise"])
+
+
+def test_only_numbers_have_correlated_noise_and_training_ignores_it() -> None:
+    assert make(VECTOR, noise_correlation=0.8).initial_state(2) == {}
+    assert make(CONTINUOUS).initial_state(2) == {}
+    agent, records = make(CONTINUOUS, noise_correlation=0.8), random_records(CONTINUOUS, T + 1, B)
+    losses = []
+    for noise in (0.0, 3.0):
+        state = tf.nest.map_structure(lambda x, noise=noise: x + noise, agent.initial_state(B))
+        losses.append(float(agent.loss(unroll_batch(records, state, tuple(agent.algorithm.recorded))).loss))
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.parametrize("memory", [{}, {"lstm": 5, "frame_stack": 3, "previous_action_reward": True}])
 @pytest.mark.parametrize("spec", [VECTOR, DISCRETE, MULTI_DISCRETE, ONE_PART, CONTINUOUS, MIXED])
 def test_act_is_one_function_for_every_batch_size(spec: EnvSpec, memory: dict[str, Any]) -> None:
