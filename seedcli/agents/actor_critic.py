@@ -155,6 +155,8 @@ class ActorCriticAgent(NetworkAgent):
         action = greedy_action
         if not inputs.greedy:
             action, state = self._sample(outputs.policy, inputs.seed, state)
+        elif self._correlation:
+            state = {**state, _NOISE: tf.zeros_like(action)}  # no function of the one before, which a model then omits
         recorded = {self.distribution.name: outputs.policy}
         if "value" in self.algorithm.recorded:
             recorded["value"] = outputs.value
@@ -165,9 +167,9 @@ class ActorCriticAgent(NetworkAgent):
         """Sample an action for each row.
 
         With `agent.noise_correlation` ρ the noise of Box actions is z' = ρ·z + √(1 − ρ²)·ε, where z is that of the
-        action before, 0 at the start of an episode, and ε is standard normal. Each action is distributed as the policy
-        says, but successive ones push in the same direction and reach further (Hollenstein et al., "Colored Noise in
-        PPO", arXiv 2312.11091, with noise of another spectrum).
+        action before, 0 at the start of an episode or after a greedy action, and ε is standard normal. Each action is
+        distributed as the policy says, but successive ones push in the same direction and reach further (Hollenstein et
+        al., "Colored Noise in PPO", arXiv 2312.11091, with noise of another spectrum).
         """
         if not self._correlation or not isinstance(self.distribution, DiagonalGaussian):
             return self.distribution.sample(policy, source), state
