@@ -274,6 +274,15 @@ def test_tasks_with_one_preset_and_environment_have_colours_of_their_own(
     assert legend is not None and [each.get_text() for each in legend.get_texts()] == ["easy", "hard"]
 
 
+def test_the_title_fits_above_a_single_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = write_suite(tmp_path, SUITE.replace('env = "Acrobot-v1"', ""))
+    figure = _axes_of_curves(suite, tmp_path, monkeypatch).figure
+    (title,) = figure.texts
+    extent = title.get_window_extent()
+    assert "a line for a seed" in title.get_text().replace("\n", " ")
+    assert figure.bbox.x0 <= extent.x0 < extent.x1 <= figure.bbox.x1
+
+
 def test_more_tasks_than_colours_are_told_apart_by_dashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     count = len(COLORS) + 2
     tasks = [f'[tasks.t{n}]\nseeds = [1]\nset = {{ "agent.discount" = 0.{n + 1} }}\n' for n in range(count)]
