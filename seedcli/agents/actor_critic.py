@@ -74,8 +74,8 @@ class Evaluation(NamedTuple):
         policy: [T, B, P] float32, parameters of the policy on the records with an action.
         log_pi: [T, B] float32, log-probability of the actions taken under this policy.
         log_mu: [T, B] float32, the same under the recorded behaviour policy.
-        values: [T+1, B] float32, V of every record.
-        features: [T+1, B, F] float32, inputs of the heads.
+        values: [T+1, B] float32, V of every record; [T, B] without the last.
+        features: [T+1, B, F] float32, inputs of the heads; [T, B, F] without the last.
         r_t, discount_t, mask_tm1: see `targets.Transitions`.
     """
 
@@ -87,6 +87,11 @@ class Evaluation(NamedTuple):
     r_t: tf.Tensor
     discount_t: tf.Tensor
     mask_tm1: tf.Tensor
+
+    @property
+    def v_tm1(self) -> tf.Tensor:
+        """V of the records with an action, [T, B] float32."""
+        return self.values[: tf.shape(self.mask_tm1)[0]]
 
     def mean(self, x: tf.Tensor) -> tf.Tensor:
         """The mean of x [T, B] over valid transitions, a scalar."""
@@ -202,11 +207,20 @@ class ActorCriticAgent(NetworkAgent):
         reward = targets.scaled_rewards(reward, config.reward_scale, config.reward_clip)
         return targets.transitions(reward, unrolls.terminated, unrolls.truncated, config.discount)
 
-    def evaluate(self, unrolls: UnrollBatch) -> Evaluation:
-        """Evaluate the trained network on a batch [T+1, B, ...]; raises an error for another T."""
-        reward = tf.ensure_shape(unrolls.reward, [self.algorithm.records, None])
-        outputs = evaluate(self.network, unrolls._replace(reward=reward), self.algorithm.burn_in)
-        action, policy = unrolls.action[:-1], outputs.policy[:-1]
+    def evaluate(self, unrolls: UnrollBatch, *, last: bool = True) -> Evaluation:
+        """Evaluate the trained network on a batch [T+1, B, ...].
+
+        Raises an error for another T, unless `AlgorithmSpec.shuffles`.
+
+        Args:
+            unrolls: the batch.
+            last: evaluate the last record too, from whose value targets bootstrap.
+        """
+        records = None if self.algorithm.shuffles else self.algorithm.records
+        unrolls = unrolls._replace(reward=tf.ensure_shape(unrolls.reward, [records, None]))
+        evaluated = unrolls if last else unrolls.map_columns(lambda array, axis: array[:-1] if axis else array)
+        outputs = evaluate(self.network, evaluated, self.algorithm.burn_in)
+        action, policy = unrolls.action[:-1], outputs.policy[:-1] if last else outputs.policy
         behaviour = unrolls.recorded[self.distribution.name][:-1]
         return Evaluation(
             policy,
@@ -214,7 +228,7 @@ class ActorCriticAgent(NetworkAgent):
             self.distribution.log_prob(behaviour, action),
             outputs.value,
             outputs.features,
-            *self._transitions(reward, unrolls),
+            *self._transitions(unrolls.reward, unrolls),
         )
 
     def loss_outputs(
@@ -268,7 +282,7 @@ class ActorCriticAgent(NetworkAgent):
             1), "value_scale" (divisor of value errors) and "value_spread" (deviation of the values over that of their
             targets).
         """
-        v_tm1, (unit, _) = batch.values[:-1], self.units()
+        v_tm1, (unit, _) = batch.v_tm1, self.units()
         target_variance = tf.maximum(batch.variance(target_tm1), 1e-8 * tf.square(unit))
         return {
             "value": batch.mean(v_tm1),

@@ -80,6 +80,9 @@ class AlgorithmSpec:
         symptoms: signs of training problems, the most specific first; of several at once the first is reported.
         sample_length: n, transitions of a training column, which a replay draws at a random place of a stored unroll;
             None: whole unrolls. Requires K = 0 and an agent without state, and with n < T uniform draws.
+        shuffles: whether `training.minibatches` > 1 are of single transitions of the batch in random order, each a
+            column of 2 records, instead of whole unrolls. Requires unrolls from a queue, K = 0 and an agent without
+            state. Only `loss` gets such columns; `observe` and `TargetsAgent.targets` get the unrolls.
     """
 
     name: str
@@ -91,6 +94,7 @@ class AlgorithmSpec:
     samples_actions: bool = True
     symptoms: tuple[Symptom, ...] = ()
     sample_length: int | None = None
+    shuffles: bool = False
 
     @property
     def records(self) -> int:
@@ -180,6 +184,26 @@ class UnrollBatch(NamedTuple):
             return tf.nest.map_structure(lambda array: function(array, axis), value)
 
         return UnrollBatch(**{name: mapped(name, value) for name, value in self._asdict().items()})
+
+    def transitions(self, index: tf.Tensor) -> UnrollBatch:
+        """The batch whose columns are single transitions of this one, with K = 0, T = 1 and no state.
+
+        Args:
+            index: [N] int32, t·B + b for the transition from record t of column b.
+        """
+        columns = tf.shape(self.weights)[0]
+
+        def rows(array: tf.Tensor, which: tf.Tensor) -> tf.Tensor:
+            return tf.gather(tf.reshape(array, [-1, *array.shape[2:]]), which)
+
+        def selected(name: str, value: Any) -> Any:
+            if name == "weights":
+                return tf.gather(value, index % columns)
+            which = index[None] if name == "targets" else tf.stack([index, index + columns])
+            return tf.nest.map_structure(lambda array: rows(array, which), value)
+
+        fields = {name: selected(name, value) for name, value in self._asdict().items() if name != "state"}
+        return UnrollBatch(**fields, state={})
 
 
 _COLUMNS_FIRST = (
@@ -277,7 +301,8 @@ class Agent(Protocol):
         """The loss of a batch, or of one of its minibatches, under `self.network`, differentiable.
 
         Each training device calls it with its own columns and the losses are added: divide sums by T times
-        `TrainingConfig.columns_per_update`, never by the number of columns in `unrolls`.
+        `TrainingConfig.columns_per_update`, never by the number of columns in `unrolls`. T is the same with
+        `AlgorithmSpec.shuffles`, whose minibatches have as many transitions in T times as many columns.
         """
 
     def after_update(self, update: tf.Tensor) -> None:

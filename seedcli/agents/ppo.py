@@ -6,6 +6,7 @@ Details follow Andrychowicz et al., "What Matters In On-Policy Reinforcement Lea
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -40,6 +41,10 @@ class PPOAgent(ActorCriticAgent):
         """Build the agent; raises UsageError if the network does not support the environment's observations."""
         super().__init__(config, training, spec, seed, precision)
         self._synchronous = training.synchronous
+        # The transitions of an unroll are alike, so minibatches of whole unrolls have noisier gradients. A network with
+        # a state, such as an LSTM, needs the unrolls.
+        shuffles = not tf.nest.flatten(self.initial_state(1))
+        self.algorithm = dataclasses.replace(self.algorithm, shuffles=shuffles)
 
     @staticmethod
     def records_values(config: Any, training: TrainingConfig) -> bool:
@@ -61,7 +66,7 @@ class PPOAgent(ActorCriticAgent):
 
         Returns:
             "value" [T, B] float32, V(x); "return" [T, B], the value targets; "advantage" [T, B], in units of
-            "advantage_scale" [1, B], and 0 where masked.
+            "advantage_scale" [T, B], and 0 where masked.
         """
         values = self._values(unrolls)
         r_t, discount_t, mask_tm1 = self._transitions(
@@ -79,7 +84,7 @@ class PPOAgent(ActorCriticAgent):
             "value": values[:-1],
             "return": target.returns_tm1,
             "advantage": advantage / scale,
-            "advantage_scale": tf.fill([1, tf.shape(advantage)[1]], scale),
+            "advantage_scale": tf.fill(tf.shape(advantage), scale),
         }
 
     def _values(self, unrolls: UnrollBatch) -> tf.Tensor:
@@ -124,7 +129,7 @@ class PPOAgent(ActorCriticAgent):
             policy from μ, estimated by r − 1 − log r), "clip_fraction" (of ratios beyond 1 ± ε) and those of
             `value_metrics` and `loss_outputs`.
         """
-        config, batch, target = self.config, self.evaluate(unrolls), unrolls.targets
+        config, batch, target = self.config, self.evaluate(unrolls, last=False), unrolls.targets
         epsilon, advantage = config.policy_clip, target["advantage"]
         log_ratio = tf.where(batch.mask_tm1 > 0.0, batch.log_pi - batch.log_mu, 0.0)
         log_ratio = tf.clip_by_value(log_ratio, -_MOST, _MOST)
@@ -146,7 +151,7 @@ class PPOAgent(ActorCriticAgent):
     def _squared_error(self, batch: Evaluation, unrolls: UnrollBatch) -> tf.Tensor:
         """Squared errors of the values, in their units, [T, B] float32."""
         unit, _ = self.units()
-        v_tm1, old, returns = batch.values[:-1], unrolls.targets["value"], unrolls.targets["return"]
+        v_tm1, old, returns = batch.v_tm1, unrolls.targets["value"], unrolls.targets["return"]
         error = tf.square((returns - v_tm1) / unit)
         if not self.config.value_clip:
             return error

@@ -43,7 +43,7 @@ class VTraceAgent(ActorCriticAgent):
         policy_loss = -batch.log_pi * target.pg_advantages / advantage_unit
         if config.policy_clip:
             policy_loss *= targets.inside_trust_region(log_rho, target.pg_advantages, config.policy_clip)
-        squared_error = tf.square((target.vs_tm1 - batch.values[:-1]) / value_unit)
+        squared_error = tf.square((target.vs_tm1 - batch.v_tm1) / value_unit)
         metrics = {
             "advantage": batch.mean(target.pg_advantages),
             "advantage_scale": advantage_unit,

@@ -29,6 +29,7 @@ from seedcli.agents.registry import create_agent
 from seedcli.bench.bare_envs import Turn, environment_turn, library
 from seedcli.bench.generated import environment_spec, random_observation, random_unrolls
 from seedcli.config.schema import Config
+from seedcli.config.sections import TrainingConfig
 from seedcli.config.sources import Resolved, to_toml
 from seedcli.errors import SeedError
 from seedcli.results.metrics_file import read_lines
@@ -62,17 +63,22 @@ def _inference_turn(agent: Agent, spec: EnvSpec, batch_size: int) -> Turn:
     return turn
 
 
+def _minibatches(agent: Agent, training: TrainingConfig, batch: UnrollBatch) -> list[UnrollBatch]:
+    """A batch in `training.minibatches` parts, in its order."""
+    size = training.columns_per_update
+    if agent.algorithm.shuffles and training.minibatches > 1:
+        order = np.arange(training.unroll_length * training.batch_size, dtype=np.int32)
+        return [batch.transitions(tf.constant(part)) for part in np.split(order, training.minibatches)]
+    return [columns_of(batch, slice(start, start + size)) for start in range(0, training.batch_size, size)]
+
+
 def _training_turn(agent: Agent, config: Config, spec: EnvSpec) -> Turn:
     """Losses, gradients, clipping and the optimizers' steps on the minibatches of a fixed batch."""
     training, columns = config.training, config.training.batch_size
     batch = random_unrolls(agent, spec, columns)
     if isinstance(agent, TargetsAgent):
         batch = batch._replace(targets=agent.targets(tf.nest.map_structure(tf.constant, batch)))
-    size = training.columns_per_update
-    minibatches = [
-        tf.nest.map_structure(tf.constant, columns_of(batch, slice(start, start + size)))
-        for start in range(0, columns, size)
-    ]
+    minibatches = [tf.nest.map_structure(tf.constant, part) for part in _minibatches(agent, training, batch)]
     groups = make_groups(agent, training)
 
     def update(unrolls: UnrollBatch) -> tf.Tensor:

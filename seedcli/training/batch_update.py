@@ -97,14 +97,14 @@ class _Progress(NamedTuple):
 def column_order(
     seed: int, updates: tf.Tensor, epoch: tf.Tensor | int, replica: tf.Tensor | int, columns: tf.Tensor | int
 ) -> tf.Tensor:
-    """A random order of columns, [columns] int32; a pure function of its arguments.
+    """A random order of columns, or of transitions, [columns] int32; a pure function of its arguments.
 
     Args:
         seed: `run.seed`.
         updates: updates made before the batch, scalar int64.
         epoch: number of the pass over the batch, from 0.
         replica: number of the training device over all hosts.
-        columns: columns of the device.
+        columns: columns of the device, or transitions.
     """
     key = tf.stack([tf.constant(seed, tf.int64), updates])
     for number in (epoch, replica):
@@ -133,6 +133,7 @@ class BatchUpdate:
         self._seed = seed
         on_cpu = devices.plan is None or devices.plan.platform == "cpu"
         self._parts = config.parts_of_update if on_cpu and not devices.distributed else 1
+        self._shuffles = agent.algorithm.shuffles and config.minibatches > 1
         xla = devices.plan is not None and devices.plan.xla != "off"
         self._gradients: Any = traced(self.gradients, jit_compile=True) if xla else self.gradients
 
@@ -204,13 +205,16 @@ class BatchUpdate:
         return dict(targets)
 
     def _minibatch(self, unrolls: UnrollBatch, updates: tf.Tensor, number: tf.Tensor | int) -> UnrollBatch:
-        """The device's columns for an update: those of a random part, different in every epoch."""
+        """The device's columns for an update, or transitions: those of a random part, different in every epoch."""
         parts = self._config.minibatches
         if parts == 1:
             return unrolls
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group if self._devices.distributed else 0
-        order = column_order(self._seed, updates, number // parts, replica, tf.shape(unrolls.weights)[0])
+        size = tf.shape(unrolls.weights)[0] * (self._config.unroll_length if self._shuffles else 1)
+        order = column_order(self._seed, updates, number // parts, replica, size)
         mine = tf.reshape(order, [parts, -1])[number % parts]
+        if self._shuffles:
+            return unrolls.transitions(mine)
         return unrolls.map_columns(lambda array, axis: tf.gather(array, mine, axis=axis))
 
     def gradients(self, unrolls: UnrollBatch, scale: tf.Tensor | None) -> Gradients:
@@ -230,7 +234,8 @@ class BatchUpdate:
 
     def _of_all_parts(self, unrolls: UnrollBatch, scale: tf.Tensor | None) -> Gradients:
         """The `gradients` of an update's columns: of parts that do not depend on each other, added up."""
-        size = self._config.columns_per_update // self._parts
+        columns = self._config.columns_per_update * (self._config.unroll_length if self._shuffles else 1)
+        size = columns // self._parts
         parts: list[Gradients] = [
             self._gradients(columns_of(unrolls, slice(start, start + size)) if self._parts > 1 else unrolls, scale)
             for start in range(0, size * self._parts, size)

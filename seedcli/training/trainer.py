@@ -104,6 +104,11 @@ class Trainer:
                 f"training.synchronous = true must be false with {type(agent).__name__}: replay.ratio sets the pace of "
                 "environments and training for an algorithm with a replay"
             )
+        if agent.algorithm.shuffles and config.minibatches > 1 and tf.nest.flatten(agent.initial_state(1)):
+            raise UsageError(
+                f"{type(agent).__name__} has AlgorithmSpec.shuffles = True, but it also has a state, and only that "
+                "before an unroll's first record is stored: return an empty initial_state, or leave shuffles out"
+            )
         self._agent = agent
         self._config = config
         self._total_steps = total_steps

@@ -89,7 +89,12 @@ def test_the_loss_and_its_gradients_agree_with_float64(
         tf.Variable(x + scale * rng.normal(size=x.shape).astype(np.float32))
         for x, scale in ((before.policy, 0.3), (before.value, 0.5))
     )
-    monkeypatch.setattr(agent.network, "unroll", lambda *_: (PolicyValue(logits, value, before.features), {}))
+
+    def unroll(observation: Any, reward: tf.Tensor, *_: Any) -> tuple[PolicyValue, Any]:
+        assert len(reward) == T  # the last records are not evaluated: targets are known
+        return PolicyValue(logits[:T], value[:T], before.features[:T]), {}
+
+    monkeypatch.setattr(agent.network, "unroll", unroll)
     outputs, (of_logits, of_value) = loss_and_gradients(agent, unrolls, [logits, value])
 
     clipped = {**records, "reward": np.clip(records["reward"], -0.7, 0.7)}
@@ -154,7 +159,7 @@ def test_advantages_of_a_batch_are_normalised_without_invalid_columns_and_final_
     valid[:, 2] = False
     assert advantage[valid].mean() == pytest.approx(0.0, abs=1e-5)
     assert advantage[valid].std() == pytest.approx(1.0, rel=1e-5)
-    assert found["advantage_scale"].shape == (1, B)
+    assert found["advantage_scale"].shape == (T, B)
 
 
 def test_advantages_count_as_a_hundredth_of_the_variance_of_the_returns_at_least() -> None:
@@ -264,7 +269,10 @@ def training_batches(agent: PPOAgent, count: int) -> Iterator[TrainingBatch]:
     for number in range(count):
         records = random_records(VECTOR, length, B, seed=number)
         state = tf.nest.map_structure(lambda x: tf.ones_like(x) * tf.cast(0.3, x.dtype), agent.initial_state(B))
-        unrolls = tf.nest.map_structure(np.asarray, unroll_batch(near_policy(agent, records, 0.1), state))
+        records = near_policy(agent, records, 0.1)
+        records["value"] = evaluate(agent.network, unroll_batch(records, state), 0).value.numpy()
+        recorded = list(agent.algorithm.recorded)
+        unrolls = tf.nest.map_structure(np.asarray, unroll_batch(records, state, recorded))
         yield TrainingBatch.of(unrolls, np.zeros((length, B), np.int64))
 
 
@@ -293,6 +301,47 @@ def test_updates_on_minibatches_of_recurrent_columns_share_the_targets_of_the_ba
     assert trainer.updates == 3 * 3 * 2
     for mine, theirs in zip(agent.network.variables, plain.network.variables, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_without_a_state_minibatches_are_transitions_in_random_order(synchronous: bool) -> None:
+    """The trainer against a plain loop of optimizer steps on single transitions."""
+    config = training_config(
+        unroll_length=3, batch_size=B, learning_rate=0.01, clip_norm=0.1, epochs=2, minibatches=3,
+        synchronous=synchronous,
+    )  # fmt: skip
+    agent, plain = (make(training=config, value_clip=0.1) for _ in range(2))
+    assert agent.algorithm.shuffles and config.parts_of_update == (2 if synchronous else 1)
+    trainer, optimizer = Trainer(agent, config, 10**9, seed=5), make_optimizer(config)
+    variables = plain.network.trainable_variables
+    optimizer.build(variables)
+    (batch,) = training_batches(agent, 1)
+    weights = np.linspace(0.5, 1.5, B).astype(np.float32)
+    batch = TrainingBatch.of(batch.unrolls._replace(weights=weights), np.zeros((4, B), np.int64))
+    assert trainer.update(batch, env_steps=0).applied and trainer.updates == 6
+
+    unrolls = with_targets(plain, tf.nest.map_structure(tf.constant, batch.unrolls))
+    for epoch in range(2):
+        order = column_order(5, tf.constant(0, tf.int64), epoch, 0, 3 * B).numpy()
+        assert sorted(order) == list(range(3 * B))
+        for index in np.split(order, 3):
+            pairs = [_transition(unrolls, t, b) for t, b in zip(*divmod(index, B), strict=True)]
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([plain.loss(pair).loss for pair in pairs])
+            optimizer.apply(clip_gradients(tape.gradient(loss, variables), config.clip_norm)[0], variables)
+    for mine, theirs in zip(agent.network.variables, plain.network.variables, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def _transition(unrolls: UnrollBatch, t: int, b: int) -> UnrollBatch:
+    """One transition as a batch of its own, by slices."""
+    alone = unrolls.map_columns(lambda x, axis: x[t : t + 2, b : b + 1] if axis else x[b : b + 1])
+    return alone._replace(targets={name: x[t : t + 1, b : b + 1] for name, x in unrolls.targets.items()})
+
+
+@pytest.mark.parametrize("memory", [{"lstm": 5}, {"frame_stack": 2}, {"previous_action_reward": True}])
+def test_with_a_state_minibatches_are_whole_unrolls(memory: dict[str, Any]) -> None:
+    assert not make(**memory).algorithm.shuffles
 
 
 def test_synchronous_training_gives_the_same_weights_from_recorded_values_and_halves_of_minibatches() -> None:

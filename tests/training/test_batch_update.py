@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from seedcli.agents.registry import create_agent
 from seedcli.config.sections import TrainingConfig
+from seedcli.errors import UsageError
 from seedcli.training import batch_update
 from seedcli.training.batch_update import column_order
 from seedcli.training.batches import TrainingBatch
@@ -58,6 +60,15 @@ def test_every_epoch_is_a_new_order_of_whole_columns(epochs: int, minibatches: i
     orders = np.stack([part["id"] for part in agent.log]).reshape(epochs, B)
     np.testing.assert_array_equal(np.sort(orders), np.tile(np.arange(B), (epochs, 1)))
     assert len({tuple(order) for order in orders}) == epochs, "each epoch has its own order"
+
+
+def test_an_agent_with_a_state_that_shuffles_transitions_is_refused() -> None:
+    config = training_config(unroll_length=4, batch_size=B, minibatches=2)
+    agent = create_agent(agent_config(algorithm="ppo", lstm=4), config, VECTOR, 3)
+    agent.algorithm = dataclasses.replace(agent.algorithm, shuffles=True)
+    with pytest.raises(UsageError, match=r"PPOAgent has AlgorithmSpec.shuffles = True, but it also has a state"):
+        Trainer(agent, config, 10**9)
+    Trainer(agent, config.model_copy(update={"minibatches": 1}), 10**9)
 
 
 def _orders(trainer: Trainer, agent: TinyAgent, batches: int) -> list[tuple[int, ...]]:
