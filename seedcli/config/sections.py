@@ -124,8 +124,8 @@ class TrainingConfig(Section):
     epochs: PositiveInt = Field(1, description="passes over each batch; only without a replay")
     minibatches: PositiveInt = Field(
         1,
-        description="parts into which each pass splits a batch, one update each: of transitions in random order for PPO "
-        "without a state (LSTM, frame stack, previous action), else of whole unrolls; only without a replay",
+        description="parts into which each pass splits a batch, one update each: of transitions in random order for "
+        "PPO without a state (LSTM, frame stack, previous action), else of whole unrolls; only without a replay",
     )
     synchronous: bool = Field(
         False, description="environments wait while training uses what they collected; only without a replay"

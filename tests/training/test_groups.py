@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -238,6 +239,20 @@ def test_invalid_targets_are_refused(targets: Any, sentence: str) -> None:
     with pytest.raises(UsageError) as raised:
         Trainer(MyAgent(config), config, 1000).update(tiny_batch(B), env_steps=0)
     assert sentence in str(raised.value)
+
+
+def test_targets_that_transitions_cannot_be_cut_from_are_refused() -> None:
+    class MyAgent(TinyAgent):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.algorithm = dataclasses.replace(self.algorithm, shuffles=True)
+
+        def targets(self, unrolls: Any) -> Any:
+            return {"v": tf.ones([1, 4])}
+
+    config = training_config(**CONSTANT)
+    with pytest.raises(UsageError, match=r"shuffles the first axis must be the 3 transitions of an unroll"):
+        Trainer(MyAgent(config), config, 1000).update(tiny_batch(B), env_steps=0)
 
 
 def test_trained_variables_must_be_in_checkpoints() -> None:
