@@ -201,7 +201,8 @@ class BatchUpdate:
         if not isinstance(self._agent, TargetsAgent):
             return {}
         targets = self._agent.targets(unrolls)
-        check_targets(self._agent, targets, unrolls.weights.shape[0])
+        transitions = self._config.unroll_length if self._shuffles else None
+        check_targets(self._agent, targets, unrolls.weights.shape[0], transitions)
         return dict(targets)
 
     def _minibatch(self, unrolls: UnrollBatch, updates: tf.Tensor, number: tf.Tensor | int) -> UnrollBatch:

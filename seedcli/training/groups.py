@@ -134,15 +134,16 @@ def _own_methods(kind: type, method: str) -> list[str]:
     ]
 
 
-def check_targets(agent: Agent, targets: Any, columns: int | None) -> None:
+def check_targets(agent: Agent, targets: Any, columns: int | None, transitions: int | None = None) -> None:
     """Raise UsageError if what `TargetsAgent.targets` returned cannot be split by columns, or by transitions.
 
     Args:
         agent: the agent, for the message.
         targets: name → tensor.
         columns: columns of the batch; None: not known while tracing.
+        transitions: T, where minibatches are of single transitions; None: of columns.
     """
-    kind, length = type(agent).__name__, agent.algorithm.unroll_length
+    kind = type(agent).__name__
     if not isinstance(targets, Mapping):
         raise UsageError(f"{kind}.targets returns a {type(targets).__name__}: return a dict of tensors by name")
     for name, target in targets.items():
@@ -152,10 +153,10 @@ def check_targets(agent: Agent, targets: Any, columns: int | None) -> None:
                 f'{kind}.targets returns "{name}" of shape {shape}: the second axis must be the '
                 f"{columns or ''} columns of the batch, as in [T, B]"
             )
-        if agent.algorithm.shuffles and shape[0] not in (length, None):
+        if transitions is not None and shape[0] not in (transitions, None):
             raise UsageError(
                 f'{kind}.targets returns "{name}" of shape {shape}: with AlgorithmSpec.shuffles the first axis must be '
-                f"the {length} transitions of an unroll, as in [T, B]"
+                f"the {transitions} transitions of an unroll, as in [T, B]"
             )
 
 

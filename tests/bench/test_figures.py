@@ -175,16 +175,20 @@ def test_a_family_without_a_bare_loop_is_refused() -> None:
         pass
 
 
-def test_bare_inference_and_training_count_environment_steps() -> None:
+@pytest.mark.parametrize(("preset", "sets", "steps"), [
+    ("cartpole_vtrace", [], 32 * 16),
+    ("gymnasium_ppo", ["environment.id=CartPole-v1"], 16 * 32),  # in minibatches of transitions
+])  # fmt: skip
+def test_bare_inference_and_training_count_environment_steps(preset: str, sets: list[str], steps: int) -> None:
     from seedcli.agents.registry import create_agent
     from seedcli.envs.registry import create_env
 
-    config = load_config("cartpole_vtrace", environ={}).config
+    config = load_config(preset, environ={}, sets=sets).config
     env = create_env(config.environment, 1)
     agent = create_agent(config.agent, config.training, env.spec, 1)
     before = [variable.numpy() for variable in agent.network.trainable_variables]
     assert bench_training._inference_turn(agent, env.spec, 16)() == 16
-    assert bench_training._training_turn(agent, config, env.spec)() == 32 * 16
+    assert bench_training._training_turn(agent, config, env.spec)() == steps
     after = [variable.numpy() for variable in agent.network.trainable_variables]
     assert any((x != y).any() for x, y in zip(before, after, strict=True))
     env.close()

@@ -247,10 +247,15 @@ def test_targets_that_transitions_cannot_be_cut_from_are_refused() -> None:
             super().__init__(config)
             self.algorithm = dataclasses.replace(self.algorithm, shuffles=True)
 
+        def initial_state(self, batch_size: int) -> Any:
+            return {}
+
         def targets(self, unrolls: Any) -> Any:
-            return {"v": tf.ones([1, 4])}
+            return {**super().targets(unrolls), "v": tf.ones([1, 4])}
 
     config = training_config(**CONSTANT)
+    assert Trainer(MyAgent(config), config, 1000).update(tiny_batch(B), env_steps=0).applied
+    config = training_config(**CONSTANT, minibatches=2)
     with pytest.raises(UsageError, match=r"shuffles the first axis must be the 3 transitions of an unroll"):
         Trainer(MyAgent(config), config, 1000).update(tiny_batch(B), env_steps=0)
 
