@@ -94,22 +94,23 @@ class _Progress(NamedTuple):
     sums: tf.Tensor | None
 
 
-def column_order(
-    seed: int, updates: tf.Tensor, epoch: tf.Tensor | int, replica: tf.Tensor | int, columns: tf.Tensor | int
+def column_orders(
+    seed: int, updates: tf.Tensor, epochs: int, replica: tf.Tensor | int, columns: tf.Tensor | int
 ) -> tf.Tensor:
-    """A random order of columns, or of transitions, [columns] int32; a pure function of its arguments.
+    """A random order of columns, or of transitions, for each pass over a batch; a pure function of its arguments.
 
     Args:
         seed: `run.seed`.
         updates: updates made before the batch, scalar int64.
-        epoch: number of the pass over the batch, from 0.
+        epochs: passes over the batch.
         replica: number of the training device over all hosts.
         columns: columns of the device, or transitions.
+
+    Returns:
+        [epochs, columns] int32, a permutation in each row.
     """
-    key = tf.stack([tf.constant(seed, tf.int64), updates])
-    for number in (epoch, replica):
-        key = tf.random.fold_in(key, tf.cast(number, tf.int64))
-    return tf.argsort(tf.random.stateless_uniform([columns], key), stable=True)
+    key = tf.random.fold_in(tf.stack([tf.constant(seed, tf.int64), updates]), tf.cast(replica, tf.int64))
+    return tf.argsort(tf.random.stateless_uniform([epochs, columns], key), stable=True)
 
 
 class BatchUpdate:
@@ -150,7 +151,8 @@ class BatchUpdate:
             group.optimizer.learning_rate.assign(rate * group.learning_rate)
         targets = self._devices.run(self._prepare, unrolls)
         unrolls = unrolls._replace(targets=targets)
-        step = functools.partial(self._step, unrolls, scale, updates)
+        parts = self._devices.run(self._minibatches, unrolls, updates) if self._config.minibatches > 1 else None
+        step = functools.partial(self._step, unrolls, parts, scale, updates)
         progress, first = step(0, _Progress(tf.constant(0, tf.int64), tf.constant(False), None))
         count = self._config.updates_per_batch
         if count <= _MOST_UNROLLED:
@@ -172,6 +174,7 @@ class BatchUpdate:
     def _step(
         self,
         unrolls: UnrollBatch,
+        parts: tf.Tensor | None,
         scale: tf.Tensor | None,
         updates: tf.Tensor,
         number: tf.Tensor | int,
@@ -179,7 +182,7 @@ class BatchUpdate:
     ) -> tuple[_Progress, Any]:
         """Make update `number`, from 0, on the batch; returns its outcome with the priorities of all local devices."""
         devices = self._devices
-        outcome, gradients = devices.run(self._replica, unrolls, scale, updates, number)
+        outcome, gradients = devices.run(self._replica, unrolls, parts, scale, number)
         priorities = () if outcome.priorities is None else devices.local(outcome.priorities)
         same = tf.nest.map_structure(lambda x: devices.local(x)[0], outcome._replace(priorities=None))
         stopped = progress.stopped if same.stop is None else progress.stopped | (same.stop > 0.0)
@@ -205,18 +208,18 @@ class BatchUpdate:
         check_targets(self._agent, targets, unrolls.weights.shape[0], transitions)
         return dict(targets)
 
-    def _minibatch(self, unrolls: UnrollBatch, updates: tf.Tensor, number: tf.Tensor | int) -> UnrollBatch:
-        """The device's columns for an update, or transitions: those of a random part, different in every epoch."""
-        parts = self._config.minibatches
-        if parts == 1:
-            return unrolls
+    def _minibatches(self, unrolls: UnrollBatch, updates: tf.Tensor) -> tf.Tensor:
+        """The device's columns, or transitions, of all updates on a batch, [updates, columns] int32."""
+        config = self._config
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group if self._devices.distributed else 0
-        size = tf.shape(unrolls.weights)[0] * (self._config.unroll_length if self._shuffles else 1)
-        order = column_order(self._seed, updates, number // parts, replica, size)
-        mine = tf.reshape(order, [parts, -1])[number % parts]
+        size = tf.shape(unrolls.weights)[0] * (config.unroll_length if self._shuffles else 1)
+        orders = column_orders(self._seed, updates, config.epochs, replica, size)
+        return tf.reshape(orders, [config.updates_per_batch, -1])
+
+    def _minibatch(self, unrolls: UnrollBatch, part: tf.Tensor) -> UnrollBatch:
         if self._shuffles:
-            return unrolls.transitions(mine)
-        return unrolls.map_columns(lambda array, axis: tf.gather(array, mine, axis=axis))
+            return unrolls.transitions(part)
+        return unrolls.map_columns(lambda array, axis: tf.gather(array, part, axis=axis))
 
     def gradients(self, unrolls: UnrollBatch, scale: tf.Tensor | None) -> Gradients:
         """Losses of columns, and of each the gradient with respect to its group's variables."""
@@ -250,10 +253,11 @@ class BatchUpdate:
         return added._replace(priorities=tf.concat([part.priorities for part in parts], axis=0))
 
     def _replica(
-        self, unrolls: UnrollBatch, scale: tf.Tensor | None, updates: tf.Tensor, number: tf.Tensor | int
+        self, unrolls: UnrollBatch, parts: tf.Tensor | None, scale: tf.Tensor | None, number: tf.Tensor | int
     ) -> tuple[_Outcome, list[list[tf.Tensor]]]:
         """Compute one device's update; gradients are summed before clipping, so all devices clip by the same norm."""
-        mine = self._total(self._of_all_parts(self._minibatch(unrolls, updates, number), scale))
+        minibatch = unrolls if parts is None else self._minibatch(unrolls, parts[number])
+        mine = self._total(self._of_all_parts(minibatch, scale))
         gradients, norms = [], []
         for each in mine.gradients:
             unscaled = each if scale is None else [gradient / scale for gradient in each]

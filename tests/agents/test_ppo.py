@@ -16,7 +16,7 @@ from seedcli.agents.registry import create_agent
 from seedcli.config.known_keys import all_keys
 from seedcli.config.sections import TrainingConfig
 from seedcli.specs import EnvSpec
-from seedcli.training.batch_update import column_order
+from seedcli.training.batch_update import column_orders
 from seedcli.training.batches import TrainingBatch
 from seedcli.training.optimizer import clip_gradients, make_optimizer
 from seedcli.training.trainer import Trainer
@@ -295,7 +295,7 @@ def test_updates_on_minibatches_of_recurrent_columns_share_the_targets_of_the_ba
         assert result.applied and result.fault is None
         unrolls = with_targets(plain, tf.nest.map_structure(tf.constant, batch.unrolls))
         for epoch in range(3):
-            order = column_order(5, tf.constant(number * 6, tf.int64), epoch, 0, B).numpy()
+            order = column_orders(5, tf.constant(number * 6, tf.int64), 3, 0, B)[epoch].numpy()
             for columns in np.split(order, 2):
                 step(unrolls.map_columns(lambda x, axis, c=columns: tf.gather(x, c, axis=axis)))
     assert trainer.updates == 3 * 3 * 2
@@ -322,7 +322,7 @@ def test_without_a_state_minibatches_are_transitions_in_random_order(synchronous
 
     unrolls = with_targets(plain, tf.nest.map_structure(tf.constant, batch.unrolls))
     for epoch in range(2):
-        order = column_order(5, tf.constant(0, tf.int64), epoch, 0, 3 * B).numpy()
+        order = column_orders(5, tf.constant(0, tf.int64), 2, 0, 3 * B)[epoch].numpy()
         assert sorted(order) == list(range(3 * B))
         for index in np.split(order, 3):
             pairs = [_transition(unrolls, t, b) for t, b in zip(*divmod(index, B), strict=True)]

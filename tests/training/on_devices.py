@@ -25,7 +25,7 @@ from seedcli.config.topology import Plan
 from seedcli.specs import EnvSpec
 from seedcli.training import batch_update
 from seedcli.training import trainer as trainer_module
-from seedcli.training.batch_update import BatchUpdate, column_order
+from seedcli.training.batch_update import BatchUpdate, column_orders
 from seedcli.training.batches import TrainingBatch
 from seedcli.training.devices import Devices, find_inventory, prepare
 from seedcli.training.optimizer import clip_gradients
@@ -205,14 +205,15 @@ def target_networks(devices: Devices) -> dict[str, Any]:
 
 
 def joined(number: int, parts: int) -> Any:
-    """The order of columns on one device that makes the minibatches which `number` devices make together."""
+    """The orders of columns on one device that make the minibatches which `number` devices make together."""
 
-    def order(seed: int, updates: Any, epoch: Any, replica: int, columns: Any) -> Any:
+    def orders(seed: int, updates: Any, epochs: int, replica: int, columns: Any) -> Any:
         each = columns // number
-        orders = [column_order(seed, updates, epoch, i, each) + i * each for i in range(number)]
-        return tf.reshape(tf.transpose(tf.reshape(tf.stack(orders), [number, parts, -1]), [1, 0, 2]), [-1])
+        found = [column_orders(seed, updates, epochs, i, each) + i * each for i in range(number)]
+        split = tf.reshape(tf.stack(found), [number, epochs, parts, -1])
+        return tf.reshape(tf.transpose(split, [1, 2, 0, 3]), [epochs, -1])
 
-    return order
+    return orders
 
 
 def tiny(devices: Devices, epochs: int, count: int, **values: Any) -> dict[str, Any]:
@@ -235,8 +236,8 @@ def minibatches() -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     recurrent = TRAINING["vtrace"].model_copy(update={"epochs": 3, "minibatches": 2})
     for number, devices in ((2, Devices(plan(2))), (1, Devices.default())):
-        order = joined(2, 2) if number == 1 else column_order
-        with mock.patch.object(batch_update, "column_order", order):
+        orders = joined(2, 2) if number == 1 else column_orders
+        with mock.patch.object(batch_update, "column_orders", orders):
             found["loop", number] = tiny(devices, 3, 4)
             found["unrolled", number] = tiny(devices, 2, 3)
             found["stop", number] = tiny(devices, 3, 3, stop_after=12)

@@ -14,7 +14,7 @@ from seedcli.agents.registry import create_agent
 from seedcli.config.sections import TrainingConfig
 from seedcli.errors import UsageError
 from seedcli.training import batch_update
-from seedcli.training.batch_update import column_order
+from seedcli.training.batch_update import column_orders
 from seedcli.training.batches import TrainingBatch
 from seedcli.training.devices import columns_of
 from seedcli.training.optimizer import clip_gradients, make_optimizer
@@ -95,7 +95,7 @@ def test_a_resumed_run_continues_the_orders_of_its_seed() -> None:
 def test_orders_differ_between_seeds_batches_epochs_and_devices() -> None:
     def order(*numbers: int) -> tuple[int, ...]:
         seed, updates, epoch, replica = numbers
-        found = column_order(seed, tf.constant(updates, tf.int64), epoch, replica, 32).numpy()
+        found = column_orders(seed, tf.constant(updates, tf.int64), 2, replica, 32)[epoch].numpy()
         assert sorted(found) == list(range(32)) and found.dtype == np.int32
         return tuple(found.tolist())
 
@@ -103,7 +103,7 @@ def test_orders_differ_between_seeds_batches_epochs_and_devices() -> None:
     assert len({order(*each) for each in numbers}) == len(numbers)
     assert order(*numbers[0]) == order(*numbers[0])
     # Every column is equally often in the first half.
-    first = np.stack([column_order(3, tf.constant(i, tf.int64), 0, 0, 4).numpy()[:2] for i in range(400)])
+    first = np.stack([column_orders(3, tf.constant(i, tf.int64), 1, 0, 4)[0].numpy()[:2] for i in range(400)])
     np.testing.assert_allclose(np.bincount(first.ravel()), 200, atol=50)
 
 
@@ -129,7 +129,7 @@ def _vtrace_batch(seed: int, columns: int, agent: Any) -> TrainingBatch:
 
 @pytest.mark.parametrize(("epochs", "minibatches"), [(1, 1), (4, 1), (5, 1), (1, 4), (3, 2)])
 def test_updates_equal_a_plain_loop_of_optimizer_steps_to_the_bit(epochs: int, minibatches: int) -> None:
-    """V-trace with an LSTM on the columns that `column_order` gives."""
+    """V-trace with an LSTM on the columns that `column_orders` gives."""
     config = training_config(
         unroll_length=4, batch_size=B, learning_rate=0.01, clip_norm=0.1, epochs=epochs, minibatches=minibatches
     )
@@ -154,7 +154,7 @@ def test_updates_equal_a_plain_loop_of_optimizer_steps_to_the_bit(epochs: int, m
         result = trainer.update(batch, env_steps=0)
         assert result.applied and result.fault is None
         for epoch in range(epochs):
-            order = column_order(5, tf.constant(number * epochs * minibatches, tf.int64), epoch, 0, B).numpy()
+            order = column_orders(5, tf.constant(number * epochs * minibatches, tf.int64), epochs, 0, B)[epoch].numpy()
             for part in np.split(order, minibatches) if minibatches > 1 else [slice(None)]:
                 unrolls = tf.nest.map_structure(tf.constant, columns_of(batch.unrolls, part))
                 clipped += float(step(unrolls)) > config.clip_norm
