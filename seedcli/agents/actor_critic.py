@@ -121,6 +121,15 @@ class ActorCriticAgent(NetworkAgent):
         """Whether every record stores the value that was predicted when its action was chosen."""
         return bool(config.normalize_values)
 
+    @staticmethod
+    def fixes_targets(config: Any) -> bool:
+        """Whether `targets` computes what `loss` reads of other records, so that transitions can be trained on alone.
+
+        The transitions of an unroll are alike, so minibatches of whole unrolls have noisier gradients. A network with a
+        state, such as an LSTM, needs the unrolls.
+        """
+        return False
+
     def __init__(
         self, config: ActorCriticConfig, training: TrainingConfig, spec: EnvSpec, seed: int, precision: str = "float32"
     ) -> None:
@@ -142,6 +151,7 @@ class ActorCriticAgent(NetworkAgent):
                 **({"value": ArraySpec((), "float32")} if self.records_values(config, training) else {}),
             },
             symptoms=self.symptoms(config),
+            shuffles=self.fixes_targets(config) and not tf.nest.flatten(self.initial_state(1)),
         )
 
     def symptoms(self, config: Any) -> tuple[Symptom, ...]:

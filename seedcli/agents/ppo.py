@@ -6,7 +6,6 @@ Details follow Andrychowicz et al., "What Matters In On-Policy Reinforcement Lea
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -41,15 +40,16 @@ class PPOAgent(ActorCriticAgent):
         """Build the agent; raises UsageError if the network does not support the environment's observations."""
         super().__init__(config, training, spec, seed, precision)
         self._synchronous = training.synchronous
-        # The transitions of an unroll are alike, so minibatches of whole unrolls have noisier gradients. A network with
-        # a state, such as an LSTM, needs the unrolls.
-        shuffles = not tf.nest.flatten(self.initial_state(1))
-        self.algorithm = dataclasses.replace(self.algorithm, shuffles=shuffles)
 
     @staticmethod
     def records_values(config: Any, training: TrainingConfig) -> bool:
         """With normalised values, and with `training.synchronous`, for `targets`."""
         return bool(config.normalize_values or training.synchronous)
+
+    @staticmethod
+    def fixes_targets(config: Any) -> bool:
+        """Always."""
+        return True
 
     def symptoms(self, config: Any) -> tuple[Symptom, ...]:
         """Those of all actor-critic agents, and updates of a batch that are mostly clipped."""

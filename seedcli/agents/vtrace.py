@@ -2,19 +2,67 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
-from seedcli.agents import targets
-from seedcli.agents.actor_critic import ActorCriticAgent
+from seedcli.agents.actor_critic import ActorCriticAgent, Evaluation
 from seedcli.agents.base import LossOutputs, UnrollBatch
+from seedcli.agents.replicas import total
+from seedcli.agents.targets import VTraceTargets, importance_weights, inside_trust_region, vtrace
 from seedcli.agents.vtrace_config import VTraceConfig
 
 
 class VTraceAgent(ActorCriticAgent):
-    """An `ActorCriticAgent` that corrects for the age of its data with importance weights."""
+    """An `ActorCriticAgent` and `agents.base.TargetsAgent` that corrects for the age of its data with importance
+    weights."""
 
     Config = VTraceConfig
     config: VTraceConfig
+
+    @staticmethod
+    def fixes_targets(config: Any) -> bool:
+        """With `agent.fixed_targets`."""
+        return bool(config.fixed_targets)
+
+    def targets(self, unrolls: UnrollBatch) -> dict[str, tf.Tensor]:
+        """With `agent.fixed_targets` what all updates on a batch share, computed before the first; else nothing.
+
+        Advantages are centred: where values lag behind the returns, all actions would be made more probable, update
+        after update, until nothing explores any more.
+
+        Returns:
+            "vs" [T, B] float32, the value targets, and "error" [T, B], the advantages before their importance weights,
+            less their weighted mean; 0 where masked.
+        """
+        if not self.config.fixed_targets:
+            return {}
+        batch = self.evaluate(unrolls)
+        target = self._vtrace(batch)
+        rho = target.rho_tm1 * tf.cast(unrolls.weights > 0.0, tf.float32)
+        weight, error = total([tf.reduce_sum(rho), tf.reduce_sum(tf.where(rho > 0.0, rho * target.errors_tm1, 0.0))])
+        mean = tf.math.divide_no_nan(error, weight)
+        return {"vs": target.vs_tm1, "error": (target.errors_tm1 - mean) * batch.mask_tm1}
+
+    def _vtrace(self, batch: Evaluation) -> VTraceTargets:
+        return vtrace(
+            log_rho_tm1=batch.log_pi - batch.log_mu,
+            r_t=batch.r_t,
+            discount_t=batch.discount_t,
+            mask_tm1=batch.mask_tm1,
+            values=batch.values,
+            rho_clip=self.config.rho_clip,
+            c_clip=self.config.c_clip,
+            lambda_=self.config.lambda_,
+        )
+
+    def _target(self, batch: Evaluation, unrolls: UnrollBatch) -> VTraceTargets:
+        """The targets of an update, always with the importance weights of the policy as it is now."""
+        if not self.config.fixed_targets:
+            return self._vtrace(batch)
+        ratio = importance_weights(batch.log_pi - batch.log_mu, batch.mask_tm1)
+        rho, error = tf.minimum(ratio, self.config.rho_clip), unrolls.targets["error"]
+        return VTraceTargets(unrolls.targets["vs"], rho * error, rho, error)
 
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
         """−log π(a)·advantage + baseline_cost·½(v_s − V)² − entropy_cost·H(π), summed and divided by T·B.
@@ -27,22 +75,13 @@ class VTraceAgent(ActorCriticAgent):
             importance weights), "advantage_scale" (divisor of advantages) and those of `value_metrics` and
             `loss_outputs`.
         """
-        config, batch = self.config, self.evaluate(unrolls)
-        log_rho = batch.log_pi - batch.log_mu
-        target = targets.vtrace(
-            log_rho_tm1=log_rho,
-            r_t=batch.r_t,
-            discount_t=batch.discount_t,
-            mask_tm1=batch.mask_tm1,
-            values=batch.values,
-            rho_clip=config.rho_clip,
-            c_clip=config.c_clip,
-            lambda_=config.lambda_,
-        )
+        config, batch = self.config, self.evaluate(unrolls, last=not self.config.fixed_targets)
+        target = self._target(batch, unrolls)
         value_unit, advantage_unit = self.units()
         policy_loss = -batch.log_pi * target.pg_advantages / advantage_unit
         if config.policy_clip:
-            policy_loss *= targets.inside_trust_region(log_rho, target.pg_advantages, config.policy_clip)
+            log_rho = batch.log_pi - batch.log_mu
+            policy_loss *= inside_trust_region(log_rho, target.pg_advantages, config.policy_clip)
         squared_error = tf.square((target.vs_tm1 - batch.v_tm1) / value_unit)
         metrics = {
             "advantage": batch.mean(target.pg_advantages),

@@ -16,3 +16,8 @@ class VTraceConfig(ActorCriticConfig):
     policy_clip: NonNegative = Field(
         0.0, description="PPO clipping, no policy gradient that moves π/μ further outside 1 ± this; 0: off"
     )
+    fixed_targets: bool = Field(
+        False,
+        description="compute targets once for each batch, not anew for each update, with advantages of mean 0; "
+        "minibatches are then of single transitions, unless the network has a state",
+    )

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from seedcli.agents import q_targets, targets
-from seedcli.agents.base import ActInputs, Agent, UnrollBatch
+from seedcli.agents.base import ActInputs, Agent, TargetsAgent, UnrollBatch
 from seedcli.agents.networks import frame_stack
 from seedcli.agents.networks.models import evaluate
 from seedcli.agents.registry import create_agent
@@ -171,6 +171,59 @@ def test_the_loss_agrees_with_float64() -> None:
     explained = 1 - np.var((vs - value[:-1])[valid]) / np.var(vs[valid])
     assert float(result.metrics["explained_variance"]) == pytest.approx(explained, rel=1e-4)
     assert all(x.shape == () and np.isfinite(x) for x in result.metrics.values())
+
+
+def of_actions(logits: Any, action: Any) -> Any:
+    """Log-probabilities of the actions taken, float64."""
+    logits = np.asarray(logits, np.float64)
+    log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return np.take_along_axis(log_probabilities, action[..., None], -1)[..., 0]
+
+
+@pytest.mark.parametrize("lstm", [0, 5])
+def test_fixed_targets_are_those_of_the_network_before_with_advantages_of_mean_0(lstm: int) -> None:
+    values: dict[str, Any] = {"discount": 0.95, "reward_clip": 0.7, "lambda": 0.9, "rho_clip": 1.4, "c_clip": 1.1}
+    agent = make(fixed_targets=True, baseline_cost=0.4, entropy_cost=0.0, lstm=lstm, **values)
+    records = random_records(VECTOR, T + 1, B, seed=11)
+    weights = np.linspace(0.0, 1.5, B).astype(np.float32)  # the first column does not count
+    unrolls = unroll_batch(records, agent.initial_state(B))._replace(weights=tf.constant(weights))
+    assert isinstance(agent, TargetsAgent)
+    unrolls = unrolls._replace(targets=agent.targets(unrolls))
+
+    def outputs() -> tuple[Any, Any, Any]:
+        logits, value = (x.numpy() for x in evaluate(agent.network, unrolls, 0)[:2])
+        log_pi = of_actions(logits[:-1], records["action"][:-1])
+        return log_pi, log_pi - of_actions(records["logits"][:-1], records["action"][:-1]), value
+
+    _, log_rho, value = outputs()
+    clipped = {**records, "reward": np.clip(records["reward"], -0.7, 0.7)}
+    vs, advantages = reference_vtrace(clipped, value, log_rho, 0.95, 1.4, 1.1, 0.9)
+    rho = np.minimum(np.exp(log_rho), 1.4)
+    valid = ~(records["terminated"] | records["truncated"])[:-1]
+    counted = valid * (weights > 0)
+    mean = (advantages * counted).sum() / (rho * counted).sum()
+    assert abs(mean) > 0.05
+
+    for variable in agent.network.trainable_variables:
+        variable.assign(variable + 0.1 * tf.random.stateless_normal(variable.shape, [1, 2]))
+    log_pi, log_rho, now = outputs()
+    assert np.abs(now - value).max() > 0.1
+    policy_loss = -log_pi * np.minimum(np.exp(log_rho), 1.4) * (advantages / rho - mean)
+    each = valid * (policy_loss + 0.4 * 0.5 * (vs - now[:-1]) ** 2)
+    loss = float(agent.loss(unrolls).loss)
+    assert loss == pytest.approx((each * weights).sum() / (T * B), rel=1e-5, abs=1e-6)
+    assert agent.algorithm.shuffles == (not lstm)
+    if not lstm:
+        order = tf.random.experimental.stateless_shuffle(tf.range(T * B), [3, 4])
+        parts = [float(agent.loss(unrolls.transitions(index)).loss) for index in tf.split(order, 3)]
+        assert sum(parts) == pytest.approx(loss, rel=1e-4, abs=1e-6)
+
+
+def test_targets_that_are_not_fixed_follow_the_network_on_whole_unrolls() -> None:
+    agent = make()
+    unrolls = unroll_batch(random_records(VECTOR, T + 1, B), agent.initial_state(B))
+    assert isinstance(agent, TargetsAgent) and agent.targets(unrolls) == {}
+    assert not agent.algorithm.shuffles
 
 
 @pytest.mark.parametrize("memory", [{}, {"lstm": 5, "frame_stack": 2, "previous_action_reward": True}])
