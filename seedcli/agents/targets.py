@@ -61,14 +61,12 @@ class VTraceTargets(NamedTuple):
     Attributes:
         vs_tm1: [T, B] float32, the value targets v_s; V itself where masked.
         pg_advantages: [T, B] float32, ρ_s·(r_s + γ_s·v_{s+1} − V(x_s)); 0 where masked.
-        rho_tm1: [T, B] float32, the importance weights ρ_s clipped at ρ̄; 0 where masked.
-        errors_tm1: [T, B] float32, r_s + γ_s·v_{s+1} − V(x_s).
+        rho_tm1: [T, B] float32, the importance weights clipped at ρ̄; 0 where masked.
     """
 
     vs_tm1: tf.Tensor
     pg_advantages: tf.Tensor
     rho_tm1: tf.Tensor
-    errors_tm1: tf.Tensor
 
 
 def importance_weights(log_rho_tm1: tf.Tensor, mask_tm1: tf.Tensor) -> tf.Tensor:
@@ -118,8 +116,8 @@ def vtrace(
     vs_tm1 = v_tm1 + correction
     vs_t = tf.concat([vs_tm1[1:], v_t[-1:]], axis=0)
     q_t = lambda_ * vs_t + (1.0 - lambda_) * v_t
-    errors = r_t + discount_t * q_t - v_tm1
-    return VTraceTargets(vs_tm1, rho_tm1 * errors, rho_tm1, errors)
+    advantages = rho_tm1 * (r_t + discount_t * q_t - v_tm1)
+    return VTraceTargets(vs_tm1, advantages, rho_tm1)
 
 
 class GaeTargets(NamedTuple):

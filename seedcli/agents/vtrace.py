@@ -39,10 +39,11 @@ class VTraceAgent(ActorCriticAgent):
             return {}
         batch = self.evaluate(unrolls)
         target = self._vtrace(batch)
-        rho = target.rho_tm1 * tf.cast(unrolls.weights > 0.0, tf.float32)
-        weight, error = total([tf.reduce_sum(rho), tf.reduce_sum(tf.where(rho > 0.0, rho * target.errors_tm1, 0.0))])
-        mean = tf.math.divide_no_nan(error, weight)
-        return {"vs": target.vs_tm1, "error": (target.errors_tm1 - mean) * batch.mask_tm1}
+        counts = tf.cast(unrolls.weights > 0.0, tf.float32)
+        weight, advantage = total([tf.reduce_sum(x * counts) for x in (target.rho_tm1, target.pg_advantages)])
+        error = tf.math.divide_no_nan(target.pg_advantages, target.rho_tm1)
+        error -= tf.math.divide_no_nan(advantage, weight)
+        return {"vs": target.vs_tm1, "error": error * batch.mask_tm1}
 
     def _vtrace(self, batch: Evaluation) -> VTraceTargets:
         return vtrace(
@@ -62,7 +63,7 @@ class VTraceAgent(ActorCriticAgent):
             return self._vtrace(batch)
         ratio = importance_weights(batch.log_pi - batch.log_mu, batch.mask_tm1)
         rho, error = tf.minimum(ratio, self.config.rho_clip), unrolls.targets["error"]
-        return VTraceTargets(unrolls.targets["vs"], rho * error, rho, error)
+        return VTraceTargets(unrolls.targets["vs"], rho * error, rho)
 
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
         """−log π(a)·advantage + baseline_cost·½(v_s − V)² − entropy_cost·H(π), summed and divided by T·B.
