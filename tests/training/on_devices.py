@@ -38,6 +38,7 @@ B, UPDATES = 8, 10
 NETWORK = {"hidden": (8,), "lstm": 4, "previous_action_reward": True, "normalize_observations": True}
 AGENTS = {
     "vtrace": agent_config(**NETWORK, algorithm="vtrace", normalize_values=True, separate_value=True, policy_clip=0.2),
+    "vtrace_fixed": agent_config(**NETWORK, algorithm="vtrace", normalize_values=True, fixed_targets=True),
     "ppo": agent_config(**NETWORK, algorithm="ppo", normalize_values=True, value_clip=0.1, target_kl=10.0),
     "r2d2": agent_config(**NETWORK, algorithm="r2d2", dueling_hidden=0, frame_stack=2, n_step=2, target_period=3),
     "sac": agent_config(hidden=(8,), normalize_observations=True, algorithm="sac", tau=0.3),
@@ -45,14 +46,17 @@ AGENTS = {
 SPECS = dict.fromkeys(AGENTS, VECTOR) | {"sac": CONTINUOUS}
 TRAINING = {
     "vtrace": TrainingConfig(unroll_length=4, batch_size=B, learning_rate=0.01, epsilon=1e-3, clip_norm=0.05),
-    "ppo": TrainingConfig(unroll_length=4, batch_size=B, learning_rate=0.01, epsilon=1e-3, clip_norm=0.05, epochs=2),
+    **dict.fromkeys(
+        ("vtrace_fixed", "ppo"),
+        TrainingConfig(unroll_length=4, batch_size=B, learning_rate=0.01, epsilon=1e-3, clip_norm=0.05, epochs=2),
+    ),
     "r2d2": TrainingConfig(
         unroll_length=3, burn_in=1, batch_size=B, optimizer="rmsprop", epsilon=1e-3, learning_rate=0.01, clip_norm=0.05
     ),
     "sac": TrainingConfig(unroll_length=4, batch_size=B, learning_rate=0.01, epsilon=1e-3, clip_norm=0.05),
 }
 # Numbers of devices tried with each: tracing an update takes a second or two for each replica.
-DEVICES = {"vtrace": (1, 4), "ppo": (2,), "r2d2": (2, 8), "sac": (2,)}
+DEVICES = {"vtrace": (1, 4), "vtrace_fixed": (2,), "ppo": (2,), "r2d2": (2, 8), "sac": (2,)}
 
 
 def plan(devices: int, **values: Any) -> Plan:
