@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -20,9 +21,11 @@ from seedcli.agents.base import (
 )
 from seedcli.agents.distributions import DiagonalGaussian, make_distribution
 from seedcli.agents.network_agent import NetworkAgent
-from seedcli.agents.networks.models import PolicyValueNetwork, evaluate
+from seedcli.agents.networks.encoder import RECORDED_STATES
+from seedcli.agents.networks.models import PolicyValueNetwork, evaluate, record_states
 from seedcli.agents.variables import named_variables
 from seedcli.config.sections import TrainingConfig
+from seedcli.errors import UsageError
 from seedcli.specs import ArraySpec, EnvSpec
 
 # Means beyond this count as outside the bounds ±1: the means of a policy with extreme actions lie slightly beyond them.
@@ -125,8 +128,8 @@ class ActorCriticAgent(NetworkAgent):
     def fixes_targets(config: Any) -> bool:
         """Whether `targets` computes what `loss` reads of other records, so that transitions can be trained on alone.
 
-        The transitions of an unroll are alike, so minibatches of whole unrolls have noisier gradients. A network with a
-        state, such as an LSTM, needs the unrolls.
+        The transitions of an unroll are alike, so minibatches of whole unrolls have noisier gradients. An LSTM needs
+        the unrolls.
         """
         return False
 
@@ -151,8 +154,30 @@ class ActorCriticAgent(NetworkAgent):
                 **({"value": ArraySpec((), "float32")} if self.records_values(config, training) else {}),
             },
             symptoms=self.symptoms(config),
-            shuffles=self.fixes_targets(config) and not tf.nest.flatten(self.initial_state(1)),
+            shuffles=self.fixes_targets(config) and not self._unrecorded(),
         )
+
+    def _unrecorded(self) -> str:
+        """What of the state before a record does not follow from earlier records, in words; "" if all does."""
+        state = self.initial_state(1)
+        if not tf.nest.flatten(state):
+            return ""
+        if not isinstance(state, Mapping):
+            return "a state of its own"
+        return ", ".join(sorted({*state} - {*RECORDED_STATES, _NOISE}))
+
+    def record_states(self, unrolls: UnrollBatch, index: tf.Tensor) -> State:
+        """The network's states before records (`agents.base.RecordStates`).
+
+        Raises:
+            UsageError: they do not follow from the records, as with an LSTM.
+        """
+        if missing := self._unrecorded():
+            raise UsageError(
+                f"{type(self).__name__} has AlgorithmSpec.shuffles = True, but its state holds {missing}, which does "
+                "not follow from the records of an unroll: leave shuffles out, or write a record_states that gives it"
+            )
+        return record_states(self.network, unrolls, index)
 
     def symptoms(self, config: Any) -> tuple[Symptom, ...]:
         """Signs of training problems."""

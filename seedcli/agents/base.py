@@ -82,7 +82,8 @@ class AlgorithmSpec:
             None: whole unrolls. Requires K = 0 and an agent without state, and with n < T uniform draws.
         shuffles: whether `training.minibatches` > 1 are of single transitions of the batch in random order, each a
             column of 2 records, instead of whole unrolls. Requires unrolls from a queue, K = 0 and an agent without
-            state. Only `loss` gets such columns; `observe` and `TargetsAgent.targets` get the unrolls.
+            state or with `RecordStates`. Only `loss` gets such columns; `observe` and `TargetsAgent.targets` get the
+            unrolls.
     """
 
     name: str
@@ -185,11 +186,12 @@ class UnrollBatch(NamedTuple):
 
         return UnrollBatch(**{name: mapped(name, value) for name, value in self._asdict().items()})
 
-    def transitions(self, index: tf.Tensor) -> UnrollBatch:
-        """The batch whose columns are single transitions of this one, with K = 0, T = 1 and no state.
+    def transitions(self, index: tf.Tensor, state: State) -> UnrollBatch:
+        """The batch whose columns are single transitions of this one, with K = 0 and T = 1.
 
         Args:
             index: [N] int32, t·B + b for the transition from record t of column b.
+            state: [N, ...], of `record_states`.
         """
         columns = tf.shape(self.weights)[0]
 
@@ -203,7 +205,7 @@ class UnrollBatch(NamedTuple):
             return tf.nest.map_structure(lambda array: rows(array, which), value)
 
         fields = {name: selected(name, value) for name, value in self._asdict().items() if name != "state"}
-        return UnrollBatch(**fields, state={})
+        return UnrollBatch(**fields, state=state)
 
 
 _COLUMNS_FIRST = (
@@ -341,3 +343,24 @@ class TargetsAgent(Protocol):
 
         Called once per batch with all of a device's columns, after `observe` and before the first update.
         """
+
+
+@runtime_checkable
+class RecordStates(Protocol):
+    """An `Agent` whose state before any record follows from those before it, such as a frame stack, but no LSTM."""
+
+    def record_states(self, unrolls: UnrollBatch, index: tf.Tensor) -> State:
+        """The states [N, ...] before records of a batch, reset where the record is the first of its episode.
+
+        No gradient flows into them. What only `act` reads may be left out.
+
+        Args:
+            unrolls: the batch.
+            index: [N] int32, t·B + b for record t of column b.
+        """
+
+
+def transitions_of(agent: Agent, unrolls: UnrollBatch, index: tf.Tensor) -> UnrollBatch:
+    """A batch whose columns are single transitions of `unrolls`; arguments as for `UnrollBatch.transitions`."""
+    state = agent.record_states(unrolls, index) if isinstance(agent, RecordStates) else {}
+    return unrolls.transitions(index, state)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from seedcli.agents.base import Agent, TargetsAgent, UnrollBatch
+from seedcli.agents.base import Agent, TargetsAgent, UnrollBatch, transitions_of
 from seedcli.agents.calls import traced
 from seedcli.agents.registry import create_agent
 from seedcli.bench.bare_envs import Turn, environment_turn, library
@@ -68,7 +68,7 @@ def _minibatches(agent: Agent, training: TrainingConfig, batch: UnrollBatch) -> 
     size = training.columns_per_update
     if agent.algorithm.shuffles and training.minibatches > 1:
         order = np.arange(training.unroll_length * training.batch_size, dtype=np.int32)
-        return [batch.transitions(tf.constant(part)) for part in np.split(order, training.minibatches)]
+        return [transitions_of(agent, batch, tf.constant(part)) for part in np.split(order, training.minibatches)]
     return [columns_of(batch, slice(start, start + size)) for start in range(0, training.batch_size, size)]
 
 

@@ -125,7 +125,7 @@ class TrainingConfig(Section):
     minibatches: PositiveInt = Field(
         1,
         description="parts into which each pass splits a batch, one update each: of transitions in random order for "
-        "PPO without a state (LSTM, frame stack, previous action), else of whole unrolls; only without a replay",
+        "PPO without an LSTM, and V-trace with agent.fixed_targets; else of whole unrolls; only without a replay",
     )
     synchronous: bool = Field(
         False, description="environments wait while training uses what they collected; only without a replay"

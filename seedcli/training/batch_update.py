@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from seedcli.agents.base import Agent, TargetsAgent, UnrollBatch
+from seedcli.agents.base import Agent, TargetsAgent, UnrollBatch, transitions_of
 from seedcli.agents.calls import traced
 from seedcli.agents.replicas import total
 from seedcli.config.sections import TrainingConfig
@@ -218,7 +218,7 @@ class BatchUpdate:
 
     def _minibatch(self, unrolls: UnrollBatch, part: tf.Tensor) -> UnrollBatch:
         if self._shuffles:
-            return unrolls.transitions(part)
+            return transitions_of(self._agent, unrolls, part)
         return unrolls.map_columns(lambda array, axis: tf.gather(array, part, axis=axis))
 
     def gradients(self, unrolls: UnrollBatch, scale: tf.Tensor | None) -> Gradients:

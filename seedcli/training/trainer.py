@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from seedcli.agents.base import Agent, UnrollBatch
+from seedcli.agents.base import Agent, RecordStates, UnrollBatch
 from seedcli.agents.calls import traced
 from seedcli.agents.replicas import assign, total
 from seedcli.config.sections import TrainingConfig
@@ -104,10 +104,12 @@ class Trainer:
                 f"training.synchronous = true must be false with {type(agent).__name__}: replay.ratio sets the pace of "
                 "environments and training for an algorithm with a replay"
             )
-        if agent.algorithm.shuffles and config.minibatches > 1 and tf.nest.flatten(agent.initial_state(1)):
+        shuffles = agent.algorithm.shuffles and config.minibatches > 1
+        if shuffles and tf.nest.flatten(agent.initial_state(1)) and not isinstance(agent, RecordStates):
             raise UsageError(
                 f"{type(agent).__name__} has AlgorithmSpec.shuffles = True, but it also has a state, and only that "
-                "before an unroll's first record is stored: return an empty initial_state, or leave shuffles out"
+                "before an unroll's first record is stored: add record_states, return an empty initial_state, or leave "
+                "shuffles out"
             )
         self._agent = agent
         self._config = config

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from seedcli.agents.base import ActInputs, UnrollBatch
 from seedcli.agents.distributions import make_distribution
-from seedcli.agents.networks.models import RecurrentNetwork
+from seedcli.agents.networks.models import RecurrentNetwork, record_states
 from seedcli.config.sections import TrainingConfig
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, map_arrays
 from seedcli.training.optimizer import Step, apply_where, clip_gradients
@@ -147,6 +147,15 @@ def play(network: RecurrentNetwork, records: Records) -> tuple[Any, list[Any], A
         state = network.remember(state, tf.constant(records["action"][t]))
         outputs.append(output)
     return tf.nest.map_structure(lambda *x: np.stack(x), *outputs), states, state
+
+
+def check_record_states(network: RecurrentNetwork, unrolls: UnrollBatch, states: Sequence[Any]) -> None:
+    """Compare `models.record_states` of all records, in random order, with the states before them in acting."""
+    length, columns = unrolls.reward.shape
+    index = np.random.default_rng(5).permutation(length * columns).astype(np.int32)
+    found = record_states(network, unrolls, tf.constant(index))
+    acting = tf.nest.map_structure(lambda *each: np.concatenate(each)[index], *states[:length])
+    tf.nest.map_structure(np.testing.assert_array_equal, found, acting)
 
 
 def apply_gradients(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from seedcli.agents.ppo import PPOAgent
 from seedcli.agents.registry import create_agent
 from seedcli.config.known_keys import all_keys
 from seedcli.config.sections import TrainingConfig
+from seedcli.errors import UsageError
 from seedcli.specs import EnvSpec
 from seedcli.training.batch_update import column_orders
 from seedcli.training.batches import TrainingBatch
@@ -29,6 +31,7 @@ from tests.agents.helpers import (
     Records,
     agent_config,
     random_records,
+    reset,
     training_config,
     unroll_batch,
 )
@@ -303,14 +306,16 @@ def test_updates_on_minibatches_of_recurrent_columns_share_the_targets_of_the_ba
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("synchronous", [False, True])
-def test_without_a_state_minibatches_are_transitions_in_random_order(synchronous: bool) -> None:
+@pytest.mark.parametrize(
+    ("synchronous", "memory"), [(False, {}), (True, {}), (True, {"frame_stack": 3, "previous_action_reward": True})]
+)
+def test_without_an_lstm_minibatches_are_transitions_in_random_order(synchronous: bool, memory: dict[str, Any]) -> None:
     """The trainer against a plain loop of optimizer steps on single transitions."""
     config = training_config(
         unroll_length=3, batch_size=B, learning_rate=0.01, clip_norm=0.1, epochs=2, minibatches=3,
         synchronous=synchronous,
     )  # fmt: skip
-    agent, plain = (make(training=config, value_clip=0.1) for _ in range(2))
+    agent, plain = (make(training=config, value_clip=0.1, **memory) for _ in range(2))
     assert agent.algorithm.shuffles and config.parts_of_update == (2 if synchronous else 1)
     trainer, optimizer = Trainer(agent, config, 10**9, seed=5), make_optimizer(config)
     variables = plain.network.trainable_variables
@@ -325,7 +330,7 @@ def test_without_a_state_minibatches_are_transitions_in_random_order(synchronous
         order = column_orders(5, tf.constant(0, tf.int64), 2, 0, 3 * B)[epoch].numpy()
         assert sorted(order) == list(range(3 * B))
         for index in np.split(order, 3):
-            pairs = [_transition(unrolls, t, b) for t, b in zip(*divmod(index, B), strict=True)]
+            pairs = [_transition(plain, unrolls, t, b) for t, b in zip(*divmod(index, B), strict=True)]
             with tf.GradientTape() as tape:
                 loss = tf.add_n([plain.loss(pair).loss for pair in pairs])
             optimizer.apply(clip_gradients(tape.gradient(loss, variables), config.clip_norm)[0], variables)
@@ -333,15 +338,42 @@ def test_without_a_state_minibatches_are_transitions_in_random_order(synchronous
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-def _transition(unrolls: UnrollBatch, t: int, b: int) -> UnrollBatch:
-    """One transition as a batch of its own, by slices."""
-    alone = unrolls.map_columns(lambda x, axis: x[t : t + 2, b : b + 1] if axis else x[b : b + 1])
-    return alone._replace(targets={name: x[t : t + 1, b : b + 1] for name, x in unrolls.targets.items()})
+def _transition(agent: PPOAgent, unrolls: UnrollBatch, t: int, b: int) -> UnrollBatch:
+    """One transition as a batch of its own, by slices, with the state after the records before it."""
+    alone = unrolls.map_columns(lambda x, axis: x[:, b : b + 1] if axis else x[b : b + 1])
+    state = alone.state
+    final = tf.logical_or(alone.terminated, alone.truncated)
+    for i in range(t):
+        _, state = agent.network.step(alone.observation[i], alone.reward[i], state)
+        state = agent.network.remember(state, alone.action[i])
+        state = reset(agent.network, state, final[i].numpy())
+    pair = alone.map_columns(lambda x, axis: x[t : t + 2] if axis else x)
+    targets = {name: x[t : t + 1, b : b + 1] for name, x in unrolls.targets.items()}
+    return pair._replace(state=state, targets=targets)
 
 
-@pytest.mark.parametrize("memory", [{"lstm": 5}, {"frame_stack": 2}, {"previous_action_reward": True}])
-def test_with_a_state_minibatches_are_whole_unrolls(memory: dict[str, Any]) -> None:
-    assert not make(**memory).algorithm.shuffles
+def test_an_lstm_trains_on_whole_unrolls() -> None:
+    config = training_config(unroll_length=3, batch_size=B, minibatches=2)
+    agent = make(training=config, lstm=5, frame_stack=2)
+    assert not agent.algorithm.shuffles
+    (batch,) = training_batches(agent, 1)
+    agent.algorithm = dataclasses.replace(agent.algorithm, shuffles=True)
+    with pytest.raises(UsageError, match=r"its state holds lstm_cell, lstm_hidden, which does not follow from the rec"):
+        Trainer(agent, config, 10**9).update(batch, env_steps=0)
+
+
+def test_a_state_of_the_users_own_trains_on_whole_unrolls() -> None:
+    class Counting(PPOAgent):
+        def initial_state(self, batch_size: int) -> Any:
+            return {**super().initial_state(batch_size), "steps": tf.zeros([batch_size])}
+
+    class Tuple(PPOAgent):
+        def initial_state(self, batch_size: int) -> Any:
+            return (tf.zeros([batch_size]),)
+
+    config = training_config(unroll_length=T, batch_size=B)
+    for kind in (Counting, Tuple):
+        assert not kind(agent_config(algorithm="ppo", frame_stack=2), config, VECTOR, 7).algorithm.shuffles
 
 
 def test_synchronous_training_gives_the_same_weights_from_recorded_values_and_halves_of_minibatches() -> None:

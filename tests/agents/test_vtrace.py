@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from seedcli.agents import q_targets, targets
-from seedcli.agents.base import ActInputs, Agent, TargetsAgent, UnrollBatch
+from seedcli.agents.base import ActInputs, Agent, TargetsAgent, UnrollBatch, transitions_of
 from seedcli.agents.networks import frame_stack
 from seedcli.agents.networks.models import evaluate
 from seedcli.agents.registry import create_agent
@@ -180,10 +180,10 @@ def of_actions(logits: Any, action: Any) -> Any:
     return np.take_along_axis(log_probabilities, action[..., None], -1)[..., 0]
 
 
-@pytest.mark.parametrize("lstm", [0, 5])
-def test_fixed_targets_are_those_of_the_network_before_with_advantages_of_mean_0(lstm: int) -> None:
+@pytest.mark.parametrize("memory", [{}, {"frame_stack": 2}, {"lstm": 5}])
+def test_fixed_targets_are_those_of_the_network_before_with_advantages_of_mean_0(memory: dict[str, int]) -> None:
     values: dict[str, Any] = {"discount": 0.95, "reward_clip": 0.7, "lambda": 0.9, "rho_clip": 1.4, "c_clip": 1.1}
-    agent = make(fixed_targets=True, baseline_cost=0.4, entropy_cost=0.0, lstm=lstm, **values)
+    agent = make(fixed_targets=True, baseline_cost=0.4, entropy_cost=0.0, **memory, **values)
     records = random_records(VECTOR, T + 1, B, seed=11)
     weights = np.linspace(0.0, 1.5, B).astype(np.float32)  # the first column does not count
     unrolls = unroll_batch(records, agent.initial_state(B))._replace(weights=tf.constant(weights))
@@ -212,10 +212,10 @@ def test_fixed_targets_are_those_of_the_network_before_with_advantages_of_mean_0
     each = valid * (policy_loss + 0.4 * 0.5 * (vs - now[:-1]) ** 2)
     loss = float(agent.loss(unrolls).loss)
     assert loss == pytest.approx((each * weights).sum() / (T * B), rel=1e-5, abs=1e-6)
-    assert agent.algorithm.shuffles == (not lstm)
-    if not lstm:
+    assert agent.algorithm.shuffles == ("lstm" not in memory)
+    if agent.algorithm.shuffles:
         order = tf.random.experimental.stateless_shuffle(tf.range(T * B), [3, 4])
-        parts = [float(agent.loss(unrolls.transitions(index)).loss) for index in tf.split(order, 3)]
+        parts = [float(agent.loss(transitions_of(agent, unrolls, index)).loss) for index in tf.split(order, 3)]
         assert sum(parts) == pytest.approx(loss, rel=1e-4, abs=1e-6)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from seedcli.agents.ppo import PPOAgent
 from seedcli.agents.registry import create_agent
 from seedcli.config.sections import TrainingConfig
 from seedcli.errors import UsageError
@@ -64,9 +65,13 @@ def test_every_epoch_is_a_new_order_of_whole_columns(epochs: int, minibatches: i
 
 def test_an_agent_with_a_state_that_shuffles_transitions_is_refused() -> None:
     config = training_config(unroll_length=4, batch_size=B, minibatches=2)
-    agent = create_agent(agent_config(algorithm="ppo", lstm=4), config, VECTOR, 3)
+
+    class Own(PPOAgent):
+        record_states: Any = None
+
+    agent = Own(agent_config(algorithm="ppo", lstm=4), config, VECTOR, 3)
     agent.algorithm = dataclasses.replace(agent.algorithm, shuffles=True)
-    with pytest.raises(UsageError, match=r"PPOAgent has AlgorithmSpec.shuffles = True, but it also has a state"):
+    with pytest.raises(UsageError, match=r"Own has AlgorithmSpec.shuffles = True, but it also has a state"):
         Trainer(agent, config, 10**9)
     Trainer(agent, config.model_copy(update={"minibatches": 1}), 10**9)
 

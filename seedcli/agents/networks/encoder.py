@@ -107,6 +107,10 @@ class PreviousAction:
         return one_hot(state - 1, self._array) if self._array.categories else state
 
 
+# What of an `Encoder`'s state before a record follows from earlier records, without any layer.
+RECORDED_STATES = ("frames", "frame_count", "previous_action")
+
+
 class Encoder(keras.layers.Layer):
     """Everything below the heads: encodes observations and recurrent state as features.
 
@@ -206,6 +210,24 @@ class Encoder(keras.layers.Layer):
             start = state[hidden], state[cell]
             features[i], after[hidden], after[cell] = _unroll_lstm(lstm, reward.shape[0], features[i], first, *start)
         return features, {**state, **after}
+
+    def states(
+        self, observation: Any, action: tf.Tensor, first: tf.Tensor, state: State, index: tf.Tensor
+    ) -> dict[str, Any]:
+        """`RECORDED_STATES` [N, ...] before records of an unroll, reset where `first`.
+
+        Args:
+            observation: [L, B, ...], as for `unroll`.
+            action: [L, B, ...].
+            first: [L, B] bool.
+            state: [B, ...], before record 0.
+            index: [N] int32, t·B + b for record t of column b.
+        """
+        states = self._stack.states(observation, first, state, index)
+        if self._previous is not None:
+            before, _ = self._previous.unroll(action, first, state["previous_action"])
+            states["previous_action"] = tf.gather(before, index)
+        return states
 
     def _memories(self) -> Iterator[tuple[str, str, Lstm]]:
         """State names of each LSTM's hidden vector and cell, and the LSTM."""

@@ -138,6 +138,23 @@ class FrameStack:
         kept = self._masked(frames[length:], tf.stack([mask[-1] for mask in seen[1:]]))
         return stacked, tf.transpose(kept, swap)
 
+    def states(
+        self, observation: tf.Tensor, state: tf.Tensor, kept: Sequence[tf.Tensor], index: tf.Tensor
+    ) -> tf.Tensor:
+        """The states before records of an unroll, [N, S-1, *shape].
+
+        Args:
+            observation: [L, B, ...].
+            state: [B, S-1, *shape], before record 0.
+            kept: S-1 masks [N] bool, whether each frame is of the record's episode.
+            index: [N] int32, t·B + b for record t of column b.
+        """
+        swap = [1, 0, *range(2, 2 + len(self.shape))]
+        frames = tf.concat([tf.transpose(state, swap), self.frames(observation, 2)], axis=0)
+        flat = tf.reshape(frames, [-1, *self.shape])
+        rows = index[:, tf.newaxis] + tf.range(self._size - 1) * tf.shape(frames)[1]
+        return self._masked(tf.gather(flat, rows), tf.stack(kept, axis=1))
+
     def _masked(self, frames: tf.Tensor, keep: tf.Tensor) -> tf.Tensor:
         """Frames [X, Y, *shape], zero where `keep` [X, Y] is False."""
         return frames * tf.cast(keep, frames.dtype)[(..., *[tf.newaxis] * len(self.shape))]
@@ -245,6 +262,28 @@ class ObservationStack:
         if self.normalizers:
             after["frame_count"] = sum(tf.cast(mask[-1], tf.int32) for mask in seen[1:])
         return map_arrays(lambda pair: pair[0], both), after
+
+    def states(self, observation: Any, first: tf.Tensor, state: Mapping[str, Any], index: tf.Tensor) -> dict[str, Any]:
+        """The states [N, ...] before records of an unroll, empty where the record is the first of an episode.
+
+        Args:
+            observation: [L, B, ...].
+            first: [L, B] bool, where an episode starts.
+            state: [B, ...], before record 0.
+            index: [N] int32, t·B + b for record t of column b.
+        """
+        if self._size == 1:
+            return {}
+        seen = self._seen(first, state.get("frame_count"))[:-1]
+        kept = [tf.gather(tf.reshape(mask, [-1]), index) for mask in seen]
+        states = {
+            "frames": map_arrays(
+                lambda stack, *x: stack.states(*x, kept, index), self._stacks, observation, state["frames"]
+            )
+        }
+        if self.normalizers:
+            states["frame_count"] = sum(tf.cast(mask, tf.int32) for mask in kept)
+        return states
 
     def observe(self, observation: Any, keep: tf.Tensor) -> None:
         """Update the normalizers with records [T, B, ...] of the columns `keep` [B] bool."""

@@ -188,6 +188,15 @@ class DuelingQNetwork(RecurrentNetwork):
         return value + advantage - tf.reduce_mean(advantage, axis=-1, keepdims=True)
 
 
+def _first(unrolls: UnrollBatch) -> tf.Tensor:
+    """Where the state is reset before the record, [K+T+1, B] bool.
+
+    The stored state is already reset where record 0 is the first of its episode.
+    """
+    final = tf.logical_or(unrolls.terminated, unrolls.truncated)
+    return tf.pad(final[:-1], [[1, 0], [0, 0]])
+
+
 def evaluate(network: Any, unrolls: UnrollBatch, burn_in: int) -> Any:
     """A network's outputs on the records after the burn-in, [T+1, B, ...], with states reset as in acting.
 
@@ -199,16 +208,24 @@ def evaluate(network: Any, unrolls: UnrollBatch, burn_in: int) -> Any:
         unrolls: records [K+T+1, B, ...]; the length of `reward` must be static for a network with an LSTM.
         burn_in: K.
     """
-    final = tf.logical_or(unrolls.terminated, unrolls.truncated)
-    # The stored state is already reset where record 0 is the first of its episode.
-    first = tf.pad(final[:-1], [[1, 0], [0, 0]])
-    records = (unrolls.observation, unrolls.reward, unrolls.action, first)
+    records = (unrolls.observation, unrolls.reward, unrolls.action, _first(unrolls))
     state = unrolls.state
     if burn_in:
         _, state = network.unroll(*tf.nest.map_structure(lambda x: x[:burn_in], records), state)
         state = tf.nest.map_structure(tf.stop_gradient, state)
     outputs, _ = network.unroll(*tf.nest.map_structure(lambda x: x[burn_in:], records), state)
     return outputs
+
+
+def record_states(network: RecurrentNetwork, unrolls: UnrollBatch, index: tf.Tensor) -> State:
+    """The states [N, ...] before records of a training batch, of a network without LSTM.
+
+    Args:
+        network: the network; it is not evaluated.
+        unrolls: records [T+1, B, ...].
+        index: [N] int32, t·B + b for record t of column b.
+    """
+    return network.encoder.states(unrolls.observation, unrolls.action, _first(unrolls), unrolls.state, index)
 
 
 def observe(network: RecurrentNetwork, unrolls: UnrollBatch, burn_in: int) -> None:

@@ -25,6 +25,7 @@ from tests.agents.helpers import (
     ONE_PART,
     VECTOR,
     agent_config,
+    check_record_states,
     part,
     play,
     random_records,
@@ -80,6 +81,8 @@ def check_an_unroll_reproduces_acting(spec: EnvSpec, **values: Any) -> None:
         evaluated = evaluate(net, unrolls, burn_in=0)
         np.testing.assert_allclose(evaluated.policy, outputs.policy[start : start + 6], atol=1e-5)
         np.testing.assert_allclose(evaluated.value, outputs.value[start : start + 6], atol=1e-5)
+        if not net.encoder.lstms:
+            check_record_states(net, unrolls, states[start:])
     _, after = net.unroll(**whole(records), state=states[0])
     tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), after, last)
 

@@ -26,6 +26,7 @@ from tests.agents.helpers import (
     Records,
     agent_config,
     apply_gradients,
+    check_record_states,
     part,
     play,
     random_records,
@@ -177,6 +178,8 @@ def test_an_unroll_reproduces_acting(spec: EnvSpec, network: str, lstm: int, fra
         np.testing.assert_allclose(evaluated.value, outputs.value[start : start + 6], atol=1e-5)
         after_burn_in = evaluate(net, unrolls, burn_in=3)
         np.testing.assert_allclose(after_burn_in.value, outputs.value[start + 3 : start + 6], atol=1e-5)
+        if not net.encoder.lstms:
+            check_record_states(net, unrolls, states[start:])
     arguments = [
         tf.nest.map_structure(tf.constant, records[name]) for name in ("observation", "reward", "action", "first")
     ]
