@@ -163,7 +163,7 @@ def _attack(fleet: Fleet, subject: Subject, options: argparse.Namespace) -> Proc
         assert attacker.running, attacker.stderr
         return bool(attacker.stdout)
 
-    wait_for(attacks, "the attack begins", 60.0)
+    wait_for(attacks, "the attack begins")
     return attacker
 
 

@@ -19,7 +19,7 @@ from seedcli.training.devices import Devices, batch_bytes
 from tests.system.hosts import free_addresses
 from tests.training.on_devices import AGENTS, DEVICES, TRAINING, UPDATES, B, batches, make
 
-pytestmark = pytest.mark.timeout(600)  # a process that traces updates for 8 devices, on a busy machine
+pytestmark = pytest.mark.timeout(600)  # a process that traces many updates for several devices, on a busy machine
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 500.0  # seconds
