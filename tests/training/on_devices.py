@@ -56,7 +56,7 @@ TRAINING = {
     "sac": TrainingConfig(unroll_length=4, batch_size=B, learning_rate=0.01, epsilon=1e-3, clip_norm=0.05),
 }
 # Numbers of devices tried with each: tracing an update takes a second or two for each replica.
-DEVICES = {"vtrace": (1, 4), "vtrace_fixed": (2,), "ppo": (2,), "r2d2": (4,), "sac": (2,)}
+DEVICES = {"vtrace": (1, 4), "vtrace_fixed": (2,), "ppo": (2,), "r2d2": (2, 8), "sac": (2,)}
 
 
 def plan(devices: int, **values: Any) -> Plan:
