@@ -163,7 +163,7 @@ def _attack(fleet: Fleet, subject: Subject, options: argparse.Namespace) -> Proc
         assert attacker.running, attacker.stderr
         return bool(attacker.stdout)
 
-    wait_for(attacks, "the attack begins")
+    wait_for(attacks, "the attack begins")  # its priority is the lowest, so a busy machine lets it wait
     return attacker
 
 
