@@ -114,20 +114,22 @@ class PPOAgent(ActorCriticAgent):
         return mean, tf.maximum(tf.sqrt(variance), _SMALLEST * self.units()[0])
 
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
-        """−L^CLIP + baseline_cost·½(R − V)² − entropy_cost·H(π), summed and divided by T·B.
+        """−L^CLIP + kl_cost·D + baseline_cost·½(R − V)² − entropy_cost·H(π), summed and divided by T·B.
 
         L^CLIP = min(r·A, clip(r, 1 − ε, 1 + ε)·A) with r = π/μ (equation 7 of the paper), where μ is the recorded
-        behaviour policy; A and R are those of `targets`. With `agent.value_clip` c the error is the larger of those of
-        V and of clip(V, V_old ± c), in units of the values (Huang et al., detail 9).
+        behaviour policy; A and R are those of `targets`. D = r − 1 − log r is an estimate of KL(μ, π) (Schulman,
+        "Approximating KL Divergence", 2020), which equation 8 has instead of the clip. L^CLIP has no gradient beyond
+        the clip; D brings r back. With `agent.value_clip` c the error is the larger of those of V and of
+        clip(V, V_old ± c), in units of the values (Huang et al., detail 9).
 
         T and B (`TrainingConfig.columns_per_update`) are those of the configuration, so the losses of parts of a batch
         add up to the loss of the batch. Actions on final records are masked.
 
         Returns:
             The loss, no priorities, with `agent.target_kl` the distance to it, and metrics, which are means over
-            valid transitions: "advantage", "advantage_scale" (divisor of advantages), "rho" (r), "approx_kl" (of the
-            policy from μ, estimated by r − 1 − log r), "clip_fraction" (of ratios beyond 1 ± ε) and those of
-            `value_metrics` and `loss_outputs`.
+            valid transitions: "advantage", "advantage_scale" (divisor of advantages), "rho" (r), "approx_kl" (D),
+            "clip_fraction" (of ratios beyond 1 ± ε) and those of `value_metrics` and `loss_outputs`, whose
+            "policy_loss" includes the cost of D.
         """
         config, batch, target = self.config, self.evaluate(unrolls, last=False), unrolls.targets
         epsilon, advantage = config.policy_clip, target["advantage"]
@@ -135,8 +137,9 @@ class PPOAgent(ActorCriticAgent):
         log_ratio = tf.clip_by_value(log_ratio, -_MOST, _MOST)
         ratio = tf.exp(log_ratio)
         clipped = tf.clip_by_value(ratio, 1.0 - epsilon, 1.0 + epsilon)
-        policy_loss = -tf.minimum(ratio * advantage, clipped * advantage)
-        kl = tf.stop_gradient(batch.mean(ratio - 1.0 - log_ratio))
+        divergence = ratio - 1.0 - log_ratio
+        policy_loss = config.kl_cost * divergence - tf.minimum(ratio * advantage, clipped * advantage)
+        kl = tf.stop_gradient(batch.mean(divergence))
         metrics = {
             "advantage": batch.mean(target["return"] - target["value"]),
             "advantage_scale": tf.reduce_mean(target["advantage_scale"]),

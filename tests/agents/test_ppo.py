@@ -74,12 +74,13 @@ def log_softmax(x: Any) -> Any:
 
 @pytest.mark.parametrize("normalize_advantages", [False, True])
 @pytest.mark.parametrize("value_clip", [0.0, 0.3])
+@pytest.mark.parametrize("kl_cost", [0.0, 0.6])
 def test_the_loss_and_its_gradients_agree_with_float64(
-    monkeypatch: pytest.MonkeyPatch, value_clip: float, normalize_advantages: bool
+    monkeypatch: pytest.MonkeyPatch, kl_cost: float, value_clip: float, normalize_advantages: bool
 ) -> None:
     agent = make(
         policy_clip=0.25, value_clip=value_clip, normalize_advantages=normalize_advantages, baseline_cost=0.4,
-        entropy_cost=0.03, discount=0.95, reward_clip=0.7, **{"lambda": 0.9},
+        entropy_cost=0.03, kl_cost=kl_cost, discount=0.95, reward_clip=0.7, **{"lambda": 0.9},
     )  # fmt: skip
     records = near_policy(agent, random_records(VECTOR, T + 1, B, seed=11), width=0.5)
     weights = np.linspace(0.5, 1.5, B).astype(np.float32)
@@ -113,6 +114,7 @@ def test_the_loss_and_its_gradients_agree_with_float64(
     for side in (ratio > 1.25, ratio < 0.75):  # both sides, with advantages of both signs
         assert (valid & side & inside).any() and (valid & side & ~inside).any()
     objective = np.where(inside, ratio, np.where(advantage > 0, 1.25, 0.75)) * advantage
+    objective -= kl_cost * (ratio - 1.0 - np.log(ratio))
     v = value.numpy().astype(np.float64)[:-1]
     old = before.value.numpy()[:-1]
     error, of_error = (returns - v) ** 2, 2 * (v - returns)
@@ -131,7 +133,7 @@ def test_the_loss_and_its_gradients_agree_with_float64(
     expected[:-1] = valid * 0.4 * 0.5 * of_error * scale
     np.testing.assert_allclose(of_value, expected, rtol=1e-4, atol=1e-7)
     p = np.exp(log_p)
-    of_objective = (inside * ratio * advantage)[..., None] * (taken - p)
+    of_objective = (inside * ratio * advantage - kl_cost * (ratio - 1.0))[..., None] * (taken - p)
     of_entropy = -p * (log_p + entropy[..., None])
     expected = np.zeros((T + 1, B, 3))
     expected[:-1] = (valid * scale)[..., None] * (-of_objective - 0.03 * of_entropy)
@@ -241,8 +243,9 @@ def test_actions_on_final_records_are_masked(spec: EnvSpec) -> None:
     assert result(cut)[0] != before
 
 
-def test_infinite_ratios_give_finite_gradients() -> None:
-    agent = make()
+@pytest.mark.parametrize("kl_cost", [0.0, 0.6])
+def test_infinite_ratios_give_finite_gradients(kl_cost: float) -> None:
+    agent = make(kl_cost=kl_cost)
     records = random_records(VECTOR, T + 1, B, seed=5)
     records["logits"] = 200.0 * (1.0 - 2.0 * np.eye(3, dtype=np.float32))[records["action"]]
     outputs, gradients = loss_and_gradients(agent, with_targets(agent, unroll_batch(records, {})))
