@@ -30,6 +30,8 @@ from seedcli.specs import ArraySpec, EnvSpec
 
 # Means beyond this count as outside the bounds ±1: the means of a policy with extreme actions lie slightly beyond them.
 _FAR = 1.5
+# Bound of log π/μ. Infinite ratios would give NaN gradients, even where they are clipped.
+_MOST = 20.0
 _RATE = "training.learning_rate"
 _NOISE = "action_noise"  # name of the state of correlated noise
 
@@ -95,6 +97,21 @@ class Evaluation(NamedTuple):
     def v_tm1(self) -> tf.Tensor:
         """V of the records with an action, [T, B] float32."""
         return self.values[: tf.shape(self.mask_tm1)[0]]
+
+    @property
+    def log_ratio(self) -> tf.Tensor:
+        """The logarithm of π/μ for the actions taken, within ±20, [T, B] float32; 0 where masked."""
+        log_ratio = tf.where(self.mask_tm1 > 0.0, self.log_pi - self.log_mu, 0.0)
+        return tf.clip_by_value(log_ratio, -_MOST, _MOST)
+
+    @property
+    def divergence(self) -> tf.Tensor:
+        """Estimates of KL(μ, π), r − 1 − log r ≥ 0 with r = π/μ, [T, B] float32; 0 where masked.
+
+        Schulman, "Approximating KL Divergence" (2020).
+        """
+        log_ratio = self.log_ratio
+        return tf.exp(log_ratio) - 1.0 - log_ratio
 
     def mean(self, x: tf.Tensor) -> tf.Tensor:
         """The mean of x [T, B] over valid transitions, a scalar."""
@@ -275,7 +292,8 @@ class ActorCriticAgent(NetworkAgent):
         metrics: dict[str, tf.Tensor],
         stop: tf.Tensor | None = None,
     ) -> LossOutputs:
-        """The loss: policy_loss + baseline_cost·½squared_error − entropy_cost·H(π) + the cost of means out of bounds.
+        """The loss: policy_loss + baseline_cost·½squared_error − entropy_cost·H(π) + kl_cost·D + the cost of means out
+        of bounds, where D is the divergence from the behaviour policy.
 
         Args:
             batch: of `evaluate`.
@@ -287,13 +305,15 @@ class ActorCriticAgent(NetworkAgent):
 
         Returns:
             The sum divided by T·B, or 0 until the statistics of images can be trained on (`Encoder.settled`); no
-            priorities; and metrics: the given ones, "policy_loss", "value_loss", "entropy" (without their costs) and
-            those of `_state_of_policy`.
+            priorities; and metrics: the given ones, "policy_loss", "value_loss", "entropy", "approx_kl" (D; all without
+            their costs) and those of `_state_of_policy`.
         """
-        config, mask_tm1 = self.config, batch.mask_tm1
+        config, mask_tm1, divergence = self.config, batch.mask_tm1, batch.divergence
         value_loss = 0.5 * squared_error * mask_tm1
         entropy = self.distribution.entropy(batch.policy) * mask_tm1
         each = policy_loss + config.baseline_cost * value_loss - config.entropy_cost * entropy
+        if config.kl_cost:
+            each += config.kl_cost * divergence
         if self._bounded is not None:
             excess = tf.nn.relu(tf.abs(self.distribution.mode(batch.policy)) - 1.0) * self._bounded
             each += config.bound_cost * tf.reduce_sum(tf.square(excess), axis=-1) * mask_tm1
@@ -304,6 +324,7 @@ class ActorCriticAgent(NetworkAgent):
             "policy_loss": batch.mean(policy_loss),
             "value_loss": batch.mean(value_loss),
             "entropy": batch.mean(entropy),
+            "approx_kl": batch.mean(divergence),
             **metrics,
             **self._state_of_policy(batch),
         }

@@ -15,6 +15,11 @@ class ActorCriticConfig(AgentConfig):
     lambda_: Fraction = Field(1.0, alias="lambda", description="λ of the advantages and value targets")
     baseline_cost: NonNegative = Field(0.5, description="weight of the value loss")
     entropy_cost: NonNegative = Field(0.01, description="weight of the entropy bonus")
+    kl_cost: NonNegative = Field(
+        0.0,
+        description="weight of the KL divergence from the behaviour policy, which pulls back a policy that the "
+        "optimizer's momentum takes beyond policy_clip; 0: off",
+    )
     normalize_values: bool = Field(
         False, description="normalize value targets (PopArt), and advantages by their root mean square"
     )

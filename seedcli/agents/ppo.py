@@ -21,8 +21,6 @@ from seedcli.config.sections import TrainingConfig
 from seedcli.specs import EnvSpec
 
 _SMALLEST = 1e-6  # lower bound of the deviation of advantages, in units of the values
-# Bound of log π/μ. Infinite ratios would give NaN gradients, even where they are clipped.
-_MOST = 20.0
 
 
 class PPOAgent(ActorCriticAgent):
@@ -114,41 +112,34 @@ class PPOAgent(ActorCriticAgent):
         return mean, tf.maximum(tf.sqrt(variance), _SMALLEST * self.units()[0])
 
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
-        """−L^CLIP + kl_cost·D + baseline_cost·½(R − V)² − entropy_cost·H(π), summed and divided by T·B.
+        """−L^CLIP + baseline_cost·½(R − V)² − entropy_cost·H(π) + kl_cost·D, summed and divided by T·B.
 
         L^CLIP = min(r·A, clip(r, 1 − ε, 1 + ε)·A) with r = π/μ (equation 7 of the paper), where μ is the recorded
-        behaviour policy; A and R are those of `targets`. D = r − 1 − log r is an estimate of KL(μ, π) (Schulman,
-        "Approximating KL Divergence", 2020), which equation 8 has instead of the clip. L^CLIP has no gradient beyond
-        the clip; D brings r back. With `agent.value_clip` c the error is the larger of those of V and of
-        clip(V, V_old ± c), in units of the values (Huang et al., detail 9).
+        behaviour policy; A and R are those of `targets`. D is `Evaluation.divergence`, which equation 8 has instead of
+        the clip. L^CLIP has no gradient beyond the clip; D brings r back. With `agent.value_clip` c the error is the
+        larger of those of V and of clip(V, V_old ± c), in units of the values (Huang et al., detail 9).
 
         T and B (`TrainingConfig.columns_per_update`) are those of the configuration, so the losses of parts of a batch
         add up to the loss of the batch. Actions on final records are masked.
 
         Returns:
             The loss, no priorities, with `agent.target_kl` the distance to it, and metrics, which are means over
-            valid transitions: "advantage", "advantage_scale" (divisor of advantages), "rho" (r), "approx_kl" (D),
-            "clip_fraction" (of ratios beyond 1 ± ε) and those of `value_metrics` and `loss_outputs`, whose
-            "policy_loss" includes the cost of D.
+            valid transitions: "advantage", "advantage_scale" (divisor of advantages), "rho" (r), "clip_fraction" (of
+            ratios beyond 1 ± ε) and those of `value_metrics` and `loss_outputs`.
         """
         config, batch, target = self.config, self.evaluate(unrolls, last=False), unrolls.targets
         epsilon, advantage = config.policy_clip, target["advantage"]
-        log_ratio = tf.where(batch.mask_tm1 > 0.0, batch.log_pi - batch.log_mu, 0.0)
-        log_ratio = tf.clip_by_value(log_ratio, -_MOST, _MOST)
-        ratio = tf.exp(log_ratio)
+        ratio = tf.exp(batch.log_ratio)
         clipped = tf.clip_by_value(ratio, 1.0 - epsilon, 1.0 + epsilon)
-        divergence = ratio - 1.0 - log_ratio
-        policy_loss = config.kl_cost * divergence - tf.minimum(ratio * advantage, clipped * advantage)
-        kl = tf.stop_gradient(batch.mean(divergence))
+        policy_loss = -tf.minimum(ratio * advantage, clipped * advantage)
         metrics = {
             "advantage": batch.mean(target["return"] - target["value"]),
             "advantage_scale": tf.reduce_mean(target["advantage_scale"]),
             "rho": batch.mean(ratio),
-            "approx_kl": kl,
             "clip_fraction": batch.mean(tf.cast(tf.abs(ratio - 1.0) > epsilon, tf.float32)),
             **self.value_metrics(batch, target["return"]),
         }
-        stop = kl - config.target_kl if config.target_kl else None
+        stop = tf.stop_gradient(batch.mean(batch.divergence)) - config.target_kl if config.target_kl else None
         return self.loss_outputs(batch, unrolls, policy_loss, self._squared_error(batch, unrolls), metrics, stop)
 
     def _squared_error(self, batch: Evaluation, unrolls: UnrollBatch) -> tf.Tensor:

@@ -23,11 +23,6 @@ class PPOConfig(ActorCriticConfig):
         description="advantages of each batch get mean 0 and deviation 1, less where values explain more than 99 % of "
         "the returns' variance; with normalize_values too",
     )
-    kl_cost: NonNegative = Field(
-        0.0,
-        description="weight of the KL divergence from the behaviour policy, which pulls back a policy that the "
-        "optimizer's momentum takes beyond policy_clip; 0: off",
-    )
     target_kl: NonNegative = Field(
         0.0, description="updates on a batch end once the KL divergence from the behaviour policy is above this; 0: off"
     )

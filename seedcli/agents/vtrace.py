@@ -66,7 +66,9 @@ class VTraceAgent(ActorCriticAgent):
         return VTraceTargets(unrolls.targets["vs"], rho * error, rho)
 
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
-        """−log π(a)·advantage + baseline_cost·½(v_s − V)² − entropy_cost·H(π), summed and divided by T·B.
+        """−log π(a)·advantage + baseline_cost·½(v_s − V)² − entropy_cost·H(π) + kl_cost·D, summed and divided by T·B.
+
+        D is `Evaluation.divergence`, which brings a policy back that has left `agent.policy_clip`.
 
         T and B (`TrainingConfig.columns_per_update`) are those of the configuration, so the losses of parts of a batch
         add up to the loss of the batch. Actions on final records are masked.

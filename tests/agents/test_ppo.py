@@ -114,7 +114,7 @@ def test_the_loss_and_its_gradients_agree_with_float64(
     for side in (ratio > 1.25, ratio < 0.75):  # both sides, with advantages of both signs
         assert (valid & side & inside).any() and (valid & side & ~inside).any()
     objective = np.where(inside, ratio, np.where(advantage > 0, 1.25, 0.75)) * advantage
-    objective -= kl_cost * (ratio - 1.0 - np.log(ratio))
+    divergence = ratio - 1.0 - np.log(ratio)
     v = value.numpy().astype(np.float64)[:-1]
     old = before.value.numpy()[:-1]
     error, of_error = (returns - v) ** 2, 2 * (v - returns)
@@ -124,7 +124,7 @@ def test_the_loss_and_its_gradients_agree_with_float64(
         of_error = np.where((returns - near) ** 2 > error, 0.0, of_error)
         error = np.maximum(error, (returns - near) ** 2)
     entropy = -(np.exp(log_p) * log_p).sum(-1)
-    each = valid * (0.4 * 0.5 * error - 0.03 * entropy - objective)
+    each = valid * (0.4 * 0.5 * error - 0.03 * entropy + kl_cost * divergence - objective)
     assert float(outputs.loss) == pytest.approx((each * weights).sum() / (T * B), rel=1e-5, abs=1e-6)
     assert outputs.priorities is None and outputs.stop is None
 
@@ -141,7 +141,7 @@ def test_the_loss_and_its_gradients_agree_with_float64(
 
     metrics = {name: float(metric) for name, metric in outputs.metrics.items()}
     assert metrics["entropy"] == pytest.approx(entropy[valid].mean(), rel=1e-5)
-    assert metrics["approx_kl"] == pytest.approx((ratio - 1 - np.log(ratio))[valid].mean(), rel=1e-4)
+    assert metrics["approx_kl"] == pytest.approx(divergence[valid].mean(), rel=1e-4)
     assert metrics["clip_fraction"] == pytest.approx((np.abs(ratio - 1) > 0.25)[valid].mean(), abs=1e-6)
     assert metrics["policy_loss"] == pytest.approx(-objective[valid].mean(), rel=1e-4, abs=1e-6)
     assert metrics["value_loss"] == pytest.approx(0.5 * error[valid].mean(), rel=1e-4)

@@ -142,9 +142,10 @@ def test_actions_follow_the_policy_and_the_seed() -> None:
     assert (other.action.numpy() != outputs.action.numpy()).mean() > 0.3
 
 
-def test_the_loss_agrees_with_float64() -> None:
+@pytest.mark.parametrize("kl_cost", [0.0, 0.6])
+def test_the_loss_agrees_with_float64(kl_cost: float) -> None:
     values: dict[str, Any] = {"discount": 0.95, "reward_clip": 0.7, "lambda": 0.9, "rho_clip": 1.4, "c_clip": 1.1}
-    agent = make(baseline_cost=0.4, entropy_cost=0.03, **values)
+    agent = make(baseline_cost=0.4, entropy_cost=0.03, kl_cost=kl_cost, **values)
     records = random_records(VECTOR, T + 1, B, seed=11)
     unrolls = unroll_batch(records, agent.initial_state(B))
     weights = np.linspace(0.5, 1.5, B).astype(np.float32)
@@ -163,10 +164,13 @@ def test_the_loss_agrees_with_float64() -> None:
     vs, advantages = reference_vtrace(clipped, value, log_rho, 0.95, 1.4, 1.1, 0.9)
     valid = ~(records["terminated"] | records["truncated"])[:-1]
     entropy = -(np.exp(log_pi) * log_pi).sum(-1)
-    each = -log_pi_taken * advantages + valid * (0.4 * 0.5 * (vs - value[:-1]) ** 2 - 0.03 * entropy)
+    divergence = np.exp(log_rho) - 1.0 - log_rho
+    of_state = 0.4 * 0.5 * (vs - value[:-1]) ** 2 - 0.03 * entropy + kl_cost * divergence
+    each = -log_pi_taken * advantages + valid * of_state
     assert float(result.loss) == pytest.approx((each * weights).sum() / (T * B), rel=1e-5, abs=1e-6)
     assert result.priorities is None
     assert float(result.metrics["entropy"]) == pytest.approx(entropy[valid].mean(), rel=1e-5)
+    assert float(result.metrics["approx_kl"]) == pytest.approx(divergence[valid].mean(), rel=1e-4)
     assert float(result.metrics["value"]) == pytest.approx(value[:-1][valid].mean(), rel=1e-4)
     explained = 1 - np.var((vs - value[:-1])[valid]) / np.var(vs[valid])
     assert float(result.metrics["explained_variance"]) == pytest.approx(explained, rel=1e-4)

@@ -16,8 +16,11 @@ PUBLISHED = (
     "agent.normalize_values=false",
     "agent.separate_value=false",
     "agent.policy_clip=0",
+    "agent.kl_cost=0",
     "agent.bound_cost=0",
     "training.epochs=1",
+    "training.minibatches=1",
+    "training.synchronous=false",
     "training.batch_size=32",
     "training.unroll_length=20",
 )
