@@ -111,7 +111,7 @@ class Evaluation(NamedTuple):
         Schulman, "Approximating KL Divergence" (2020).
         """
         log_ratio = self.log_ratio
-        return tf.exp(log_ratio) - 1.0 - log_ratio
+        return tf.math.expm1(log_ratio) - log_ratio
 
     def mean(self, x: tf.Tensor) -> tf.Tensor:
         """The mean of x [T, B] over valid transitions, a scalar."""

@@ -82,9 +82,10 @@ class DirectCall:
     keyword arguments. For each new combination of structure, shapes and types the `tf.function` finds or traces the
     concrete function, with all of its checks. Results have the same structure as those of the `tf.function`.
 
-    There are two differences for callers. Large arrays are not copied: do not write to them before the call returns; a
-    result that is one of the arguments shares its memory. No gradient flows through a call: a `tf.GradientTape` raises
-    LookupError.
+    There are three differences for callers. Large arrays are not copied: do not write to them before the call returns;
+    a result that is one of the arguments shares its memory. No gradient flows through a call: a `tf.GradientTape`
+    raises LookupError. TensorFlow's graph optimizer does not run: where it would choose other arithmetic, such as
+    expm1(x) for exp(x) - 1, results may differ in their last bits.
 
     Args:
         function: a `tf.function`; always call it in the same `tf.device` scope.

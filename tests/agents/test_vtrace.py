@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from seedcli.agents import q_targets, targets
+from seedcli.agents.actor_critic import Evaluation
 from seedcli.agents.base import ActInputs, Agent, TargetsAgent, UnrollBatch, transitions_of
 from seedcli.agents.networks import frame_stack
 from seedcli.agents.networks.models import evaluate
@@ -47,6 +48,16 @@ def loss_and_gradients(agent: Agent, unrolls: UnrollBatch) -> tuple[float, list[
     gradients = tape.gradient(loss, agent.network.trainable_variables)
     assert all(g is not None for g in gradients)
     return float(loss), [g.numpy() for g in gradients]
+
+
+def test_the_divergence_of_almost_equal_policies_is_not_lost_in_rounding() -> None:
+    exact = np.array([[1e-4, -2e-3, 0.0, 0.5, 50.0, 3.0]])
+    zeros = tf.zeros([1, 6])
+    valid = tf.constant([[1.0, 1.0, 1.0, 1.0, 1.0, 0.0]])
+    batch = Evaluation(zeros, tf.constant(exact, tf.float32), zeros, zeros, zeros, zeros, zeros, valid)
+    expected = np.expm1(np.minimum(exact, 20.0)) - np.minimum(exact, 20.0)
+    expected[0, 5] = 0.0  # masked
+    np.testing.assert_allclose(batch.divergence.numpy(), expected, rtol=5e-3)
 
 
 def test_algorithm_spec() -> None:
