@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from seedcli.agents import noise, targets
+from seedcli.agents import targets
 from seedcli.agents.actor_critic_config import ActorCriticConfig
 from seedcli.agents.base import (
     ActInputs,
@@ -77,7 +76,8 @@ class Evaluation(NamedTuple):
 
     Attributes:
         policy: [T, B, P] float32, parameters of the policy on the records with an action.
-        log_pi: [T, B] float32, log-probability of the actions taken under this policy.
+        log_pi: [T, B] float32, log-probability of the actions taken under this policy, with `agent.noise_correlation`
+            given the noise of the actions before.
         log_mu: [T, B] float32, the same under the recorded behaviour policy.
         values: [T+1, B] float32, V of every record; [T, B] without the last.
         features: [T+1, B, F] float32, inputs of the heads; [T, B, F] without the last.
@@ -156,7 +156,10 @@ class ActorCriticAgent(NetworkAgent):
         """Build the agent; raises UsageError if the network does not support the environment's observations."""
         super().__init__(config, training, spec, seed, precision)
         self.distribution = make_distribution(spec.action)
-        self._correlation = config.noise_correlation if spec.action.size else 0.0
+        # The distribution, if `agent.noise_correlation` applies to it.
+        self._gaussian: DiagonalGaussian | None = None
+        if config.noise_correlation and isinstance(self.distribution, DiagonalGaussian):
+            self._gaussian = self.distribution
         # 1 for each number of a Box action with two bounds, [d] float32.
         self._bounded = None
         if len(spec.action.unbounded) < spec.action.size:
@@ -169,6 +172,7 @@ class ActorCriticAgent(NetworkAgent):
             recorded={
                 self.distribution.name: ArraySpec((self.distribution.size,), "float32"),
                 **({"value": ArraySpec((), "float32")} if self.records_values(config, training) else {}),
+                **({_NOISE: ArraySpec((spec.action.size,), "float32")} if self._gaussian else {}),
             },
             symptoms=self.symptoms(config),
             shuffles=self.fixes_targets(config) and not self._unrecorded(),
@@ -203,36 +207,38 @@ class ActorCriticAgent(NetworkAgent):
     def initial_state(self, batch_size: int) -> State:
         """That of the network, and with `agent.noise_correlation` "action_noise" [batch_size, d] float32."""
         state = super().initial_state(batch_size)
-        return {**state, _NOISE: tf.zeros([batch_size, self._spec.action.size])} if self._correlation else state
+        return {**state, _NOISE: tf.zeros([batch_size, self._spec.action.size])} if self._gaussian else state
 
     def act(self, network: PolicyValueNetwork, inputs: ActInputs, state: State) -> tuple[ActOutputs, State]:
         """Sample an action of the policy for each row, or take its mode; deterministic given the seed."""
         outputs, state = network.step(inputs.observation, inputs.reward, state)
-        greedy_action = self.distribution.mode(outputs.policy)
-        action = greedy_action
-        if not inputs.greedy:
-            action, state = self._sample(outputs.policy, inputs.seed, state)
-        elif self._correlation:
-            state = {**state, _NOISE: tf.zeros_like(action)}  # no function of the one before, which a model then omits
+        action = greedy_action = self.distribution.mode(outputs.policy)
         recorded = {self.distribution.name: outputs.policy}
         if "value" in self.algorithm.recorded:
             recorded["value"] = outputs.value
+        if self._gaussian:
+            recorded[_NOISE] = state[_NOISE]
+        if not inputs.greedy:
+            action = self.distribution.sample(self._conditioned(outputs.policy, recorded), inputs.seed)
+        if self._gaussian:
+            # That of greedy actions is no function of the one before, so an exported greedy policy has no such state.
+            drawn = tf.zeros_like(action) if inputs.greedy else self._gaussian.standardized(outputs.policy, action)
+            state = {**state, _NOISE: drawn}
         details = {"value": outputs.value, **self.distribution.describe(outputs.policy)}
         return ActOutputs(action, recorded, greedy_action, details), network.remember(state, action)
 
-    def _sample(self, policy: tf.Tensor, source: noise.Source, state: State) -> tuple[tf.Tensor, State]:
-        """Sample an action for each row.
+    def _conditioned(self, policy: tf.Tensor, recorded: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """The policy [..., P] given the noise of the actions before, where `agent.noise_correlation` ρ is not 0.
 
-        With `agent.noise_correlation` ρ the noise of Box actions is z' = ρ·z + √(1 − ρ²)·ε, where z is that of the
-        action before, 0 at the start of an episode or after a greedy action, and ε is standard normal. Each action is
-        distributed as the policy says, but successive ones push in the same direction and reach further (Hollenstein et
-        al., "Colored Noise in PPO", arXiv 2312.11091, with noise of another spectrum).
+        The noise of Box actions is then z' = ρ·z + √(1 − ρ²)·ε, where z is that of the action before, 0 at the start of
+        an episode or after a greedy action, and ε is standard normal: successive actions push in the same direction and
+        reach further. Training has the same condition; without it an action would be credited with what the noise after
+        it does (Korenkevych et al., "Autoregressive Policies for Continuous Control Deep Reinforcement Learning", 2019,
+        which conditions values too).
         """
-        if not self._correlation or not isinstance(self.distribution, DiagonalGaussian):
-            return self.distribution.sample(policy, source), state
-        fresh = noise.normal(source, tf.shape(policy)[0], self._spec.action.size)
-        drawn = self._correlation * state[_NOISE] + math.sqrt(1.0 - self._correlation**2) * fresh
-        return self.distribution.perturbed(policy, drawn), {**state, _NOISE: drawn}
+        if self._gaussian is None:
+            return policy
+        return self._gaussian.correlated(policy, recorded[_NOISE], self.config.noise_correlation)
 
     def observe(self, unrolls: UnrollBatch) -> None:
         """Update the statistics of observations, and those of value targets if values are normalised."""
@@ -273,11 +279,12 @@ class ActorCriticAgent(NetworkAgent):
         evaluated = unrolls if last else unrolls.map_columns(lambda array, axis: array[:-1] if axis else array)
         outputs = evaluate(self.network, evaluated, self.algorithm.burn_in)
         action, policy = unrolls.action[:-1], outputs.policy[:-1] if last else outputs.policy
-        behaviour = unrolls.recorded[self.distribution.name][:-1]
+        recorded = {name: values[:-1] for name, values in unrolls.recorded.items()}
+        behaviour = recorded[self.distribution.name]
         return Evaluation(
             policy,
-            self.distribution.log_prob(policy, action),
-            self.distribution.log_prob(behaviour, action),
+            self.distribution.log_prob(self._conditioned(policy, recorded), action),
+            self.distribution.log_prob(self._conditioned(behaviour, recorded), action),
             outputs.value,
             outputs.features,
             *self._transitions(unrolls.reward, unrolls),

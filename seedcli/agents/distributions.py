@@ -133,19 +133,33 @@ class DiagonalGaussian:
         self.size = 2 * dimensions
 
     def sample(self, params: tf.Tensor, source: noise.Source) -> tf.Tensor:
-        return self.perturbed(params, noise.normal(source, tf.shape(params)[0], self.size // 2))
-
-    def perturbed(self, params: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
-        """Actions mean + std·noise [N, d] for samples [N, d] of the standard normal distribution."""
         mean, log_std = tf.split(params, 2, axis=-1)
-        return mean + tf.exp(log_std) * noise
+        return mean + tf.exp(log_std) * noise.normal(source, tf.shape(params)[0], self.size // 2)
+
+    def standardized(self, params: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
+        """The noise of actions, (action − mean) / std, [..., d] float32."""
+        mean, log_std = tf.split(params, 2, axis=-1)
+        return (action - mean) * tf.exp(-log_std)
+
+    def correlated(self, params: tf.Tensor, before: tf.Tensor, correlation: float) -> tf.Tensor:
+        """Parameters of the actions mean + std·(ρ·z + √(1 − ρ²)·ε), where z is known and ε is standard normal.
+
+        If z is standard normal too, such actions are distributed as `params` say.
+
+        Args:
+            params: [..., 2·d].
+            before: z, [..., d] float32, the noise of the actions before.
+            correlation: ρ, 0 ≤ ρ < 1.
+        """
+        mean, log_std = tf.split(params, 2, axis=-1)
+        mean += tf.exp(log_std) * correlation * before
+        return tf.concat([mean, log_std + 0.5 * math.log1p(-(correlation**2))], axis=-1)
 
     def mode(self, params: tf.Tensor) -> tf.Tensor:
         return tf.split(params, 2, axis=-1)[0]
 
     def log_prob(self, params: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
-        mean, log_std = tf.split(params, 2, axis=-1)
-        z = (action - mean) * tf.exp(-log_std)
+        log_std, z = tf.split(params, 2, axis=-1)[1], self.standardized(params, action)
         return -tf.reduce_sum(0.5 * tf.square(z) + log_std + 0.5 * math.log(2.0 * math.pi), axis=-1)
 
     def entropy(self, params: tf.Tensor) -> tf.Tensor:

@@ -156,3 +156,13 @@ def test_a_squashed_gaussian_is_a_density_on_its_actions() -> None:
     described = distribution.describe(params)
     assert float(described["mean"][0, 0]) == pytest.approx(0.4)
     assert float(described["std"][0, 0]) == pytest.approx(math.exp(-0.3))
+
+
+def test_correlated_normal_actions_have_the_mean_and_deviation_given_the_noise_before() -> None:
+    normal = DiagonalGaussian(2)
+    params = tf.constant([[1.0, -3.0, math.log(2.0), math.log(0.5)]])
+    np.testing.assert_allclose(normal.standardized(params, tf.constant([[2.0, -3.0]])), [[0.5, 0.0]], atol=1e-6)
+    given = normal.correlated(params, tf.constant([[0.5, -1.0]]), 0.6)
+    expected = [[1.0 + 0.6 * 0.5 * 2.0, -3.0 - 0.6 * 0.5, math.log(0.8 * 2.0), math.log(0.8 * 0.5)]]
+    np.testing.assert_allclose(given, expected, rtol=1e-6)
+    np.testing.assert_allclose(normal.correlated(params, tf.constant([[0.5, -1.0]]), 0.0), params, rtol=1e-6)

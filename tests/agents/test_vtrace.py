@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import tensorflow as tf
 
@@ -76,7 +77,9 @@ def test_noise_of_successive_actions_is_correlated_as_configured(lstm: int) -> N
     state, drawn = agent.initial_state(rows), []
     assert np.all(state["action_noise"] == 0.0)
     for step in range(steps):
+        before = state["action_noise"]
         outputs, state = agent.act(agent.network, act_inputs(CONTINUOUS, rows, (1, step)), state)
+        np.testing.assert_array_equal(outputs.recorded["action_noise"], before)
         mean, log_std = np.split(outputs.recorded["mean_log_std"].numpy(), 2, axis=-1)
         drawn.append((outputs.action.numpy() - mean) / np.exp(log_std))
         np.testing.assert_allclose(state["action_noise"], drawn[-1], atol=1e-5)
@@ -90,15 +93,32 @@ def test_noise_of_successive_actions_is_correlated_as_configured(lstm: int) -> N
     np.testing.assert_array_equal(kept["action_noise"], tf.zeros([rows, 2]))
 
 
-def test_only_numbers_have_correlated_noise_and_training_ignores_it() -> None:
+def test_only_numbers_have_correlated_noise() -> None:
     assert make(VECTOR, noise_correlation=0.8).initial_state(2) == {}
     assert make(CONTINUOUS).initial_state(2) == {}
+    assert "action_noise" not in {**make(VECTOR, noise_correlation=0.8).algorithm.recorded}
+    assert "action_noise" not in {**make(CONTINUOUS).algorithm.recorded}
+
+
+def test_probabilities_of_actions_are_those_given_the_noise_before() -> None:
     agent, records = make(CONTINUOUS, noise_correlation=0.8), random_records(CONTINUOUS, T + 1, B)
-    losses = []
-    for noise in (0.0, 3.0):
-        state = tf.nest.map_structure(lambda x, noise=noise: x + noise, agent.initial_state(B))
-        losses.append(float(agent.loss(unroll_batch(records, state, tuple(agent.algorithm.recorded))).loss))
-    assert losses[0] == losses[1]
+    before = np.random.default_rng(3).normal(size=(T + 1, B, 2)).astype(np.float32)
+    records["action_noise"] = before
+
+    def evaluate(state_noise: float) -> Evaluation:
+        state = tf.nest.map_structure(lambda x: x + state_noise, agent.initial_state(B))
+        return agent.evaluate(unroll_batch(records, state, tuple(agent.algorithm.recorded)))
+
+    def log_prob(params: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+        mean, log_std = np.split(params.astype(np.float64), 2, axis=-1)
+        mean, std = mean + 0.8 * np.exp(log_std) * before[:-1], 0.6 * np.exp(log_std)
+        z = (records["action"][:-1] - mean) / std
+        return np.sum(-0.5 * z**2 - np.log(std) - 0.5 * np.log(2.0 * np.pi), axis=-1)
+
+    batch = evaluate(0.0)
+    np.testing.assert_allclose(batch.log_pi, log_prob(batch.policy.numpy()), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(batch.log_mu, log_prob(records["mean_log_std"][:-1]), rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(evaluate(3.0).log_pi, batch.log_pi)  # the records have it, not the state
 
 
 @pytest.mark.parametrize("memory", [{}, {"lstm": 5, "frame_stack": 3, "previous_action_reward": True}])
