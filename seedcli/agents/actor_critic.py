@@ -127,7 +127,8 @@ class ActorCriticAgent(NetworkAgent):
 
     Supports all kinds of actions. Every record stores the parameters of the behaviour policy, [P] float32, under their
     name in `agents.distributions`: "logits", or "mean_log_std" for a Box. If `records_values` it also stores the
-    predicted "value" [] float32; with `agent.normalize_values` the scales of values and advantages need it.
+    predicted "value" [] float32; with `agent.normalize_values` the scales of values and advantages need it. With
+    `agent.noise_correlation` and Box actions it stores the noise of the action before, "action_noise" [d] float32.
 
     Attributes:
         algorithm: no burn-in, T transitions, unrolls from a queue.
