@@ -32,7 +32,7 @@ _FAR = 1.5
 # Bound of log π/μ. Infinite ratios would give NaN gradients, even where they are clipped.
 _MOST = 20.0
 _RATE = "training.learning_rate"
-_NOISE = "action_noise"  # name of the state of correlated noise
+_NOISE = "action_noise"  # name of correlated noise, as a state and as a recorded field
 
 
 def symptoms(config: ActorCriticConfig) -> tuple[Symptom, ...]:
@@ -233,9 +233,10 @@ class ActorCriticAgent(NetworkAgent):
 
         The noise of Box actions is then z' = ρ·z + √(1 − ρ²)·ε, where z is that of the action before, 0 at the start of
         an episode or after a greedy action, and ε is standard normal: successive actions push in the same direction and
-        reach further. Training has the same condition; without it an action would be credited with what the noise after
-        it does (Korenkevych et al., "Autoregressive Policies for Continuous Control Deep Reinforcement Learning", 2019,
-        which conditions values too).
+        reach further. Training has the same condition: z has led to the state, but ε is independent of it, so actions
+        are not credited with what earlier noise did. An action is still credited with its noise that carries on in
+        later ones, because z is a constant here; Korenkevych et al., "Autoregressive Policies for Continuous Control
+        Deep Reinforcement Learning" (2019), compute it from the means that are trained.
         """
         if self._gaussian is None:
             return policy

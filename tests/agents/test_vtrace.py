@@ -96,8 +96,8 @@ def test_noise_of_successive_actions_is_correlated_as_configured(lstm: int) -> N
 def test_only_numbers_have_correlated_noise() -> None:
     assert make(VECTOR, noise_correlation=0.8).initial_state(2) == {}
     assert make(CONTINUOUS).initial_state(2) == {}
-    assert "action_noise" not in {**make(VECTOR, noise_correlation=0.8).algorithm.recorded}
-    assert "action_noise" not in {**make(CONTINUOUS).algorithm.recorded}
+    assert "action_noise" not in make(VECTOR, noise_correlation=0.8).algorithm.recorded
+    assert "action_noise" not in make(CONTINUOUS).algorithm.recorded
 
 
 def test_probabilities_of_actions_are_those_given_the_noise_before() -> None:
@@ -252,6 +252,27 @@ def test_fixed_targets_are_those_of_the_network_before_with_advantages_of_mean_0
         order = tf.random.experimental.stateless_shuffle(tf.range(T * B), [3, 4])
         parts = [float(agent.loss(transitions_of(agent, unrolls, index)).loss) for index in tf.split(order, 3)]
         assert sum(parts) == pytest.approx(loss, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", ["vtrace", "ppo"])
+def test_shuffled_transitions_keep_the_noise_before_their_actions(algorithm: str) -> None:
+    values = {"fixed_targets": True} if algorithm == "vtrace" else {}
+    agent = make(CONTINUOUS, algorithm=algorithm, noise_correlation=0.8, **values)
+    records = random_records(CONTINUOUS, T + 1, B, seed=11)
+    records["action_noise"] = np.random.default_rng(3).normal(size=(T + 1, B, 2)).astype(np.float32)
+
+    def unrolls_with(noise: npt.NDArray[np.float32]) -> UnrollBatch:
+        changed = {**records, "action_noise": noise}
+        unrolls = unroll_batch(changed, agent.initial_state(B), tuple(agent.algorithm.recorded))
+        return unrolls._replace(targets=agent.targets(unrolls))
+
+    assert isinstance(agent, TargetsAgent) and agent.algorithm.shuffles
+    unrolls = unrolls_with(records["action_noise"])
+    loss = float(agent.loss(unrolls).loss)
+    order = tf.random.experimental.stateless_shuffle(tf.range(T * B), [3, 4])
+    parts = [float(agent.loss(transitions_of(agent, unrolls, index)).loss) for index in tf.split(order, 3)]
+    assert sum(parts) == pytest.approx(loss, rel=1e-4, abs=1e-6)
+    assert float(agent.loss(unrolls_with(records["action_noise"][:, ::-1])).loss) != pytest.approx(loss, rel=1e-3)
 
 
 def test_targets_that_are_not_fixed_follow_the_network_on_whole_unrolls() -> None:
@@ -413,12 +434,13 @@ def test_gradients_reach_every_variable(spec: EnvSpec, normalize: bool, monkeypa
 
 
 def test_box_actions_on_final_records_are_masked() -> None:
-    agent = make(CONTINUOUS)
+    agent, recorded = make(CONTINUOUS, noise_correlation=0.8), ("mean_log_std", "action_noise")
     records = random_records(CONTINUOUS, T + 1, B, seed=2)
+    records["action_noise"] = np.random.default_rng(3).normal(size=(T + 1, B, 2)).astype(np.float32)
     final = (records["terminated"] | records["truncated"])[..., None]
-    before, gradients = loss_and_gradients(agent, unroll_batch(records, {}, ("mean_log_std",)))
-    changed = {name: records[name] + 3.0 * final.astype(np.float32) for name in ("action", "mean_log_std")}
-    after, new_gradients = loss_and_gradients(agent, unroll_batch({**records, **changed}, {}, ("mean_log_std",)))
+    before, gradients = loss_and_gradients(agent, unroll_batch(records, {}, recorded))
+    changed = {name: records[name] + 3.0 * final.astype(np.float32) for name in ("action", *recorded)}
+    after, new_gradients = loss_and_gradients(agent, unroll_batch({**records, **changed}, {}, recorded))
     assert after == before
     for old, new in zip(gradients, new_gradients, strict=True):
         np.testing.assert_array_equal(old, new)

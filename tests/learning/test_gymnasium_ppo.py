@@ -1,4 +1,4 @@
-"""The general PPO preset, unchanged, solves CartPole and MountainCarContinuous; without what each needs it does not."""
+"""The general PPO preset, unchanged, solves CartPole and MountainCarContinuous; the controls do not."""
 
 from __future__ import annotations
 
