@@ -18,6 +18,7 @@ PUBLISHED = (
     "agent.policy_clip=0",
     "agent.kl_cost=0",
     "agent.bound_cost=0",
+    "agent.noise_correlation=0",
     "training.epochs=1",
     "training.minibatches=1",
     "training.synchronous=false",
