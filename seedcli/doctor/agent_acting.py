@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -211,7 +212,7 @@ def check_rows(case: Case) -> Result:
 
 
 def check_unroll(case: Case, played: Played) -> Result:
-    """`network.unroll` gives the states, and the outputs, of acting step by step."""
+    """`network.unroll` gives the states of the network, and the outputs, of acting step by step."""
     network, unrolls = case.agent.network, tensors(played.unrolls._replace(targets={}))
     unroll = getattr(network, "unroll", None)
     if unroll is None:
@@ -222,7 +223,7 @@ def check_unroll(case: Case, played: Played) -> Result:
     except TypeError:
         return "skipped", "the network's unroll takes other arguments than (observation, reward, action, first, state)"
     outputs, after = tf.function(unroll, autograph=False)(*arguments)
-    if found := difference(after, played.states[-1]):
+    if found := difference(_of_network(network, after), _of_network(network, played.states[-1])):
         return "failure", f"the state after unroll is not the one after acting ({found})"
     if not hasattr(network, "step"):
         return "ok", "states are those of acting; the network has no step whose outputs could be compared"
@@ -233,3 +234,11 @@ def check_unroll(case: Case, played: Played) -> Result:
         if found := difference(tf.nest.map_structure(lambda x, now=t: x[now], outputs), expected):
             return "failure", f"unroll gives other outputs than step for record {t} ({found})"
     return "ok", f"{len(played.before)} records of {COLUMNS} columns, with ends of episodes"
+
+
+def _of_network(network: Any, state: State) -> State:
+    """The part of an agent's state that is its network's: an agent may keep more, such as the noise of its actions."""
+    own = network.initial_state(1) if hasattr(network, "initial_state") else state
+    if not (isinstance(own, Mapping) and isinstance(state, Mapping)):
+        return state
+    return {name: value for name, value in state.items() if name in own}

@@ -83,6 +83,8 @@ class Learning:
         found = agent.targets(self.unrolls)
         check_targets(agent, found, COLUMNS)
         self.unrolls = self._with_targets(self.unrolls)
+        if not found:
+            return "skipped", "none are computed before the first update"
         listed = ", ".join(f"{name} {list(target.shape)}" for name, target in found.items())
         return "ok", f"{listed}, with the columns on the second axis"
 

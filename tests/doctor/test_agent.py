@@ -64,8 +64,8 @@ BROKEN = {
 }
 
 
-def _failures(agent: str, *sets: str) -> dict[str, str]:
-    findings = check_agent(Request(agent, env="CartPole-v1", sets=(*_TINY, *sets)))
+def _failures(agent: str, *sets: str, env: str = "CartPole-v1") -> dict[str, str]:
+    findings = check_agent(Request(agent, env=env, sets=(*_TINY, *sets)))
     return {finding.name: finding.detail for finding in findings if finding.status == "failure"}
 
 
@@ -107,6 +107,11 @@ def test_a_rule_that_needs_settings_is_named(name: str, sets: tuple[str, ...], c
 )
 def test_an_agent_that_keeps_the_rules_passes(agent: str, sets: tuple[str, ...]) -> None:
     assert _failures(agent, *sets) == {}
+
+
+@pytest.mark.parametrize("agent", ["vtrace", "ppo", "tests.own_code.my_agent:MyAgent"])
+def test_an_agent_with_correlated_noise_passes(agent: str) -> None:
+    assert _failures(agent, "agent.noise_correlation=0.8", env="Pendulum-v1") == {}
 
 
 @pytest.mark.parametrize(
