@@ -76,7 +76,7 @@ class PPOAgent(ActorCriticAgent):
         advantage, scale = target.advantages_tm1, self.units()[1]
         if self.config.normalize_advantages:
             counted = mask_tm1 * tf.cast(unrolls.weights > 0.0, tf.float32)
-            mean, scale = self._moments(advantage, target.returns_tm1, counted)
+            mean, scale = self._moments(advantage, target.returns_tm1, r_t, counted)
             advantage = (advantage - mean) * mask_tm1
         return {
             "value": values[:-1],
@@ -95,21 +95,28 @@ class PPOAgent(ActorCriticAgent):
         first = unrolls.map_columns(lambda array, axis: array[:1] if axis else array)
         return tf.concat([evaluate(self.network, first, 0).value, unrolls.recorded["value"][1:]], axis=0)
 
-    def _moments(self, advantage: tf.Tensor, returns: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _moments(
+        self, advantage: tf.Tensor, returns: tf.Tensor, r_t: tf.Tensor, mask: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Mean and deviation of advantages [T, B] where the mask [T, B] is 1, over all devices, scalars float32.
 
-        The deviation is bounded from below, see `value_scale.UNEXPLAINED`.
+        The deviation is bounded from below, see `value_scale.UNEXPLAINED`. The returns of a batch without rewards
+        hardly vary either. With normalised values their deviation therefore counts as the running one, once it is
+        known: where rewards are rare, errors of the values would otherwise undo what the rare ones have taught.
         """
 
         def sums(*each: tf.Tensor) -> list[tf.Tensor]:
             return total([tf.reduce_sum(tf.where(mask > 0.0, x, 0.0)) for x in each])
 
-        count, of_advantages, of_returns = sums(mask, advantage, returns)
+        count, of_advantages, of_returns, rewards = sums(mask, advantage, returns, tf.cast(r_t != 0.0, tf.float32))
         count = tf.maximum(count, 1.0)
         mean = of_advantages / count
         second, second_of_returns = sums(tf.square(advantage - mean), tf.square(returns - of_returns / count))
+        unit, running = self.units()[0], self.network.value_scale
+        if running is not None:
+            second_of_returns = tf.where(running.known() & (rewards == 0.0), count * tf.square(unit), second_of_returns)
         variance = tf.maximum(second, UNEXPLAINED * second_of_returns) / count
-        return mean, tf.maximum(tf.sqrt(variance), _SMALLEST * self.units()[0])
+        return mean, tf.maximum(tf.sqrt(variance), _SMALLEST * unit)
 
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
         """−L^CLIP + baseline_cost·½(R − V)² − entropy_cost·H(π) + kl_cost·D, summed and divided by T·B.

@@ -21,7 +21,7 @@ class PPOConfig(ActorCriticConfig):
     normalize_advantages: bool = Field(
         True,
         description="advantages of each batch get mean 0 and deviation 1, less where values explain more than 99 % of "
-        "the returns' variance; with normalize_values too",
+        "the returns' variance and in batches without rewards; with normalize_values too",
     )
     target_kl: NonNegative = Field(
         0.0, description="updates on a batch end once the KL divergence from the behaviour policy is above this; 0: off"

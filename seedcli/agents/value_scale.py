@@ -44,6 +44,10 @@ class ValueScale(keras.layers.Layer):
         )
         self.built = True
 
+    def known(self) -> tf.Tensor:
+        """Whether there has been a reward, scalar bool: before, μ and σ are not those of any targets."""
+        return tf.convert_to_tensor(self.weight.value) > 0.0
+
     def moments(self) -> tuple[tf.Tensor, tf.Tensor]:
         """μ and σ, scalars float64."""
         return self._moments(*(tf.convert_to_tensor(v.value) for v in (self.weight, self.first, self.second)))

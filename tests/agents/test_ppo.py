@@ -175,10 +175,28 @@ def test_advantages_count_as_a_hundredth_of_the_variance_of_the_returns_at_least
     valid = mask > 0
     noise, returns[~valid] = noise / noise[valid].std(), np.nan
     for error, expected in ((1e-3, 0.1 * returns[valid].std()), (1.5, 1.5)):
-        arrays = (tf.constant(x, tf.float32) for x in (error * noise + 7.0, returns, mask))
+        arrays = (tf.constant(x, tf.float32) for x in (error * noise + 7.0, returns, mask, mask))
         mean, deviation = map(float, make()._moments(*arrays))
         assert mean == pytest.approx((error * noise + 7.0)[valid].mean(), rel=1e-5)
         assert deviation == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("normalize_values", "before", "now", "expected"),
+    [(True, 1.0, 0.0, 0.2), (True, 1.0, 1.0, 1e-3), (True, 0.0, 0.0, 1e-3), (False, 1.0, 0.0, 1e-3)],
+)
+def test_advantages_without_rewards_are_not_magnified_once_the_scale_of_values_is_known(
+    normalize_values: bool, before: float, now: float, expected: float
+) -> None:
+    """All that a batch without rewards has are differences between values, however small."""
+    agent, ones = make(normalize_values=normalize_values), tf.ones((T, B))
+    if agent.network.value_scale is not None:
+        returns = tf.constant(np.where(np.arange(T * B).reshape(T, B) % 2, 8.0, 12.0), tf.float32)
+        agent.network.value_scale.update(returns, ones, before * ones, ones, agent.network.value)
+    noise = np.random.default_rng(0).normal(size=(T, B))
+    noise = tf.constant(1e-3 * (noise - noise.mean()) / noise.std(), tf.float32)
+    reward = tf.scatter_nd([[0, 0]], [now], (T, B))
+    assert float(agent._moments(noise, noise, reward, ones)[1]) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("normalize_advantages", [False, True])
