@@ -115,11 +115,13 @@ def test_a_host_reconnects(held: Hosts) -> None:
     assert chief.failure == other.failure == ""
 
 
-def test_a_restarted_chief_rejects_hosts_of_the_earlier_rendezvous(held: Hosts) -> None:
+def test_a_restarted_chief_rejects_hosts_of_the_earlier_rendezvous(
+    held: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chief, other = held.all(2)
-    chief.server.close("", usage=False)  # type: ignore[union-attr]
-    with other._changed:
-        other._state = other._state.model_copy(update={"ended": False})  # as if it had been killed
+    assert chief.server is not None
+    monkeypatch.setattr(chief.server, "_send", lambda *, ended=False: None)  # as if it had been killed
+    chief.close()
     again = held.start(list(chief.hosts), 0, timeout=SILENCE + 1)
     assert "host 1" in failure(again, UsageError)
     wait_until(lambda: bool(other.failure))  # on a busy machine it counts less silence than has passed
