@@ -135,7 +135,7 @@ def test_the_table_has_medians_ranges_and_failures(peers: tuple[ModuleType, Modu
     assert "| RLlib | IMPALA | 3 of 3 failed |" in text
     assert "\n- other work before a run: at most 50% of the cores\n" in text
     unreached = compare.markdown({("pong", ours): [result(900)], ("pong", a2c): [result(600)]}, 60.0)
-    assert "| of the best peer |\n| --- | --- | ---: | ---: |\n| seed | V-trace | 900 (900 to 900) | 1.50 |\n" in (
+    assert "| × best other |\n| --- | --- | ---: | ---: |\n| seed | V-trace | 900 (900 to 900) | 1.50 |\n" in (
         unreached
     )
     page = tmp_path / "page.md"

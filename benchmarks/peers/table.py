@@ -28,7 +28,7 @@ def _lines(results: Results, seconds: float) -> Iterator[str]:
         # In a minute nobody reaches the threshold of a long task: no column then.
         reached = any(each["seconds_to_threshold"] is not None for rounds in entries.values() for each in rounds)
         timed = f" time to {TASKS[task].threshold:g} |" if reached else ""
-        yield f"| framework | algorithm | steps/s | of the best peer |{timed}"
+        yield f"| framework | algorithm | steps/s | × best other |{timed}"
         yield "| --- | --- | ---: | ---: |" + " ---: |" * reached
         best = max((_speed(rounds) for entry, rounds in entries.items() if entry.framework != "seed"), default=0.0)
         for entry, rounds in entries.items():
