@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from seedcli.agents import targets
+from seedcli.agents.action_noise import make_action_noise
 from seedcli.agents.actor_critic_config import ActorCriticConfig
 from seedcli.agents.base import (
     ActInputs,
@@ -18,7 +19,7 @@ from seedcli.agents.base import (
     Symptom,
     UnrollBatch,
 )
-from seedcli.agents.distributions import DiagonalGaussian, make_distribution
+from seedcli.agents.distributions import make_distribution
 from seedcli.agents.network_agent import NetworkAgent
 from seedcli.agents.networks.encoder import RECORDED_STATES
 from seedcli.agents.networks.models import PolicyValueNetwork, evaluate, record_states
@@ -32,7 +33,7 @@ _FAR = 1.5
 # Bound of log π/μ. Infinite ratios would give NaN gradients, even where they are clipped.
 _MOST = 20.0
 _RATE = "training.learning_rate"
-_NOISE = "action_noise"  # name of correlated noise, as a state and as a recorded field
+_NOISE = "action_noise"  # name of noise that lasts, as a state and as a recorded field
 
 
 def symptoms(config: ActorCriticConfig) -> tuple[Symptom, ...]:
@@ -157,10 +158,7 @@ class ActorCriticAgent(NetworkAgent):
         """Build the agent; raises UsageError if the network does not support the environment's observations."""
         super().__init__(config, training, spec, seed, precision)
         self.distribution = make_distribution(spec.action)
-        # The distribution, if `agent.noise_correlation` applies to it.
-        self._gaussian: DiagonalGaussian | None = None
-        if config.noise_correlation and isinstance(self.distribution, DiagonalGaussian):
-            self._gaussian = self.distribution
+        self._noise = make_action_noise(config, self.distribution)
         # 1 for each number of a Box action with two bounds, [d] float32.
         self._bounded = None
         if len(spec.action.unbounded) < spec.action.size:
@@ -173,7 +171,7 @@ class ActorCriticAgent(NetworkAgent):
             recorded={
                 self.distribution.name: ArraySpec((self.distribution.size,), "float32"),
                 **({"value": ArraySpec((), "float32")} if self.records_values(config, training) else {}),
-                **({_NOISE: ArraySpec((spec.action.size,), "float32")} if self._gaussian else {}),
+                **({_NOISE: ArraySpec((self._noise.size,), "float32")} if self._noise and self._noise.recorded else {}),
             },
             symptoms=self.symptoms(config),
             shuffles=self.fixes_targets(config) and not self._unrecorded(),
@@ -206,9 +204,9 @@ class ActorCriticAgent(NetworkAgent):
         return symptoms(config)
 
     def initial_state(self, batch_size: int) -> State:
-        """That of the network, and with `agent.noise_correlation` "action_noise" [batch_size, d] float32."""
+        """That of the network, and with noise that lasts "action_noise" [batch_size, size] float32 (`ActionNoise`)."""
         state = super().initial_state(batch_size)
-        return {**state, _NOISE: tf.zeros([batch_size, self._spec.action.size])} if self._gaussian else state
+        return {**state, _NOISE: tf.zeros([batch_size, self._noise.size])} if self._noise else state
 
     def act(self, network: PolicyValueNetwork, inputs: ActInputs, state: State) -> tuple[ActOutputs, State]:
         """Sample an action of the policy for each row, or take its mode; deterministic given the seed."""
@@ -217,30 +215,24 @@ class ActorCriticAgent(NetworkAgent):
         recorded = {self.distribution.name: outputs.policy}
         if "value" in self.algorithm.recorded:
             recorded["value"] = outputs.value
-        if self._gaussian:
+        if _NOISE in self.algorithm.recorded:
             recorded[_NOISE] = state[_NOISE]
-        if not inputs.greedy:
-            action = self.distribution.sample(self._conditioned(outputs.policy, recorded), inputs.seed)
-        if self._gaussian:
+        if self._noise:
             # That of greedy actions is no function of the one before, so an exported greedy policy has no such state.
-            drawn = tf.zeros_like(action) if inputs.greedy else self._gaussian.standardized(outputs.policy, action)
+            drawn = tf.zeros([tf.shape(outputs.policy)[0], self._noise.size])
+            if not inputs.greedy:
+                action, drawn = self._noise.sample(outputs.policy, state[_NOISE], inputs.seed)
             state = {**state, _NOISE: drawn}
+        elif not inputs.greedy:
+            action = self.distribution.sample(outputs.policy, inputs.seed)
         details = {"value": outputs.value, **self.distribution.describe(outputs.policy)}
         return ActOutputs(action, recorded, greedy_action, details), network.remember(state, action)
 
     def _conditioned(self, policy: tf.Tensor, recorded: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """The policy [..., P] given the noise of the actions before, where `agent.noise_correlation` ρ is not 0.
-
-        The noise of Box actions is then z' = ρ·z + √(1 − ρ²)·ε, where z is that of the action before, 0 at the start of
-        an episode or after a greedy action, and ε is standard normal: successive actions push in the same direction and
-        reach further. Training has the same condition: z has led to the state, but ε is independent of it, so actions
-        are not credited with what earlier noise did. An action is still credited with its noise that carries on in
-        later ones, because z is a constant here; Korenkevych et al., "Autoregressive Policies for Continuous Control
-        Deep Reinforcement Learning" (2019), compute it from the means that are trained.
-        """
-        if self._gaussian is None:
+        """The policy [..., P] whose densities training uses, given what records store."""
+        if self._noise is None or not self._noise.recorded:
             return policy
-        return self._gaussian.correlated(policy, recorded[_NOISE], self.config.noise_correlation)
+        return self._noise.conditioned(policy, recorded[_NOISE])
 
     def observe(self, unrolls: UnrollBatch) -> None:
         """Update the statistics of observations, and those of value targets if values are normalised."""

@@ -29,6 +29,11 @@ class ActorCriticConfig(AgentConfig):
     noise_correlation: Decay = Field(
         0.0, description="Box actions: correlation of the noise of successive actions; more explores further"
     )
+    noise_persistence: Decay = Field(
+        0.0,
+        description="categories: probability that an action is sampled with the random number of the one before; more "
+        "explores further",
+    )
 
     def conflicts(self, config: Sections) -> Iterator[str]:
         if config.training.burn_in:

@@ -56,12 +56,17 @@ class Categorical:
     """A `Distribution` over n categories: parameters [..., n] are logits; actions are [...] int32."""
 
     name = "logits"
+    parts = 1
 
     def __init__(self, categories: int) -> None:
         self.size = categories
 
     def sample(self, params: tf.Tensor, source: noise.Source) -> tf.Tensor:
         return noise.categorical(source, params)
+
+    def quantile(self, params: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+        """The actions at numbers [N, 1] in (0, 1) of the cumulative probabilities of [N, n]."""
+        return noise.quantile(params, numbers)
 
     def mode(self, params: tf.Tensor) -> tf.Tensor:
         return tf.argmax(params, axis=-1, output_type=tf.int32)
@@ -88,12 +93,18 @@ class MultiCategorical:
 
     def __init__(self, categories: tuple[int, ...]) -> None:
         self.size = sum(categories)
+        self.parts = len(categories)
         self._categories = categories
         self._parts = [Categorical(n) for n in categories]
 
     def sample(self, params: tf.Tensor, source: noise.Source) -> tf.Tensor:
         drawn = zip(self._parts, self._split(params), noise.split(source, len(self._parts)), strict=True)
         return tf.stack([part.sample(logits, each) for part, logits, each in drawn], axis=-1)
+
+    def quantile(self, params: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+        """As for `Categorical.quantile`, with a number for each part, [N, k]."""
+        split = zip(self._parts, self._split(params), tf.split(numbers, self.parts, axis=-1), strict=True)
+        return tf.stack([part.quantile(logits, each) for part, logits, each in split], axis=-1)
 
     def mode(self, params: tf.Tensor) -> tf.Tensor:
         parts = zip(self._parts, self._split(params), strict=True)

@@ -62,6 +62,12 @@ def uniform(source: Source, rows: tf.Tensor) -> tf.Tensor:
     return tf.random.stateless_uniform([rows], source)
 
 
+def above_zero(source: Source, rows: tf.Tensor, size: int) -> tf.Tensor:
+    """Numbers in (0, 1), [N, size] float32; `rows` is N."""
+    numbers = source.take(size) if isinstance(source, Noise) else tf.random.stateless_uniform([rows, size], source)
+    return tf.maximum(numbers, _LEAST)
+
+
 def integers(source: Source, rows: tf.Tensor, count: int) -> tf.Tensor:
     """Integers from 0 to count - 1, all equally likely, [N] int32."""
     if isinstance(source, Noise):
@@ -80,7 +86,11 @@ def normal(source: Source, rows: tf.Tensor, size: int) -> tf.Tensor:
 def categorical(source: Source, logits: tf.Tensor) -> tf.Tensor:
     """Categories [N] int32 with the probabilities softmax(logits), logits [N, n]."""
     if isinstance(source, Noise):
-        # The first category whose cumulative probability exceeds a uniform number.
-        below = tf.cumsum(tf.nn.softmax(logits), axis=-1) <= source.take(1)
-        return tf.minimum(tf.reduce_sum(tf.cast(below, tf.int32), axis=-1), logits.shape[-1] - 1)
+        return quantile(logits, source.take(1))
     return tf.random.stateless_categorical(logits, 1, source, dtype=tf.int32)[:, 0]
+
+
+def quantile(logits: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+    """The first category whose cumulative probability exceeds a number [N, 1] in [0, 1): [N] int32."""
+    below = tf.cumsum(tf.nn.softmax(logits), axis=-1) <= numbers
+    return tf.minimum(tf.reduce_sum(tf.cast(below, tf.int32), axis=-1), logits.shape[-1] - 1)

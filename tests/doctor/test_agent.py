@@ -114,6 +114,11 @@ def test_an_agent_with_correlated_noise_passes(agent: str) -> None:
     assert _failures(agent, "agent.noise_correlation=0.8", env="Pendulum-v1") == {}
 
 
+@pytest.mark.parametrize("agent", ["ppo", "tests.own_code.my_agent:MyAgent"])
+def test_an_agent_with_noise_that_is_kept_passes(agent: str) -> None:
+    assert _failures(agent, "agent.noise_persistence=0.8") == {}
+
+
 @pytest.mark.parametrize(
     ("name", "cause", "follow"),
     [
