@@ -200,8 +200,17 @@ class ActorCriticAgent(NetworkAgent):
         return record_states(self.network, unrolls, index)
 
     def symptoms(self, config: Any) -> tuple[Symptom, ...]:
-        """Signs of training problems."""
-        return symptoms(config)
+        """Signs of training problems; the first may be the reason of the others."""
+        if not config.normalize_values:
+            return symptoms(config)
+        unrewarded = Symptom(
+            metric="reward_found",
+            below=0.5,
+            sentence="no reward has been found yet, so there is nothing to learn from",
+            settings=("agent.noise_correlation" if self._spec.action.size else "agent.noise_persistence",),
+            patience=0.05,
+        )
+        return unrewarded, *symptoms(config)
 
     def initial_state(self, batch_size: int) -> State:
         """That of the network, and with noise that lasts "action_noise" [batch_size, size] float32 (`ActionNoise`)."""
@@ -350,7 +359,7 @@ class ActorCriticAgent(NetworkAgent):
 
     def _state_of_policy(self, batch: Evaluation) -> dict[str, tf.Tensor]:
         """The "policy_spread" (`Distribution.spread`), "saturated_units" (`Encoder.saturation`) and, for Box actions,
-        "means_outside" (fraction of means beyond ±1.5)."""
+        "means_outside" (fraction of means beyond ±1.5); with normalised values "reward_found", 1 after a reward."""
         mask_tm1, features = batch.mask_tm1, batch.features
         count = tf.maximum(tf.reduce_sum(mask_tm1), 1.0)
         metrics = {
@@ -359,6 +368,8 @@ class ActorCriticAgent(NetworkAgent):
             ),
             "saturated_units": self.network.encoder.saturation(tf.reshape(features, [-1, features.shape[-1]])),
         }
+        if self.network.value_scale is not None:
+            metrics["reward_found"] = tf.cast(self.network.value_scale.known(), tf.float32)
         if self._bounded is not None:
             outside = tf.cast(tf.abs(self.distribution.mode(batch.policy)) > _FAR, tf.float32) * self._bounded
             metrics["means_outside"] = batch.mean(tf.reduce_sum(outside, axis=-1)) / tf.reduce_sum(self._bounded)

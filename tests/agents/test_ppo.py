@@ -446,6 +446,30 @@ def test_updates_stop_once_the_policy_has_moved_too_far(target_kl: float, stops:
         assert kl < 0.5
 
 
+def test_a_run_without_rewards_says_so() -> None:
+    """Before it names settings that explain an equal policy for all observations where there are rewards."""
+    records = random_records(VECTOR, T + 1, B, seed=11)
+    for spec, setting in ((VECTOR, "agent.noise_persistence"), (CONTINUOUS, "agent.noise_correlation")):
+        first, *others = make(spec, normalize_values=True).algorithm.symptoms
+        assert (first.metric, first.settings, first.patience) == ("reward_found", (setting,), 0.05)
+        assert [symptom.metric for symptom in others] == [symptom.metric for symptom in make(spec).algorithm.symptoms]
+    agent = make(normalize_values=True)
+    records["value"] = np.random.default_rng(3).normal(size=records["reward"].shape).astype(np.float32)
+
+    def found(rewards: Any) -> float:
+        given = {**records, "reward": rewards.astype(np.float32)}
+        unrolls = with_targets(agent, unroll_batch(given, {}, ("logits", "value")))
+        agent.observe(unrolls)
+        return float(agent.loss(unrolls).metrics["reward_found"])
+
+    first_symptom = agent.algorithm.symptoms[0]
+    assert first_symptom.shows(found(np.zeros_like(records["reward"])))
+    one = np.zeros_like(records["reward"])
+    one[~records["first"] & (np.arange(T + 1) > 0)[:, np.newaxis]] = 0.5
+    assert not first_symptom.shows(found(one))
+    assert not first_symptom.shows(found(np.zeros_like(one)))  # one was enough
+
+
 def test_symptoms_are_those_of_all_actor_critics_and_clipping() -> None:
     declared = {symptom.metric: symptom for symptom in make().algorithm.symptoms}
     assert {"saturated_units", "value_spread", "policy_spread"} < set(declared)
