@@ -32,7 +32,7 @@ docs/make_reference.py docs/configuration.md`.
 
 
 # What a description may begin with, followed by a colon, to say which runs read the key.
-SCOPES = {"Box actions", "adam", "rmsprop", "gRPC", "cpu", "several hosts"}
+SCOPES = {"Box actions", "discrete actions", "adam", "rmsprop", "gRPC", "cpu", "several hosts"}
 
 
 def split_scope(description: str) -> tuple[str, str]:

@@ -31,8 +31,8 @@ class ActorCriticConfig(AgentConfig):
     )
     noise_persistence: Decay = Field(
         0.0,
-        description="categories: probability that an action is sampled with the random number of the one before; more "
-        "explores further",
+        description="discrete actions: probability that an action is sampled with the random number of the one before; "
+        "more explores further",
     )
 
     def conflicts(self, config: Sections) -> Iterator[str]:
