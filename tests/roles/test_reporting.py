@@ -124,6 +124,30 @@ def test_a_report_replaces_the_status_as_a_whole(reporter: Reporter, learner: An
     assert "gone" not in json.dumps(line), "metrics.jsonl has counts, not rows"
 
 
+@pytest.mark.parametrize(("last_seconds", "rate"), [(0.0, 50.0), (0.5, 50.0), (2.0, 150.0)])
+def test_the_time_to_stop_is_no_part_of_the_last_rates(
+    reporter: Reporter, learner: Any, clock: Clock, last_seconds: float, rate: float
+) -> None:
+    reporter.enter("serving")
+    clock.now += 2
+    learner.service.last_turn = clock.now
+    learner.began["env_steps"] += 100
+    assert reporter.report().env_steps_per_second == 50.0
+    clock.now += last_seconds
+    learner.began["env_steps"] += round(150 * last_seconds)
+    reporter.enter("stopping")
+    clock.now += 60
+    learner.began["env_steps"] += 7
+    last = reporter.report()
+    assert last.env_steps_per_second == rate
+    assert last.env_steps == 107 + round(150 * last_seconds), "steps made meanwhile are counted"
+
+
+def test_a_run_that_stops_at_once_has_rates(reporter: Reporter) -> None:
+    reporter.enter("stopping")
+    assert reporter.report().env_steps_per_second == 0.0
+
+
 def test_devices_are_reported_from_the_profiles_of_their_threads() -> None:
     import numpy as np
     import tensorflow as tf

@@ -85,6 +85,7 @@ class Reporter:
         self._memory_mb = 0.0
         self._begun = self._last_time = time.monotonic()
         self._last = self._counters()
+        self._rates: dict[str, float] = {}
         self._fleet = FleetWatch(learner.service, config.net.heartbeat_seconds)
         self._devices: DeviceReport | None = None
         self._diagnosis: Diagnosis | None = None
@@ -129,7 +130,10 @@ class Reporter:
 
     def enter(self, phase: Phase) -> None:
         """Set the run's phase: "serving" once the learner accepts actors, "stopping" when it begins to stop."""
-        self._phase, self._phase_begun = phase, time.monotonic()
+        now = time.monotonic()
+        if phase == "stopping":
+            self._measure_rates(self._counters(), now)
+        self._phase, self._phase_begun = phase, now
 
     def health(self) -> Health:
         """The learner's health now: slow training is no failure, a stalled inference thread is."""
@@ -177,15 +181,15 @@ class Reporter:
         now = time.monotonic()
         elapsed = max(now - self._last_time, 1e-9)
         counters = self._counters()
-        grown = {name: counters[name] - self._last[name] for name in counters}
+        grown = self._grown(counters)
+        if self._phase != "stopping":
+            self._measure_rates(counters, now)
         self._last, self._last_time = counters, now
         states = count_states(fleet)
         fields: dict[str, Any] = {
             "time": time.time(),
             **{name: counters[name] for name in COUNTERS},
-            "env_steps_per_second": grown["env_steps"] / elapsed,
-            "env_frames_per_second": grown["env_frames"] / elapsed,
-            "updates_per_second": grown["learner_updates"] / elapsed,
+            **self._rates,
             "actors": sum(states[state] for state in CONNECTED),
             "envs": sum(row.envs for row in fleet if row.state in CONNECTED),
             **{f"actors_{state}": number for state, number in states.items()},
@@ -193,7 +197,6 @@ class Reporter:
             "protocol_errors": self._learner.service.protocol_errors,
             "turned_away": self._learner.service.turned_away,
             "environment_failures": self._learner.service.environment_failures,
-            "wire_mb_per_second": grown["wire"] / elapsed / 1e6,
             "wire_ratio": grown["raw"] / grown["wire"] if grown["wire"] else None,
             "learner_memory_mb": self._memory(),
         }
@@ -205,6 +208,23 @@ class Reporter:
             # A replay's count includes the engine's, once they reach it.
             fields["dropped_unrolls"] = max(core.engine.stats.dropped_unrolls, core.source.dropped)
         return Snapshot(**fields)
+
+    def _grown(self, counters: dict[str, int]) -> dict[str, int]:
+        """By how much counters have grown since the last line."""
+        return {name: counters[name] - self._last[name] for name in counters}
+
+    def _measure_rates(self, counters: dict[str, int], now: float) -> None:
+        """Set the rates of the time since the last line; they stay as they are if that is too short to say much."""
+        seconds = max(now - self._last_time, 1e-9)
+        if self._rates and seconds < 0.5 * self._learner.config.telemetry.interval_seconds:
+            return
+        grown = self._grown(counters)
+        self._rates = {
+            "env_steps_per_second": grown["env_steps"] / seconds,
+            "env_frames_per_second": grown["env_frames"] / seconds,
+            "updates_per_second": grown["learner_updates"] / seconds,
+            "wire_mb_per_second": grown["wire"] / seconds / 1e6,
+        }
 
     def _memory(self) -> float:
         """Resident memory in MB; the last known value if no file descriptor is free to read it."""
