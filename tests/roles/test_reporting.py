@@ -135,6 +135,7 @@ def test_the_time_to_stop_is_no_part_of_the_last_rates(
     assert reporter.report().env_steps_per_second == 50.0
     clock.now += last_seconds
     learner.began["env_steps"] += round(150 * last_seconds)
+    reporter.training_ended()
     reporter.enter("stopping")
     clock.now += 60
     learner.began["env_steps"] += 7
@@ -143,9 +144,15 @@ def test_the_time_to_stop_is_no_part_of_the_last_rates(
     assert last.env_steps == 107 + round(150 * last_seconds), "steps made meanwhile are counted"
 
 
-def test_a_run_that_stops_at_once_has_rates(reporter: Reporter) -> None:
+def test_a_run_that_stops_before_its_first_line_has_a_line(reporter: Reporter) -> None:
+    reporter.training_ended()
     reporter.enter("stopping")
     assert reporter.report().env_steps_per_second == 0.0
+
+
+def test_a_run_that_fails_before_its_first_line_has_a_line_without_rates(reporter: Reporter) -> None:
+    reporter.enter("stopping")
+    assert reporter.report().env_steps_per_second is None
 
 
 def test_devices_are_reported_from_the_profiles_of_their_threads() -> None:

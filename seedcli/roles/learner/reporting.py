@@ -130,10 +130,11 @@ class Reporter:
 
     def enter(self, phase: Phase) -> None:
         """Set the run's phase: "serving" once the learner accepts actors, "stopping" when it begins to stop."""
-        now = time.monotonic()
-        if phase == "stopping":
-            self._measure_rates(self._counters(), now)
-        self._phase, self._phase_begun = phase, now
+        self._phase, self._phase_begun = phase, time.monotonic()
+
+    def training_ended(self) -> None:
+        """Measure the rates of the last line now: the time that stopping takes is no part of them."""
+        self._measure_rates(self._counters(), time.monotonic())
 
     def health(self) -> Health:
         """The learner's health now: slow training is no failure, a stalled inference thread is."""

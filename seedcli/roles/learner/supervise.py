@@ -56,6 +56,7 @@ def run_until_done(
         if time.monotonic() >= next_report:
             next_report += interval
             reporter.report()
+    reporter.training_ended()
     if learner.failure is not None:
         raise learner.failure
 
