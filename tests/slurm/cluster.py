@@ -25,6 +25,7 @@ CONFIGURATION = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
+FirstJobId={first_job}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -163,7 +164,11 @@ class Cluster:
         for name in ("work", "home", "state"):
             (self.folder / name).mkdir()
         host, ports = socket.gethostname().partition(".")[0], reserve_ports(3)
-        (self.folder / "slurm.conf").write_text(CONFIGURATION.format(host=host, folder=self.folder, ports=ports))
+        # Random: steps that a killed run of the tests left alive must not be taken for those of a job with the same
+        # number, nor take the ports that such a job would choose.
+        first_job = 1 + secrets.randbelow(10_000_000)
+        values = {"host": host, "folder": self.folder, "ports": ports, "first_job": first_job}
+        (self.folder / "slurm.conf").write_text(CONFIGURATION.format(**values))
         key = self.folder / "munge.key"
         key.touch(0o600)
         key.write_bytes(secrets.token_bytes(128))
