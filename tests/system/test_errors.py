@@ -183,6 +183,14 @@ def learner(processes: Fleet) -> Learner:
     return learner
 
 
+def test_a_folder_has_one_learner(learner: Learner, processes: Fleet) -> None:
+    for extra in ([], ["--resume"], ["--overwrite"]):
+        second = processes.learner("--preset", "cartpole_vtrace", "--logdir", "run", *extra)
+        second.ends_with(2)
+        assert "belongs to a running learner" in second.sentence and str(learner.pid) in second.sentence
+    assert learner.running
+
+
 @pytest.fixture(scope="module", params=["zmq", "grpc"])
 def actor(request: pytest.FixtureRequest, learner: Learner, processes: Fleet) -> Iterator[Process]:
     """An actor of CartPole that has stepped for a while; tests only look at it."""
@@ -212,11 +220,3 @@ def test_an_actor_needs_little_memory(actor: Process) -> None:
     assert resident < 150 * 1000, f"{resident} kB"
     loaded = Path(f"/proc/{actor.pid}/maps").read_text()
     assert "numpy" in loaded and "tensorflow" not in loaded
-
-
-def test_a_folder_has_one_learner(learner: Learner, processes: Fleet) -> None:
-    for extra in ([], ["--resume"], ["--overwrite"]):
-        second = processes.learner("--preset", "cartpole_vtrace", "--logdir", "run", *extra)
-        second.ends_with(2)
-        assert "belongs to a running learner" in second.sentence and str(learner.pid) in second.sentence
-    assert learner.running
