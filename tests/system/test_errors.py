@@ -183,6 +183,7 @@ def learner(processes: Fleet) -> Learner:
     return learner
 
 
+# Before the tests with an actor, which would step beside the three learners for as long as they take to start.
 def test_a_folder_has_one_learner(learner: Learner, processes: Fleet) -> None:
     for extra in ([], ["--resume"], ["--overwrite"]):
         second = processes.learner("--preset", "cartpole_vtrace", "--logdir", "run", *extra)
