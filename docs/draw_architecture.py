@@ -76,7 +76,7 @@ def layers() -> list[list[str]]:
 
 
 def files(package: str) -> list[Path]:
-    """The files of a package, its `__init__` first; of a module the one."""
+    """The files of a package, its `__init__` first; the one file of a module."""
     folder = ROOT / "seedcli" / package
     return sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
 
@@ -111,7 +111,7 @@ def import_lines(package: str) -> list[str]:
 
 
 def place() -> dict[str, Box]:
-    """Where each package stands."""
+    """The box of each package."""
     boxes, y = {}, TOP
     for row in layers():
         height = 50 + 13 * max(len(import_lines(package)) for package in row)
@@ -213,7 +213,7 @@ def unroll_path(at: dict[str, Box]) -> list[str]:
 
 
 def legend(at: dict[str, Box]) -> list[str]:
-    """What the numbers and letters stand for, in the free column beside serving."""
+    """The legend of the numbers and letters, in the free column beside serving."""
     x, y = LEFT + 4, at["cluster"].y + 14
     parts = [text(x, y, "The path of a step", size=13, colour=STEP, bold=True)]
     for number, words in enumerate(STEP_TEXT, 1):
@@ -228,7 +228,7 @@ def legend(at: dict[str, Box]) -> list[str]:
 
 
 def picture() -> str:
-    """The whole as SVG."""
+    """The complete SVG."""
     at = place()
     height = max(box.bottom for box in at.values()) + 24
     heads = "".join(

@@ -11,7 +11,7 @@ WIDTH, HEIGHT = 940, 430
 
 
 def picture() -> str:
-    """The whole as SVG."""
+    """The complete SVG."""
     parts = [
         box(310, 20, 610, 390, HOST),
         text(326, 44, "learner", bold=True),

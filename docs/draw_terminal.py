@@ -25,7 +25,7 @@ def picture(capture: str, title: str) -> str:
         console.print(line, no_wrap=True, overflow="crop", highlight=False)
     svg = console.export_svg(title=title, font_aspect_ratio=0.63, unique_id="terminal")
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
-    # A little larger than rich has it, so that the blocks of one line touch those of the next.
+    # Slightly larger than rich's size, so that blocks on adjacent lines touch.
     svg = svg.replace("font-size: 20px", "font-size: 21px")
     return svg.replace("Fira Code, monospace", FONT).replace("font-family: arial", f"font-family: {FONT}")
 

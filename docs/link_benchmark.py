@@ -3,8 +3,8 @@
     sudo python docs/link_benchmark.py [--mbit 100] [--seconds 5] [--game pong] [--frame-skip 4]
 
 Needs root, and Linux's `ip` and `tc`. A learner's inference path with constant actions runs in one namespace. The other
-runs two clients over TCP, each with two streams of 32 environments: a sender of recorded frames, which encodes every
-message, so that the link or the codec is the limit and not the emulator; and a real actor. Prints JSON.
+runs two clients over TCP, each with two streams of 32 environments: a sender of recorded frames, and a real actor. The
+sender encodes every message, so that the link or the codec is the limit, not the emulator. Prints JSON.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _RECORDED = 64
 
 
 def serve(kind: str, played: EnvironmentConfig, compression: str) -> None:
-    """Serve a learner's path from the socket to the answer, with constant actions; prints its address."""
+    """Serve a learner's inference path with constant actions; prints its address."""
     from seedcli.agents.base import AlgorithmSpec
     from seedcli.bench.servers import ConstantPolicy
     from seedcli.inference.arena import Arena

@@ -31,12 +31,12 @@ docs/make_reference.py docs/configuration.md`.
 """
 
 
-# What a description may begin with, followed by a colon, to say which runs read the key.
+# Prefixes of descriptions, followed by a colon, that name the runs that read the key.
 SCOPES = {"Box actions", "discrete actions", "adam", "rmsprop", "gRPC", "cpu", "several hosts"}
 
 
 def split_scope(description: str) -> tuple[str, str]:
-    """What a key applies to, and its meaning: "atari, dmlab: height" → ("atari, dmlab", "height")."""
+    """Scope and meaning of a key: "atari, dmlab: height" → ("atari, dmlab", "height")."""
     scope, colon, meaning = description.partition(": ")
     if colon and set(scope.split(", ")) <= SCOPES:
         return scope, meaning
@@ -76,7 +76,7 @@ def default_of(field: dict[str, Any]) -> str:
 
 
 def table(name: str, section: type[BaseModel], without: type[BaseModel] | None = None) -> list[str]:
-    """A row for each key of a section, but those of the class `without`."""
+    """A row for each key of a section, except those of the class `without`."""
     flags = {key: flag for flag, key in FLAG_KEYS.items()}
     rows = ["| key | type and values | default | applies to | meaning | flag |", "|---|---|---|---|---|---|"]
     schema = section.model_json_schema()["properties"]

@@ -1,4 +1,4 @@
-"""What policies without memory reach on CartPole positions: python docs/memory_ceiling.py (minutes, NumPy only)."""
+"""Best returns without memory on CartPole positions: python docs/memory_ceiling.py (minutes, NumPy only)."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def arrow(number: int, path: str, at: tuple[int, int], *, both: bool = False, co
 
 
 def sheet(width: int, height: int, parts: list[str]) -> str:
-    """An SVG of parts, with the head that arrows refer to."""
+    """An SVG of these parts, with the arrowhead that arrows refer to."""
     return "\n".join(
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
@@ -64,7 +64,7 @@ def devices(x: int, y: int, fill: str, first: int) -> str:
 
 
 def picture() -> str:
-    """The whole as SVG."""
+    """The complete SVG."""
     parts = [
         box(190, 20, 690, 520, HOST),
         text(206, 44, "learner host 0, the chief: 8 GPUs, 4 + 4", bold=True),

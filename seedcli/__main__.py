@@ -1,4 +1,4 @@
-"""The program `seed`, which `python -m seedcli` runs too."""
+"""The program `seed`; `python -m seedcli` runs it too."""
 
 from __future__ import annotations
 

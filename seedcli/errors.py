@@ -85,7 +85,7 @@ class ConnectionLost(SeedError):
 
 
 def message_line(error: BaseException) -> str:
-    """The first line of an exception's message, without what Keras adds and a full stop; "" if it has none."""
+    """The first line of an exception's message, without Keras' additions and the full stop; "" if it has none."""
     text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
     wrapped = _IN_KERAS.match(text)
     lines = (wrapped[1] if wrapped else str(error)).strip().splitlines()

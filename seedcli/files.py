@@ -11,19 +11,19 @@ from seedcli.errors import UsageError
 
 
 def check_folder(path: Path, flag: str = "") -> None:
-    """Refuse a file in a folder that does not exist or cannot be written, before any work is done for it.
+    """Check that a file's folder exists and can be written to, before any work is done for the file.
 
     Args:
         path: of the file.
         flag: the option that names it, for the message; "" for an argument.
 
     Raises:
-        UsageError: the folder must be created, or is not the user's to write to.
+        UsageError: the folder does not exist, or the user may not write to it.
     """
     folder = path.absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UsageError(
-            f"{flag} {path} cannot be written: {folder} is no folder that you may write to; create it first".lstrip()
+            f"{flag} {path} cannot be written: {folder} is not a folder that you may write to; create it first".lstrip()
         )
 
 
@@ -38,9 +38,9 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give the name of a file beside `path`, to be written in the block, which then replaces `path` as a whole.
+    """Yield the path of a temporary file, which the block writes and which then replaces `path` atomically.
 
-    If the block fails, that file is removed and `path` is left as it is.
+    If the block fails, the temporary file is removed and `path` is unchanged.
     """
     made = path.with_name(f".{path.name}.{os.getpid()}")
     try:

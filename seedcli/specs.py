@@ -1,4 +1,4 @@
-"""What environments give and take: specifications of observations and actions, and the memory layout of a step.
+"""Environment specifications: observations and actions, and the memory layout of a step.
 
 Axis conventions: E environments of one stream, N rows of an inference batch, B columns of a training batch, T time. A
 *row* holds all arrays that one stream sends for one step, one after the other.
@@ -280,7 +280,7 @@ class RowLayout:
         for offset, array in zip(self.offsets, (*self.spec.arrays.values(), *scalars), strict=False):
             part = rows[..., offset : offset + array.nbytes * self.num_envs].view(array.dtype)
             if array.shape:
-                # Splitting the last (contiguous) axis never copies, whatever the strides in front.
+                # Splitting the last (contiguous) axis never copies, regardless of the other axes' strides.
                 part = part.reshape(*rows.shape[:-1], self.num_envs, *array.shape)
             views.append(part)
         single = not isinstance(self.spec.observation, Mapping)

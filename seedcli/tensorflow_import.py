@@ -1,4 +1,4 @@
-"""Importing TensorFlow: without its start-up messages, quickly, and with the kernels that suit the network."""
+"""Importing TensorFlow: quickly, without its start-up messages, and with the kernels that suit the network."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# What TensorFlow's C++ code writes to descriptor 2 before its log levels apply: abseil's warning about just
-# that, lines in glog's format, and the one continuation line of its note on CPU instructions.
+# Output of TensorFlow's C++ code on descriptor 2 before its log levels apply: abseil's warning about that, lines in
+# glog's format, and the continuation line of its note on CPU instructions.
 _CHATTER = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\)"
     rb"|[IWE]\d{4} \d\d:\d\d:\d+\.\d+ "
@@ -29,20 +29,21 @@ _program = False
 
 
 def start_quickly() -> None:
-    """Let `import_tensorflow` leave out what only a user's own process needs; for processes of the program `seed`.
+    """Make `import_tensorflow` skip what only a user's own process needs; for processes of the program `seed`.
 
-    Keras then does not import matplotlib, a second's work, which only its functions for galleries need. And the garbage
-    collector passes over what has been imported: it is never freed, and each full collection would look through it.
+    Keras then does not import matplotlib, which takes a second and which only its functions for galleries need. The
+    garbage collector also ignores the imported objects: they are never freed, and each full collection would scan them.
     """
     global _program
     _program = True
 
 
 def expect_convolutions() -> None:
-    """Let `import_tensorflow` enable oneDNN, whose gradients of convolutions are twice as fast on CPUs.
+    """Make `import_tensorflow` enable oneDNN, whose gradients of convolutions are twice as fast on CPUs.
 
-    TensorFlow itself enables it only on processors with certain instructions. Without convolutions its default stays,
-    because an update of a small MLP is a fifth slower with oneDNN. TF_ENABLE_ONEDNN_OPTS takes precedence.
+    TensorFlow itself enables it only on processors with certain instructions. Without convolutions, TensorFlow's
+    default remains, because an update of a small MLP is a fifth slower with oneDNN. TF_ENABLE_ONEDNN_OPTS takes
+    precedence.
     """
     global _convolutions
     _convolutions = True
@@ -63,7 +64,7 @@ def _kernels() -> Iterator[None]:
 
 @contextmanager
 def _quickly() -> Iterator[None]:
-    """Collect no garbage in the block, which creates objects to stay, and see `start_quickly`."""
+    """Disable garbage collection in the block, which creates permanent objects, and see `start_quickly`."""
     hidden = _program and "matplotlib" not in sys.modules
     if hidden:
         sys.modules["matplotlib"] = None  # type: ignore[assignment]  # imports of it raise ImportError
@@ -119,8 +120,8 @@ def quiet_tensorflow() -> None:
 def import_tensorflow() -> Any:
     """Import TensorFlow and find its devices without its start-up messages; returns the module.
 
-    Call `expect_convolutions` before if the network to train has any. Python warnings go to our log instead of stderr.
-    Nothing is silenced where the user has set TF_CPP_MIN_LOG_LEVEL to 0.
+    Call `expect_convolutions` first if the network to train has convolutions. Python warnings go to our log instead of
+    stderr. Nothing is silenced where the user has set TF_CPP_MIN_LOG_LEVEL to 0.
     """
     quiet_tensorflow()
     if os.environ["TF_CPP_MIN_LOG_LEVEL"] == "0":

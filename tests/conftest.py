@@ -8,11 +8,11 @@ from hypothesis import settings
 
 from seedcli.telemetry import logs
 
-# How long an example takes says more about what else the machine does.
+# The time of an example depends mostly on other load on the machine.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
-# Folders with files that take minutes. They are begun first, or one would still run when all others are done.
+# Folders with files that take minutes. They start first, so that none still runs when all others are done.
 LONG = ("slurm", "system", "training", "own_code", "learning", "api")
 
 
@@ -22,13 +22,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let the garbage collector pass over all modules: full collections would look through TensorFlow's each time."""
+    """Exclude all modules from garbage collection: full collections would scan TensorFlow's objects each time."""
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the tests away from the user's own token."""
+    """Isolate the tests from the user's token."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         patch.delenv("SEED_TOKEN", raising=False)

@@ -1,4 +1,4 @@
-"""Ports for processes that are told theirs before they start, and ports at which nothing listens."""
+"""Ports that are chosen before their processes start, and ports at which nothing listens."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import random
 import socket
 from pathlib import Path
 
-# Below are those of installed services; from 12,000 to 31,999 those that SLURM steps of several learners choose.
+# Lower ports belong to installed services, 12,000 to 31,999 to SLURM steps of several learners.
 _CHOICES = [*range(10_000, 12_000), *range(32_000, 65_536)]
 _reserved: list[socket.socket] = []
 
 
 def reserve_ports(count: int) -> list[int]:
-    """Return TCP ports of this machine that nothing takes before the process that they are meant for.
+    """Return TCP ports of this machine that stay free until the process that they are meant for binds them.
 
-    A port that the kernel chose and that was closed again may be given to any other socket while that process starts.
-    These are none of the kernel's own choices. A UDP socket of the same number, open until the tests end, keeps other
-    processes of the tests from choosing it.
+    The kernel may give a port that it chose, once closed, to any other socket while that process starts. So these are
+    outside the range from which the kernel chooses. A UDP socket of the same number, open until the tests end, prevents
+    other processes of the tests from choosing it.
     """
     ports = []
     for port in _candidates():
@@ -37,7 +37,7 @@ def reserve_ports(count: int) -> list[int]:
 
 
 def _candidates() -> list[int]:
-    """All ports but those that the kernel gives to sockets without one, in random order."""
+    """All ports outside the range from which the kernel chooses, in random order."""
     ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range")
     low, high = map(int, ephemeral.read_text().split()) if ephemeral.exists() else (32_768, 65_535)
     ports = [port for port in _CHOICES if not low <= port <= high] or _CHOICES[:]

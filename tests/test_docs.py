@@ -75,7 +75,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pages
 def test_links_name_titles_not_files(page: Path) -> None:
-    """On a page of the site, "pong.md" is the name of nothing."""
+    """The site has no page named "pong.md"."""
     assert not re.findall(r"\[[^]`]*\.md\]\(", without_code(page.read_text(encoding="utf-8")))
 
 
@@ -100,7 +100,7 @@ SEED: Any = typer.main.get_command(app)
 
 
 def commands(page: Path) -> Iterator[str]:
-    """The commands of `seed` in the code blocks of a page, without comments, redirections and what is optional."""
+    """The commands of `seed` in the code blocks of a page, without comments, redirections and optional parts."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     for block in re.findall(r"^```(?:bash)?\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE):
         for line in re.findall(r"^seed .+$", block, flags=re.MULTILINE):

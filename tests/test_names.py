@@ -1,4 +1,4 @@
-"""No special cases by name: what the rest must know of an algorithm, a torso, a family or a transport is a property."""
+"""No special cases by name: other code reads properties of algorithms, torsos, families and transports."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_every_dependency_has_a_documented_reason() -> None:
     extras = [name for extra in project["optional-dependencies"].values() for name in extra]
     for requirement in project["dependencies"] + extras:
         name = requirement.split(">")[0].split("[")[0]
-        # An extra may ask for other extras of this package.
+        # An extra may include other extras of this package.
         assert name == project["name"] or name in reasons, f"{name} has no reason in docs/dependencies.md"
     assert {"test", "gpu", "football", "mujoco", "export"} <= set(project["optional-dependencies"])
 

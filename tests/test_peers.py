@@ -1,4 +1,4 @@
-"""The comparison with other frameworks: its tasks are valid, its figures and its table right. No peer is installed."""
+"""The comparison with other frameworks: valid tasks, correct figures and a correct table. No peer is installed."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_the_end_of_a_run_is_no_part_of_its_rate(
     found = compare.train(task, tasks.Entry("slow", "A2C"), 1, tmp_path / "run", 4.0, Path(sys.executable))
     rows = compare.read(tmp_path / "run" / "progress.jsonl")
     assert found["error"] == ""
-    assert rows["env_steps"][-1] == 7000.0  # it was told to end, and wrote so
+    assert rows["env_steps"][-1] == 7000.0  # written when it was terminated
     assert found["env_steps"] == 900.0
     assert found["steps_per_second"] == pytest.approx(100.0)
 

@@ -1,4 +1,4 @@
-"""What importing TensorFlow brings with it, and leaves as it was."""
+"""The import of TensorFlow: what it loads, and what it leaves unchanged."""
 
 import subprocess
 import sys

@@ -2,9 +2,10 @@
 
     python benchmarks/peers/compare.py --rounds 3 --seconds 120
 
-Run it with the Python that has seedcli. Each peer is installed into a virtual environment of its own below --results.
-A round trains every entry of every task once, one after another, on an otherwise idle machine. Killed or stopped, the
-same command continues: a run that has a result is not repeated. The table is printed, and written to --page if given.
+Run it with the Python in which seedcli is installed, on an otherwise idle machine. Each peer is installed into its own
+virtual environment below --results. A round trains every entry of every task once, one after another. After an
+interruption the same command resumes: runs that have a result are not repeated. The table is printed, and written to
+--page if given.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from seedcli.results.metrics_file import read_columns
 
 HERE = Path(__file__).resolve().parent
 START_SECONDS = 600.0  # until the first line of progress
-LEAST_SECONDS = 60.0  # that a run lasts even if it reaches its threshold earlier
+LEAST_SECONDS = 60.0  # minimum length of a run, even if it reaches its threshold earlier
 STOP_SECONDS = 30.0
-BUSY_SECONDS = 5.0  # before a run, in which other work is measured
+BUSY_SECONDS = 5.0  # before a run: measures the load of other processes
 BEGIN, END = "<!-- table of benchmarks/peers/compare.py -->", "<!-- end of the table -->"
 PACKAGES = (
     "seedcli",
@@ -50,7 +51,7 @@ PACKAGES = (
 
 
 def main() -> int:
-    """Run what is left, then print the table; returns 1 if a run failed."""
+    """Run the remaining runs, then print the table; returns 1 if a run failed."""
     options = parse()
     runs = [
         (task, entry, number)
@@ -101,7 +102,7 @@ def chosen(only: Sequence[str], task: str, entry: Entry) -> bool:
 
 
 def install(framework: str, results: Path) -> Path:
-    """The Python of a framework, installed first if it is not."""
+    """The Python of a framework, which is installed first if necessary."""
     if framework == "seed":
         return Path(sys.executable)
     folder, wanted = results / "environments" / framework, HERE / "requirements" / f"{framework}.txt"
@@ -133,13 +134,13 @@ def train(task: Task, entry: Entry, number: int, folder: Path, seconds: float, p
     else:
         progress = folder / "progress.jsonl"
         command = [str(python), str(HERE / f"run_{entry.framework}.py"), json.dumps(settings), str(progress)]
-    busy = psutil.cpu_percent(BUSY_SECONDS) / 100  # not the load average, which still counts the run before
+    busy = psutil.cpu_percent(BUSY_SECONDS) / 100  # the load average would include the previous run
     with (folder / "log").open("wb") as log:
         started = time.time()
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         try:
             error = watch(process, progress, task.threshold, seconds)
-            columns = read(progress)  # before it is stopped: the time to save and end is none of training
+            columns = read(progress)  # before it is stopped: saving and shutting down are not training time
         finally:
             stop(process)
     speed = steps_per_second(columns, seconds)
@@ -159,10 +160,10 @@ def train(task: Task, entry: Entry, number: int, folder: Path, seconds: float, p
 
 
 def watch(process: subprocess.Popen[bytes], progress: Path, threshold: float, seconds: float) -> str:
-    """Wait until a run has been trained for long enough; returns what went wrong, "" for nothing."""
+    """Wait until a run has been trained for long enough; returns the error, "" if there is none."""
     started = time.time()
     while process.poll() is None:
-        time.sleep(0.5)  # a file of another process: nothing to wait for
+        time.sleep(0.5)  # polls, because another process writes the file
         columns = read(progress)
         if not len(columns["time"]):
             if time.time() - started > START_SECONDS:
@@ -184,7 +185,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def read(progress: Path) -> Mapping[str, np.ndarray]:
-    """The lines of progress in which steps had been made."""
+    """The lines of progress with at least one step."""
     columns = read_columns(progress, ("time", "env_steps", "episodes", "episode_return_100"))
     return {name: values[columns["env_steps"] > 0] for name, values in columns.items()}
 
@@ -219,12 +220,12 @@ def versions(python: Path) -> dict[str, str]:
 
 
 def gather(options: argparse.Namespace, task: str, entry: Entry, rounds: int) -> list[dict[str, Any]]:
-    """The results of an entry, one a round."""
+    """The results of an entry, one per round."""
     return [json.loads(result_path(options, task, entry, number).read_text()) for number in range(1, rounds + 1)]
 
 
 def write(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a result as a whole: a run that was killed has none."""
+    """Write a result atomically: a killed run has none."""
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(result, indent=1))
     temporary.rename(path)

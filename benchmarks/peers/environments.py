@@ -1,4 +1,4 @@
-"""The environments that all peers train on, for each peer's own Gymnasium; seed's atari family preprocesses alike."""
+"""The environments that all peers train on, for each peer's Gymnasium; seed's atari family preprocesses identically."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class _Array(gymnasium.ObservationWrapper):
-    """Observations as arrays: frame stacks of Gymnasium 0.29 are objects of their own."""
+    """Observations as arrays: Gymnasium 0.29 returns frame stacks as LazyFrames."""
 
     def observation(self, observation: Any) -> np.ndarray:
         return np.asarray(observation)

@@ -27,7 +27,7 @@ class Progress:
 
         Args:
             env_steps: environment steps so far.
-            returns: raw returns of the last episodes, at most 100; NaN where a framework has none to tell.
+            returns: raw returns of the last episodes, at most 100; NaN where a framework reports none.
         """
         now = time.time()
         if now - self._last < _SECONDS:

@@ -60,7 +60,7 @@ def configure(settings: dict[str, Any]) -> Any:
             entropy_coeff=settings["entropy"],
             clip_param=settings["clip"],
             gamma=settings["discount"],
-            lambda_=0.95,  # this and what follows as in Stable-Baselines3
+            lambda_=0.95,  # from here on as in Stable-Baselines3
             vf_clip_param=float("inf"),
             vf_loss_coeff=0.5,
             use_kl_loss=False,
@@ -83,7 +83,7 @@ def configure(settings: dict[str, Any]) -> Any:
     else:
         activation = "relu" if algorithm == "sac" else "tanh"
         network = DefaultModelConfig(fcnet_hiddens=settings["hidden"], fcnet_activation=activation)
-    # IMPALA collects in a process of its own, the others in that of the learner.
+    # IMPALA collects in a separate process, the others in the learner's.
     runners = 0 if algorithm in ("sac", "ppo") else 1
     return (
         config.environment("peer", env_config=settings)
@@ -105,14 +105,14 @@ def main() -> None:
     """Train."""
     settings, progress = json.loads(sys.argv[1]), Progress(sys.argv[2])
     register_env("peer", _make)
-    # Otherwise Ray starts its workers with the least priority but four, below whatever else the machine does.
+    # By default Ray lowers the priority of its workers to niceness 15, below most other processes.
     os.environ.setdefault("RAY_worker_niceness", "0")
     ray.init(include_dashboard=False, num_cpus=max(2, len(os.sched_getaffinity(0))))
     algorithm = configure(settings).build_algo()
     while True:
         found = algorithm.train().get("env_runners", {})
         episodes = min(100, int(found.get("num_episodes_lifetime", 0)))
-        steps = found.get("num_env_steps_sampled_lifetime", 0)  # none in the first results of IMPALA
+        steps = found.get("num_env_steps_sampled_lifetime", 0)  # missing from the first results of IMPALA
         progress.write(steps, [found.get("episode_return_mean", 0.0)] * episodes)
 
 

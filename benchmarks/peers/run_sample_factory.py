@@ -29,7 +29,7 @@ class Reporter(AlgoObserver):
 
 
 def make_one(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
-    """An environment, as Sample Factory asks for it in its workers."""
+    """Create an environment; Sample Factory calls this in its workers."""
     return make_env(name)
 
 

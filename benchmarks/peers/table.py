@@ -25,7 +25,7 @@ def _lines(results: Results, seconds: float) -> Iterator[str]:
     for task in dict.fromkeys(name for name, _ in results):
         entries = {entry: rounds for (name, entry), rounds in results.items() if name == task}
         yield f"**{TASKS[task].title}**\n"
-        # In a minute nobody reaches the threshold of a long task: no column then.
+        # Short runs do not reach the threshold of a long task: then there is no column.
         reached = any(each["seconds_to_threshold"] is not None for rounds in entries.values() for each in rounds)
         timed = f" time to {TASKS[task].threshold:g} |" if reached else ""
         yield f"| framework | algorithm | steps/s | × best other |{timed}"

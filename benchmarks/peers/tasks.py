@@ -39,10 +39,10 @@ class Task:
     """A task.
 
     Attributes:
-        title: what is trained, with which network and batch.
-        threshold: mean return of the last 100 training episodes, raw, to which the time is taken.
-        settings: what the peers' scripts take.
-        entries: who trains on it.
+        title: the task, its network and its batch, as printed above the table.
+        threshold: mean raw return of the last 100 training episodes; the time to reach it is measured.
+        settings: arguments of the peers' scripts.
+        entries: algorithms that train on it.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""The page of all commands and options, from the command line itself; docs/site/hooks.py puts it into the site."""
+"""Generates the page of all commands and options; docs/site/hooks.py adds it to the site."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALIKE = {"--debug", "--help"}  # options that every command has
 
 
 def commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
-    """Each command below a command, itself included, with its whole name."""
+    """Each command below a command, itself included, with its full name."""
     yield name, command
     for child, found in getattr(command, "commands", {}).items():
         yield from commands(f"{name} {child}", found)
@@ -45,7 +45,7 @@ def table(command: Any, context: Any) -> Iterator[str]:
 
 
 def section(name: str, command: Any) -> Iterator[str]:
-    """What one command does, its usage, options and examples."""
+    """The section of one command: description, usage, options and examples."""
     context = command.make_context(name, [], resilient_parsing=True)
     yield from (f"{'#' * min(len(name.split()), 3)} {name}", "", command.help, "")
     if rows := list(table(command, context)):

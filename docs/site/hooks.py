@@ -1,5 +1,5 @@
-"""What MkDocs does not do by itself: README, the changelog and the command line are pages of the site, and a link to a
-file of the repository that is no page leads to one that shows this file.
+"""Hooks for MkDocs: README, the changelog and the command line become pages of the site, and a link to a file of the
+repository that is not a page leads to a page that shows this file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LINK = re.compile(r'(?<=\]\()[^)#\s]+|(?<=src=")[^"]+')
 
 
 def place(path: Path) -> str:
-    """Where the site has a file of the repository, from the site's top."""
+    """The path of a repository file on the site, relative to the site's root."""
     if path.is_relative_to(ROOT / "docs"):
         return path.relative_to(ROOT / "docs").as_posix()
     return PAGES.get(path, f"files/{path.relative_to(ROOT).as_posix()}.md")
@@ -46,7 +46,7 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Links as the site needs them."""
+    """Rewrite links for the site."""
     name = page.file.src_uri
     source = next((path for path, uri in PAGES.items() if uri == name), ROOT / "docs" / name)
 

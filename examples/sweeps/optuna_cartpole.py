@@ -1,6 +1,6 @@
 """Search settings for CartPole with Optuna: pip install optuna, then python examples/sweeps/optuna_cartpole.py.
 
-Each trial is a run of `seed train` in a folder of its own. The study is kept in a file: killed or stopped, the same
+Each trial is a run of `seed train` in its own folder. The study is stored in a file: after an interruption, the same
 command resumes it. `seed compare FOLDER` reads the runs like any others.
 """
 
@@ -34,7 +34,7 @@ def trained_return(trial: optuna.Trial, folder: Path, steps: int) -> float:
 
 
 def main() -> None:
-    """Run the trials that are missing, and print the best."""
+    """Run the remaining trials and print the best."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/optuna"), help="of the study and its runs")
     parser.add_argument("--trials", type=int, default=20, help="in all, those of earlier starts included")

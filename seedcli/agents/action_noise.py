@@ -1,4 +1,4 @@
-"""Noise of actions that lasts: successive samples of a policy are alike, so that what explores gets further."""
+"""Temporally correlated action noise: successive samples of a policy are alike, so that exploration reaches further."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from seedcli.agents.distributions import Categorical, DiagonalGaussian, Distribu
 
 
 class ActionNoise(Protocol):
-    """How actions are sampled with what earlier ones were sampled with.
+    """How actions are sampled given the noise of earlier ones.
 
-    The noise of the action before is z, [..., size] float32; it is 0 at the start of an episode and after a greedy
-    action, where there is none.
+    The noise of the previous action is z, [..., size] float32; it is 0 at the start of an episode and after a greedy
+    action.
 
     Attributes:
-        size: its numbers.
+        size: number of elements of z.
         recorded: whether every record stores z, because densities depend on it.
     """
 
@@ -26,7 +26,7 @@ class ActionNoise(Protocol):
     recorded: bool
 
     def sample(self, params: tf.Tensor, before: tf.Tensor, source: noise.Source) -> tuple[tf.Tensor, tf.Tensor]:
-        """Actions [N, ...] for parameters [N, P] and z, and their own noise; deterministic given the source."""
+        """Actions [N, ...] and their noise, for parameters [N, P] and z; deterministic given the source."""
 
     def conditioned(self, params: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
         """The parameters [..., P] of the distribution whose densities training uses, given z; called if `recorded`."""
@@ -35,10 +35,10 @@ class ActionNoise(Protocol):
 class CorrelatedNoise:
     """The `ActionNoise` of Box actions: z' = ρ·z + √(1 − ρ²)·ε, where ε is standard normal.
 
-    Successive actions push in the same direction. Training has the same condition: z has led to the state, but ε is
-    independent of it, so actions are not credited with what earlier noise did. An action is still credited with its
-    noise that carries on in later ones, because z is a constant here; Korenkevych et al., "Autoregressive Policies for
-    Continuous Control Deep Reinforcement Learning" (2019), compute it from the means that are trained.
+    Successive actions push in the same direction. Training conditions on z too: z has led to the state, but ε is
+    independent of it, so actions are not credited with the effects of earlier noise. An action is still credited with
+    the effect of its noise on later actions, because z is a constant here; Korenkevych et al., "Autoregressive Policies
+    for Continuous Control Deep Reinforcement Learning" (2019), compute it from the trained means.
 
     Args:
         distribution: that of the actions.
@@ -63,14 +63,14 @@ class CorrelatedNoise:
 
 
 class KeptNoise:
-    """The `ActionNoise` of categories: with some probability an action is the one at the same uniform number as before.
+    """The `ActionNoise` of categories: with some probability, an action reuses the uniform number of the previous one.
 
-    Each part of an action is the quantile of its categories at a number that is kept or drawn anew, all parts at once.
-    While the policy hardly depends on what it sees, an action therefore lasts 1/(1 − probability) steps on average; a
-    policy that is sure of its actions is not changed. Training uses the probabilities of the policy alone, as if every
-    number were new: given the number before, an action that is kept has at least that probability, whatever the policy
-    is, and little would be learned from it. Actions are hence also credited with what others with the same number did.
-    Hollenstein et al., "Colored Noise in PPO" (2024), do so with normal noise.
+    Each part of an action is the quantile of its categories at a number that is kept or redrawn, all parts at once.
+    While the policy hardly depends on the observation, an action therefore lasts 1/(1 − probability) steps on average;
+    a policy that is certain of its actions is not changed. Training uses the probabilities of the policy alone, as if
+    every number were redrawn: given the previous number, a kept action has at least that probability under any policy,
+    and little would be learned from it. Actions are therefore also credited with the effects of other actions at the
+    same number. Hollenstein et al., "Colored Noise in PPO" (2024), do so with normal noise.
 
     Args:
         distribution: that of the actions.
@@ -98,7 +98,7 @@ class KeptNoise:
 
 
 def make_action_noise(config: ActorCriticConfig, distribution: Distribution) -> ActionNoise | None:
-    """The noise that the configuration asks for with this distribution of actions, or None."""
+    """The noise that the configuration selects for this distribution of actions, or None."""
     if isinstance(distribution, DiagonalGaussian):
         return CorrelatedNoise(distribution, config.noise_correlation) if config.noise_correlation else None
     if isinstance(distribution, Categorical | MultiCategorical) and config.noise_persistence:

@@ -1,4 +1,4 @@
-"""What agents that train a policy and a value on sampled actions share: all but their targets and the policy's loss."""
+"""Base of agents that train a policy and a value on sampled actions; subclasses add targets and the policy's loss."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FAR = 1.5
 # Bound of log π/μ. Infinite ratios would give NaN gradients, even where they are clipped.
 _MOST = 20.0
 _RATE = "training.learning_rate"
-_NOISE = "action_noise"  # name of noise that lasts, as a state and as a recorded field
+_NOISE = "action_noise"  # name of correlated noise, as a state and as a recorded field
 
 
 def symptoms(config: ActorCriticConfig) -> tuple[Symptom, ...]:
@@ -54,7 +54,7 @@ def symptoms(config: ActorCriticConfig) -> tuple[Symptom, ...]:
         sentence="{:.0%} of the policy's means lie far beyond the bounds of actions, where they have no effect",
         settings=("agent.bound_cost", _RATE),
     )
-    # Initial values and policies are nearly the same for all observations, hence the patience.
+    # Needs patience: initial values and policies are nearly the same for all observations.
     value = Symptom(
         metric="value_spread",
         below=0.02,
@@ -78,7 +78,7 @@ class Evaluation(NamedTuple):
     Attributes:
         policy: [T, B, P] float32, parameters of the policy on the records with an action.
         log_pi: [T, B] float32, log-probability of the actions taken under this policy, with `agent.noise_correlation`
-            given the noise of the actions before.
+            given the noise of the previous actions.
         log_mu: [T, B] float32, the same under the recorded behaviour policy.
         values: [T+1, B] float32, V of every record; [T, B] without the last.
         features: [T+1, B, F] float32, inputs of the heads; [T, B, F] without the last.
@@ -129,7 +129,7 @@ class ActorCriticAgent(NetworkAgent):
     Supports all kinds of actions. Every record stores the parameters of the behaviour policy, [P] float32, under their
     name in `agents.distributions`: "logits", or "mean_log_std" for a Box. If `records_values` it also stores the
     predicted "value" [] float32; with `agent.normalize_values` the scales of values and advantages need it. With
-    `agent.noise_correlation` and Box actions it stores the noise of the action before, "action_noise" [d] float32.
+    `agent.noise_correlation` and Box actions it stores the noise of the previous action, "action_noise" [d] float32.
 
     Attributes:
         algorithm: no burn-in, T transitions, unrolls from a queue.
@@ -145,10 +145,10 @@ class ActorCriticAgent(NetworkAgent):
 
     @staticmethod
     def fixes_targets(config: Any) -> bool:
-        """Whether `targets` computes what `loss` reads of other records, so that transitions can be trained on alone.
+        """Whether `targets` computes what `loss` needs from other records, so that it can train on single transitions.
 
-        The transitions of an unroll are alike, so minibatches of whole unrolls have noisier gradients. An LSTM needs
-        the unrolls.
+        The transitions of an unroll are similar, so minibatches of whole unrolls have noisier gradients. An LSTM needs
+        whole unrolls.
         """
         return False
 
@@ -178,7 +178,7 @@ class ActorCriticAgent(NetworkAgent):
         )
 
     def _unrecorded(self) -> str:
-        """What of the state before a record does not follow from earlier records, in words; "" if all does."""
+        """Parts of the state before a record that do not follow from earlier records, in words; "" if all do."""
         state = self.initial_state(1)
         if not tf.nest.flatten(state):
             return ""
@@ -190,17 +190,18 @@ class ActorCriticAgent(NetworkAgent):
         """The network's states before records (`agents.base.RecordStates`).
 
         Raises:
-            UsageError: they do not follow from the records, as with an LSTM.
+            UsageError: the states do not follow from the records, as with an LSTM.
         """
         if missing := self._unrecorded():
             raise UsageError(
-                f"{type(self).__name__} has AlgorithmSpec.shuffles = True, but its state holds {missing}, which does "
-                "not follow from the records of an unroll: leave shuffles out, or write a record_states that gives it"
+                f"{type(self).__name__} has AlgorithmSpec.shuffles = True, but its state holds {missing}, which "
+                "cannot be computed from the records of an unroll: leave shuffles out, or write a record_states that "
+                "returns it"
             )
         return record_states(self.network, unrolls, index)
 
     def symptoms(self, config: Any) -> tuple[Symptom, ...]:
-        """Signs of training problems; the first may be the reason of the others."""
+        """Signs of training problems; the first may be the cause of the others."""
         if not config.normalize_values:
             return symptoms(config)
         unrewarded = Symptom(
@@ -213,7 +214,7 @@ class ActorCriticAgent(NetworkAgent):
         return unrewarded, *symptoms(config)
 
     def initial_state(self, batch_size: int) -> State:
-        """That of the network, and with noise that lasts "action_noise" [batch_size, size] float32 (`ActionNoise`)."""
+        """The network's state and, with correlated noise, "action_noise" [batch_size, size] float32 (`ActionNoise`)."""
         state = super().initial_state(batch_size)
         return {**state, _NOISE: tf.zeros([batch_size, self._noise.size])} if self._noise else state
 
@@ -227,7 +228,7 @@ class ActorCriticAgent(NetworkAgent):
         if _NOISE in self.algorithm.recorded:
             recorded[_NOISE] = state[_NOISE]
         if self._noise:
-            # That of greedy actions is no function of the one before, so an exported greedy policy has no such state.
+            # Noise of greedy actions does not depend on earlier noise, so an exported greedy policy has no such state.
             drawn = tf.zeros([tf.shape(outputs.policy)[0], self._noise.size])
             if not inputs.greedy:
                 action, drawn = self._noise.sample(outputs.policy, state[_NOISE], inputs.seed)
@@ -238,7 +239,7 @@ class ActorCriticAgent(NetworkAgent):
         return ActOutputs(action, recorded, greedy_action, details), network.remember(state, action)
 
     def _conditioned(self, policy: tf.Tensor, recorded: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """The policy [..., P] whose densities training uses, given what records store."""
+        """The policy [..., P] whose densities training uses, given the recorded fields."""
         if self._noise is None or not self._noise.recorded:
             return policy
         return self._noise.conditioned(policy, recorded[_NOISE])
@@ -275,7 +276,7 @@ class ActorCriticAgent(NetworkAgent):
 
         Args:
             unrolls: the batch.
-            last: evaluate the last record too, from whose value targets bootstrap.
+            last: also evaluate the last record, whose value targets bootstrap from.
         """
         records = None if self.algorithm.shuffles else self.algorithm.records
         unrolls = unrolls._replace(reward=tf.ensure_shape(unrolls.reward, [records, None]))
@@ -328,7 +329,8 @@ class ActorCriticAgent(NetworkAgent):
             excess = tf.nn.relu(tf.abs(self.distribution.mode(batch.policy)) - 1.0) * self._bounded
             each += config.bound_cost * tf.reduce_sum(tf.square(excess), axis=-1) * mask_tm1
         loss = tf.reduce_sum(each * unrolls.weights) / (self.algorithm.unroll_length * self._columns)
-        # The first images deviate little from their mean, so inputs would be large, and units die of the first updates.
+        # The first images deviate little from their mean, so inputs would be large, and the first updates would make
+        # units die.
         loss *= self.network.encoder.settled()
         metrics = {
             "policy_loss": batch.mean(policy_loss),

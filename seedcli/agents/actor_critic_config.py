@@ -27,12 +27,12 @@ class ActorCriticConfig(AgentConfig):
     bound_cost: NonNegative = Field(0.0, description="Box actions: weight of the penalty on means outside the bounds")
     initial_std: Positive = Field(1.0, description="Box actions: initial standard deviation of the policy")
     noise_correlation: Decay = Field(
-        0.0, description="Box actions: correlation of the noise of successive actions; more explores further"
+        0.0, description="Box actions: correlation of the noise of successive actions; higher values explore further"
     )
     noise_persistence: Decay = Field(
         0.0,
-        description="discrete actions: probability that an action is sampled with the random number of the one before; "
-        "more explores further",
+        description="discrete actions: probability that an action reuses the random number of the previous one; "
+        "higher values explore further",
     )
 
     def conflicts(self, config: Sections) -> Iterator[str]:

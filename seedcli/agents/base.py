@@ -77,10 +77,10 @@ class AlgorithmSpec:
             evaluation streams are never trained on.
         samples_actions: True: actions are sampled from the learned policy (V-trace), so the greedy policy is a
             different one and may perform much worse; False: exploration is added to a greedy policy (R2D2's ε).
-        symptoms: signs of training problems, the most specific first; of several at once the first is reported.
+        symptoms: signs of training problems, the most specific first; if there are several, the first is reported.
         sample_length: n, transitions of a training column, which a replay draws at a random place of a stored unroll;
             None: whole unrolls. Requires K = 0 and an agent without state, and with n < T uniform draws.
-        shuffles: whether `training.minibatches` > 1 are of single transitions of the batch in random order, each a
+        shuffles: whether `training.minibatches` > 1 consist of single transitions of the batch in random order, each a
             column of 2 records, instead of whole unrolls. Requires unrolls from a queue, K = 0 and an agent without
             state or with `RecordStates`. Only `loss` gets such columns; `observe` and `TargetsAgent.targets` get the
             unrolls.
@@ -121,8 +121,8 @@ class ActInputs(NamedTuple):
         reward: [N] float32, raw.
         first: [N] bool, the first record of an episode; the state of these rows is already reset.
         exploration: [N] float32, each environment's value of `Agent.exploration` (e.g. ε).
-        seed: [2] int32, for stateless random operations, different for every batch; or while acting is exported the
-            numbers themselves. Draw with `agents.noise`, which takes both.
+        seed: [2] int32, for stateless random operations, different for every batch; for an exported policy, the random
+            numbers themselves. Draw with `agents.noise`, which accepts both.
         greedy: act without exploration, as in evaluation; a Python bool, the same in every call of one trace.
     """
 
@@ -142,8 +142,8 @@ class ActOutputs(NamedTuple):
             `ActInputs.greedy` is set.
         recorded: name → [N, ...], the fields of `AlgorithmSpec.recorded`.
         greedy_action: [N, ...], the action without exploration (evaluation).
-        details: name → [N, ...], what else is known of the decision, for `seedcli.Policy.step`: any of "value",
-            "q_values", and what `Distribution.describe` gives. The learner does not compute what only these need.
+        details: name → [N, ...], further outputs for `seedcli.Policy.step`: any of "value", "q_values", and what
+            `Distribution.describe` gives. The learner skips computations that only these need.
     """
 
     action: tf.Tensor
@@ -308,7 +308,7 @@ class Agent(Protocol):
         """
 
     def after_update(self, update: tf.Tensor) -> None:
-        """Do what follows an update, such as copying a target network (`agents.target_networks`).
+        """Do the work that follows an update, such as copying a target network (`agents.target_networks`).
 
         Called after every applied update as part of its graph, outside of replicas (in the cross-replica context of
         `tf.distribute`, if there is one).
@@ -325,7 +325,7 @@ class Agent(Protocol):
 
 @runtime_checkable
 class InitialPriorities(Protocol):
-    """What an agent with prioritized draws may have besides; else a new unroll gets the highest priority so far."""
+    """Optional for agents with prioritized draws; without it, a new unroll gets the highest priority so far."""
 
     def initial_priorities(self, unrolls: UnrollBatch) -> tf.Tensor:
         """Priorities [B] float32 of new unrolls, from the recorded fields; no network is evaluated.
@@ -347,12 +347,12 @@ class TargetsAgent(Protocol):
 
 @runtime_checkable
 class RecordStates(Protocol):
-    """An `Agent` whose state before any record follows from those before it, such as a frame stack, but no LSTM."""
+    """An `Agent` whose state before any record follows from earlier records, as with a frame stack but not an LSTM."""
 
     def record_states(self, unrolls: UnrollBatch, index: tf.Tensor) -> State:
         """The states [N, ...] before records of a batch, reset where the record is the first of its episode.
 
-        No gradient flows into them. What only `act` reads may be left out.
+        No gradient flows into them. Parts that only `act` reads may be left out.
 
         Args:
             unrolls: the batch.

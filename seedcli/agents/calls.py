@@ -61,7 +61,7 @@ class _Concrete(NamedTuple):
     Attributes:
         function: the function; keeps its graph alive.
         captured: captured inputs, such as the handles of variables.
-        unused: arguments on which no result or effect depends: index → an empty tensor to give instead.
+        unused: arguments on which no result or effect depends: index → an empty tensor to pass instead.
         small: indices of the other arguments that are small arrays.
         types: dtypes of the flattened results.
         structure: structure of the results, with True in place of each.
@@ -118,7 +118,7 @@ class DirectCall:
         return _pack(concrete.structure, iter(results))
 
     def get_concrete_function(self, *args: Any) -> Any:
-        """Trace the function for arguments of these shapes and dtypes without running it, as of a `tf.function`."""
+        """Trace the function for arguments of these shapes and dtypes without running it, as for a `tf.function`."""
         return self._function.get_concrete_function(*args)
 
     def _find(self, args: Sequence[Any], leaves: Sequence[Any]) -> _Concrete:
@@ -156,7 +156,7 @@ def _used(function: Any) -> set[Any]:
 
 
 def _is_small(leaf: Any) -> bool:
-    """Whether `_tensor` takes an argument."""
+    """Whether `_tensor` accepts an argument."""
     return (
         isinstance(leaf, np.ndarray) and 0 < leaf.nbytes <= _SMALL and leaf.dtype.kind in "biuf" and leaf.dtype.isnative
     )

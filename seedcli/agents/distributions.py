@@ -155,11 +155,11 @@ class DiagonalGaussian:
     def correlated(self, params: tf.Tensor, before: tf.Tensor, correlation: float) -> tf.Tensor:
         """Parameters of the actions mean + std·(ρ·z + √(1 − ρ²)·ε), where z is known and ε is standard normal.
 
-        If z is standard normal too, such actions are distributed as `params` say.
+        If z is also standard normal, these actions have the distribution of `params`.
 
         Args:
             params: [..., 2·d].
-            before: z, [..., d] float32, the noise of the actions before.
+            before: z, [..., d] float32, the noise of the previous actions.
             correlation: ρ, 0 ≤ ρ < 1.
         """
         mean, log_std = tf.split(params, 2, axis=-1)

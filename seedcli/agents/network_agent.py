@@ -1,4 +1,4 @@
-"""What all built-in agents share: what they are built from, and the network that acts."""
+"""Base class of all built-in agents: the constructor, and the network that acts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seedcli.specs import EnvSpec
 
 
 class NetworkAgent:
-    """The part of an `agents.base.Agent` that follows from its network; a subclass has the rest.
+    """The part of an `agents.base.Agent` that follows from its network; a subclass implements the rest.
 
     Attributes:
         Network: class of the network.
@@ -46,7 +46,7 @@ class NetworkAgent:
         return self.network.initial_state(batch_size)
 
     def exploration(self, role: Role, index: npt.NDArray[np.int64], total: int) -> npt.NDArray[np.float32]:
-        """Zeros [E], of agents whose stochastic policy is their only exploration."""
+        """Zeros [E], for agents whose stochastic policy is their only exploration."""
         return np.zeros(len(index), np.float32)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:

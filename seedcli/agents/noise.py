@@ -1,4 +1,4 @@
-"""Random numbers of acting: drawn from a seed, or given from outside, as an exported policy is.
+"""Random numbers for acting: drawn from a seed, or passed in by the caller, as in an exported policy.
 
 Everything that samples in `Agent.act` draws through these functions. `source` is then `ActInputs.seed`: a seed [2]
 int32 for TensorFlow's stateless generators, or a `Noise`, because no random operation exists in every format of
@@ -76,7 +76,7 @@ def integers(source: Source, rows: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def normal(source: Source, rows: tf.Tensor, size: int) -> tf.Tensor:
-    """Standard normal numbers, [N, size] float32; of uniform ones by the method of Box and Muller (1958)."""
+    """Standard normal numbers, [N, size] float32; from uniform ones by the method of Box and Muller (1958)."""
     if isinstance(source, Noise):
         radius = tf.sqrt(-2.0 * tf.math.log(tf.maximum(source.take(size), _LEAST)))
         return radius * tf.cos(2.0 * math.pi * source.take(size))

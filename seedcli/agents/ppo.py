@@ -26,7 +26,7 @@ _SMALLEST = 1e-6  # lower bound of the deviation of advantages, in units of the 
 class PPOAgent(ActorCriticAgent):
     """An `ActorCriticAgent` and `agents.base.TargetsAgent` that passes over each batch several times.
 
-    The ratio of policies is that to the recorded behaviour policy, so that it is right for older data too.
+    The denominator of the policy ratio is the recorded behaviour policy, so the ratio is also correct for older data.
     """
 
     Config = PPOConfig
@@ -60,7 +60,7 @@ class PPOAgent(ActorCriticAgent):
         return (*super().symptoms(config), clipped)
 
     def targets(self, unrolls: UnrollBatch) -> dict[str, tf.Tensor]:
-        """What all updates on a batch share, computed before the first.
+        """Quantities that all updates on a batch share, computed before the first.
 
         Returns:
             "value" [T, B] float32, V(x); "return" [T, B], the value targets; "advantage" [T, B], in units of
@@ -88,7 +88,8 @@ class PPOAgent(ActorCriticAgent):
     def _values(self, unrolls: UnrollBatch) -> tf.Tensor:
         """V of every record before the first update, [T+1, B] float32.
 
-        With `training.synchronous` the same weights have predicted and recorded them, on all but the first record.
+        With `training.synchronous`, the same weights have already predicted the recorded values of all but the first
+        record.
         """
         if not self._synchronous:
             return self.evaluate(unrolls).values
@@ -101,8 +102,8 @@ class PPOAgent(ActorCriticAgent):
         """Mean and deviation of advantages [T, B] where the mask [T, B] is 1, over all devices, scalars float32.
 
         The deviation is bounded from below, see `value_scale.UNEXPLAINED`. The returns of a batch without rewards
-        hardly vary either. With normalised values their deviation therefore counts as the running one, once it is
-        known: where rewards are rare, errors of the values would otherwise undo what the rare ones have taught.
+        hardly vary either. With normalised values, the running deviation therefore replaces theirs once it is known:
+        where rewards are rare, errors of the values would otherwise undo what was learned from them.
         """
 
         def sums(*each: tf.Tensor) -> list[tf.Tensor]:
@@ -122,7 +123,7 @@ class PPOAgent(ActorCriticAgent):
         """−L^CLIP + baseline_cost·½(R − V)² − entropy_cost·H(π) + kl_cost·D, summed and divided by T·B.
 
         L^CLIP = min(r·A, clip(r, 1 − ε, 1 + ε)·A) with r = π/μ (equation 7 of the paper), where μ is the recorded
-        behaviour policy; A and R are those of `targets`. D is `Evaluation.divergence`, which equation 8 has instead of
+        behaviour policy; A and R are those of `targets`. D is `Evaluation.divergence`, which equation 8 uses instead of
         the clip. L^CLIP has no gradient beyond the clip; D brings r back. With `agent.value_clip` c the error is the
         larger of those of V and of clip(V, V_old ± c), in units of the values (Huang et al., detail 9).
 

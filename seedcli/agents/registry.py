@@ -97,11 +97,11 @@ def _check_attributes(built: Any, name: str) -> None:
 
 
 def _check_source(algorithm: AlgorithmSpec, config: AgentConfig) -> None:
-    """Raise UsageError if `config`, which decides which keys count, tells another source of batches than the agent."""
+    """Raise UsageError if `config`, which decides which keys count, names another source of batches than the agent."""
     for name in ("source", "sample_length"):
-        own, told = getattr(algorithm, name), getattr(config, name)
-        if own != told:
+        own, declared = getattr(algorithm, name), getattr(config, name)
+        if own != declared:
             raise UsageError(
                 f'agent.algorithm = "{config.algorithm}" has AlgorithmSpec.{name} = {own!r}, but its '
-                f"{type(config).__name__}.{name} is {told!r}: give both the same"
+                f"{type(config).__name__}.{name} is {declared!r}: give both the same"
             )

@@ -1,7 +1,7 @@
 """Sums over replicas, and assignment to replicated variables.
 
 A training batch may be spread over devices and hosts: each device, a replica in `tf.distribute`, then runs `observe`
-and `loss` on its own columns. Without a strategy both functions work on the one device.
+and `loss` on its own columns. Without a strategy, the functions work on a single device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def total(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     sums: list[Any] = list(values)
     for dtype in dict.fromkeys(value.dtype for value in values):  # one collective per dtype
         places = [i for i, value in enumerate(values) if value.dtype == dtype]
-        # Inputs of a collective must be computed by the replica, hence the identity.
+        # Inputs of a collective must be computed by the replica: use an identity operation.
         found = context.all_reduce(tf.distribute.ReduceOp.SUM, [tf.identity(values[i]) for i in places])
         for i, value in zip(places, found, strict=True):
             sums[i] = value

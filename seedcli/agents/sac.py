@@ -170,8 +170,8 @@ class SACAgent(NetworkAgent):
     def _noise(self, columns: tf.Tensor) -> tf.Tensor:
         """Standard normal numbers [2, T·columns, d] for the two ends of this device's transitions.
 
-        They are drawn for the columns of all devices, of which each takes its own, so that the number of devices
-        changes nothing.
+        Each device draws them for the columns of all devices and takes its own, so results do not depend on the number
+        of devices.
         """
         seed = tf.stack([tf.constant(self._seed, tf.int64), tf.convert_to_tensor(self._updates)])
         length, size = self.algorithm.batch_length, self._spec.action.size
@@ -186,7 +186,7 @@ def _flat(x: tf.Tensor) -> tf.Tensor:
 
 
 def _check_actions(algorithm: str, spec: EnvSpec) -> None:
-    """Raise UsageError, one sentence, unless an action is a Box with two bounds for each number."""
+    """Raise UsageError unless an action is a Box with two bounds for each number."""
     action = spec.action
     if not action.size:
         raise UsageError(
@@ -195,7 +195,7 @@ def _check_actions(algorithm: str, spec: EnvSpec) -> None:
         )
     if action.unbounded:
         raise UsageError(
-            f"agent.algorithm {algorithm!r} needs actions with two bounds, which its policy is squashed into, but "
-            f"the action of {spec.name} has none for its numbers {list(action.unbounded)}: choose agent.algorithm "
+            f"agent.algorithm {algorithm!r} needs bounded actions, because its policy is squashed into the bounds, but "
+            f"the action of {spec.name} is unbounded in its numbers {list(action.unbounded)}: choose agent.algorithm "
             "vtrace, or give the environment's action space bounds"
         )

@@ -17,16 +17,18 @@ class SACConfig(AgentConfig):
     sample_length: ClassVar[int | None] = 1
 
     tau: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.005, description="τ, part of the way to the critics that their targets move after each update"
+        0.005, description="τ, fraction of the way to the critics that the target critics move after each update"
     )
     temperature: Literal["auto"] | Positive = Field(
-        "auto", description="α, weight of the entropy against the reward; auto: learned, from 1"
+        "auto", description="α, weight of the entropy against the reward; auto: learned, starting at 1"
     )
     target_entropy: Literal["auto"] | float = Field(
-        "auto", description="entropy that a learned temperature holds, nats; auto: minus the numbers of an action"
+        "auto", description="target entropy of a learned temperature, nats; auto: minus the number of action dimensions"
     )
-    critic_rate: Positive = Field(1.0, description="learning rate of the critics, in training.learning_rate")
-    temperature_rate: Positive = Field(1.0, description="learning rate of the temperature, in training.learning_rate")
+    critic_rate: Positive = Field(1.0, description="learning rate of the critics, relative to training.learning_rate")
+    temperature_rate: Positive = Field(
+        1.0, description="learning rate of the temperature, relative to training.learning_rate"
+    )
 
     def conflicts(self, config: Sections) -> Iterator[str]:
         network = self.network

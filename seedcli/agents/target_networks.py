@@ -1,4 +1,4 @@
-"""Target networks: copies of a trained network that follow it, at intervals or slowly.
+"""Target networks: copies of a trained network that follow it, at intervals or as a moving average.
 
 All functions work on one device and under a `tf.distribute` strategy, eagerly and in a graph: each device changes its
 own copy. Both networks have the same architecture.
@@ -15,7 +15,7 @@ from seedcli.agents.replicas import assign, change
 
 
 def copy_to(target: keras.layers.Layer, source: keras.layers.Layer) -> None:
-    """Copy all variables of a network, its statistics too.
+    """Copy all variables of a network, including its statistics.
 
     Args:
         target: the network to change.
@@ -48,7 +48,7 @@ def polyak(target: keras.layers.Layer, source: keras.layers.Layer, tau: float) -
     Source: Lillicrap et al., "Continuous control with deep reinforcement learning" (2016), algorithm 1.
 
     Variables that the source does not train, such as statistics of observations, are copied: their average over time
-    would be the statistics of no set of observations.
+    would not describe any set of observations.
 
     Args:
         target: see `copy_to`.

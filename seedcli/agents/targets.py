@@ -160,7 +160,8 @@ def inside_trust_region(log_rho_tm1: tf.Tensor, advantages: tf.Tensor, clip: flo
     """1 where the policy gradient is not clipped, else 0, [T, B] float32; no gradient flows through it.
 
     The clipped objective of Schulman et al., "Proximal Policy Optimization Algorithms" (2017), equation 7, has no
-    gradient where the ratio π/μ has passed 1 + ε and the advantage would raise it, or 1 − ε and would lower it.
+    gradient where the ratio π/μ is above 1 + ε and the advantage would raise it, or below 1 − ε and the advantage would
+    lower it.
 
     Args:
         log_rho_tm1: [T, B] float32, log π(a)/μ(a).

@@ -14,8 +14,8 @@ _SMALLEST = 1e-6  # lower bound of scales, in units of rewards
 # constant: divided by their deviation, errors of the network's precision would dominate the gradient.
 _SMALLEST_PART = 0.01
 # Lower bound of the variance of advantages, relative to that of the returns of the same batch. Where values explain
-# more of it, as in a solved task whose episodes all end alike, what is left of the advantages are errors of the values.
-# Magnified to a deviation of 1 they would move the policy away from what it has learned.
+# more of it, as in a solved task whose episodes all end in the same way, the remaining advantages are errors of the
+# values. Scaled up to a deviation of 1, they would move the policy away from what it has learned.
 UNEXPLAINED = 0.01
 
 
@@ -45,7 +45,7 @@ class ValueScale(keras.layers.Layer):
         self.built = True
 
     def known(self) -> tf.Tensor:
-        """Whether there has been a reward, scalar bool: before, μ and σ are not those of any targets."""
+        """Whether there has been a reward, scalar bool; until then, μ and σ are not those of any targets."""
         return tf.convert_to_tensor(self.weight.value) > 0.0
 
     def moments(self) -> tuple[tf.Tensor, tf.Tensor]:
@@ -84,15 +84,16 @@ class ValueScale(keras.layers.Layer):
 
         A batch with non-finite numbers is ignored. Targets of a batch without rewards, which has no information on
         their scale, are ignored too; its advantages are not: before the first reward they are the differences between
-        the initial values, which at their own scale move the policy enough to explore. If a batch is spread over
-        devices, each device calls this with its own columns, and all get the statistics of the whole batch.
+        the initial values, which move the policy enough to explore if they are divided by their own scale. If a batch
+        is spread over devices, each device calls this with its own columns, and all get the statistics of the whole
+        batch.
 
         Args:
             target_tm1: [T, B] float32, value targets.
             advantage_tm1: [T, B] float32.
             r_t: [T, B] float32, rewards of the transitions.
             mask_tm1: [T, B] float32, 1 where a transition counts, else 0.
-            head: the linear layer under `call`.
+            head: the linear layer whose outputs `call` takes.
         """
         mask = tf.cast(mask_tm1, tf.float64)
         target, advantage = (tf.where(mask > 0.0, tf.cast(x, tf.float64), 0.0) for x in (target_tm1, advantage_tm1))

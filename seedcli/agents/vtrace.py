@@ -26,10 +26,10 @@ class VTraceAgent(ActorCriticAgent):
         return bool(config.fixed_targets)
 
     def targets(self, unrolls: UnrollBatch) -> dict[str, tf.Tensor]:
-        """With `agent.fixed_targets` what all updates on a batch share, computed before the first; else nothing.
+        """With `agent.fixed_targets`, quantities that all updates on a batch share, computed before the first; else {}.
 
-        Advantages are centred: where values lag behind the returns, all actions would be made more probable, update
-        after update, until nothing explores any more.
+        Advantages are centred: otherwise, where values lag behind the returns, every update would make all actions
+        taken more probable, until the policy no longer explores.
 
         Returns:
             "vs" [T, B] float32, the value targets, and "error" [T, B], the advantages before their importance weights,
@@ -58,7 +58,7 @@ class VTraceAgent(ActorCriticAgent):
         )
 
     def _target(self, batch: Evaluation, unrolls: UnrollBatch) -> VTraceTargets:
-        """The targets of an update, always with the importance weights of the policy as it is now."""
+        """The targets of an update, always with the importance weights of the current policy."""
         if not self.config.fixed_targets:
             return self._vtrace(batch)
         ratio = importance_weights(batch.log_pi - batch.log_mu, batch.mask_tm1)
@@ -68,7 +68,7 @@ class VTraceAgent(ActorCriticAgent):
     def loss(self, unrolls: UnrollBatch) -> LossOutputs:
         """−log π(a)·advantage + baseline_cost·½(v_s − V)² − entropy_cost·H(π) + kl_cost·D, summed and divided by T·B.
 
-        D is `Evaluation.divergence`, which brings a policy back that has left `agent.policy_clip`.
+        D is `Evaluation.divergence`, which brings back a policy that has left `agent.policy_clip`.
 
         T and B (`TrainingConfig.columns_per_update`) are those of the configuration, so the losses of parts of a batch
         add up to the loss of the batch. Actions on final records are masked.

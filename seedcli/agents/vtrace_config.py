@@ -18,6 +18,6 @@ class VTraceConfig(ActorCriticConfig):
     )
     fixed_targets: bool = Field(
         False,
-        description="compute targets once for each batch, not anew for each update, with advantages of mean 0; "
+        description="compute targets once for each batch, not for each update, with advantages of mean 0; "
         "minibatches are then of single transitions, unless the network has an LSTM",
     )

@@ -1,4 +1,4 @@
-"""`seedcli.load_policy`: what can be checked without TensorFlow is checked before it is loaded."""
+"""`seedcli.load_policy`: checks everything that does not need TensorFlow before loading it."""
 
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ _SEEDS = 2**31
 def load_policy(path: str | os.PathLike[str], greedy: bool | None = None, seed: int = 0) -> Policy:
     """The policy of a trained agent: of a run, or of a model that `seed export` has written.
 
-    Of a run, the environment is built once to learn its spaces, so its package must be installed. A model needs neither
-    that nor, unless it is a SavedModel, TensorFlow.
+    For a run, the environment is built once to read its spaces, so its package must be installed. A model does not need
+    that package, and needs TensorFlow only if it is a SavedModel.
 
     Args:
-        path: a run's folder or its checkpoints/, of which the newest good checkpoint is taken, or a checkpoint's; or a
-            model.
-        greedy: take the greedy action (True), or sample as in training (False); None: of a run greedy, as `seed eval`,
-            of a model as exported.
-        seed: of sampled actions, 0 to 2³¹ - 1: the same calls give the same actions.
+        path: a run's folder or its checkpoints/ (the newest good checkpoint is used), a checkpoint's, or a model.
+        greedy: take the greedy action (True), or sample as in training (False); None: greedy for a run, like
+            `seed eval`, and as exported for a model.
+        seed: of sampled actions, 0 to 2³¹ - 1: with the same seed, the same calls give the same actions.
 
     Raises:
-        CheckpointError: there is no good checkpoint, or its environment or agent is another one here; a model is
-            truncated, damaged or not of `seed export`.
+        CheckpointError: there is no good checkpoint, or its environment or agent differs from the one here; a model is
+            truncated or damaged, or was not written by `seed export`.
         UsageError: the seed is out of range, or the run's configuration does not fit this version; a model was exported
-            with other actions, or what runs it is not installed.
+            with other actions, or its runtime is not installed.
         SimulatorMissing, EnvironmentFailed: the environment cannot be built.
         SeedError: the device is out of memory.
     """

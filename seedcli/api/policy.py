@@ -18,16 +18,16 @@ from seedcli.specs import EnvSpec
 
 @dataclass(frozen=True)
 class Choice:
-    """What a policy gives for one observation, or for a batch with a leading axis N.
+    """The output of a policy for one observation, or for a batch with a leading axis N.
 
-    What else acting gives is an attribute of its own where the algorithm has it: "value", "q_values", "logits" and
-    "probabilities" of categories, "mean" and "std" of the numbers of a Box, in units in which -1 and 1 are its bounds
-    (SAC: of the normal distribution that tanh squashes into the bounds).
+    Details are attributes too, if the algorithm has them: "value", "q_values", "logits" and "probabilities" of
+    categories, "mean" and "std" of the numbers of a Box, in units in which -1 and 1 are its bounds (SAC: of the normal
+    distribution that tanh squashes into the bounds).
 
     Attributes:
         action: for the environment's `step`.
         greedy_action: the action without exploration, in the same form.
-        details: all that else by name.
+        details: all of them by name.
     """
 
     action: Any
@@ -39,14 +39,16 @@ class Choice:
         if name in details:
             found: npt.NDArray[Any] = details[name]
             return found
-        raise AttributeError(f"this agent gives no {name}: it gives {', '.join(['action', 'greedy_action', *details])}")
+        raise AttributeError(
+            f"this agent returns no {name}: it returns {', '.join(['action', 'greedy_action', *details])}"
+        )
 
     def __dir__(self) -> Iterable[str]:
         return [*super().__dir__(), *self.details]
 
 
 class Actor(Protocol):
-    """What answers for a policy: the agent of a run, or a model of it."""
+    """The source of a policy's actions: the agent of a run, or a model of it."""
 
     def act(self, observation: Any, reward: npt.NDArray[np.float32], first: npt.NDArray[np.bool_]) -> Acted:
         """Choose actions for N environments; see `models.acting.ModelActor`."""
@@ -64,12 +66,12 @@ class Origin(NamedTuple):
 class Policy:
     """A trained agent: call it with an observation, or with a batch of them, to get the action.
 
-    It keeps what the network remembers of each environment (LSTM, frame stack, previous action) from call to call;
-    `reset` begins new episodes. The first call after that sets the number of environments. Use it from one thread.
+    It keeps the network's state for each environment (LSTM, frame stack, previous action) between calls; `reset` begins
+    new episodes. The first call after that sets the number of environments. Use it from one thread.
 
     Attributes:
         spec: the environment.
-        config: every value of the run's configuration, by section and name; of a model only the sections run,
+        config: every value of the run's configuration, by section and name; for a model, only the sections run,
             environment, agent and training.
         env_steps: environment steps of the checkpoint.
         checkpoint: its folder, or the model's file.
@@ -77,7 +79,7 @@ class Policy:
     """
 
     def __init__(self, actor: Actor, spaces: PlainSpaces, origin: Origin) -> None:
-        """Make the policy of what answers for it; use `seedcli.load_policy`."""
+        """Make the policy from the source of its actions; use `seedcli.load_policy`."""
         self.spec: EnvSpec = spaces.spec
         self.config, self.env_steps, self.checkpoint, self.greedy = origin
         self._actor = actor
@@ -98,26 +100,26 @@ class Policy:
         return self.step(observation, reward, first).action
 
     def step(self, observation: Any, reward: Any = 0.0, first: Any = False) -> Choice:
-        """The action for an observation, and what else acting gives.
+        """The action for an observation, with its details.
 
         Args:
-            observation: as `reset` or `step` of the environment returns it; of N environments with one more axis in
+            observation: as `reset` or `step` of the environment returns it; for N environments, with one more axis in
                 front.
-            reward: the reward that came with it; of N environments [N]. Only networks that take the previous reward
+            reward: the reward that came with it; for N environments, [N]. Only networks that take the previous reward
                 (`agent.network.previous_action_reward`) use it; it counts as 0 where an episode begins.
-            first: whether it is the first of an episode; of N environments also [N].
+            first: whether it is the first of an episode; for N environments, also [N].
 
         Raises:
             UsageError: an argument has the wrong shape or type, or the number of environments has changed without a
                 `reset`.
-            EnvironmentFailed: the policy is damaged: its action is not finite.
-            SeedError: the device is out of memory, or an action of a model is not finite.
+            EnvironmentFailed: the policy is damaged: its action is non-finite.
+            SeedError: the device is out of memory, or an action of a model is non-finite.
         """
         arrays, batch = self._spaces.read(observation)
         if self._first is not None and batch != self._batch:
             raise UsageError(
-                f"the observation is of {_counted(batch)}, and those before were of {_counted(self._batch)}: call "
-                "policy.reset() first, which begins new episodes in all of them"
+                f"the observation is for {_counted(batch)}, and those before were for {_counted(self._batch)}: call "
+                "policy.reset() first, which starts new episodes in all of them"
             )
         rows = 1 if batch is None else batch
         begins = _scalars("first", first, batch, np.bool_)

@@ -24,7 +24,7 @@ from seedcli.errors import (
 from seedcli.roles.child_process import STOPPED, error_sentence, seed_command
 
 _STOP_SECONDS = 60.0  # for a checkpoint to be written after an interrupt, before the child is killed
-_DRAIN_SECONDS = 10.0  # for the last lines, if a process that the child has left behind holds them back
+_DRAIN_SECONDS = 10.0  # for the last lines, if a process that the child has left behind keeps the pipe open
 _LINES = 200  # last lines of stderr that are kept for the error
 _ERRORS = {EXIT_USAGE: UsageError, EXIT_UNREACHABLE: UnreachableError, EXIT_REFUSED: RefusedError}
 
@@ -33,8 +33,8 @@ def run_seed(arguments: Sequence[str], *, quiet: bool, show_results: bool = True
     """Run `python -m seedcli` with these arguments in this working folder, and wait for its end.
 
     Its output appears on `sys.stdout` and `sys.stderr` line by line, so that notebooks show it. An exception here, such
-    as KeyboardInterrupt, asks the child once to stop (SIGINT), waits until it has, and goes on; a second one kills the
-    child.
+    as KeyboardInterrupt, asks the child once to stop (SIGINT), waits for its end, and propagates; a second one kills
+    the child.
 
     Args:
         arguments: a command and its options.
@@ -45,7 +45,7 @@ def run_seed(arguments: Sequence[str], *, quiet: bool, show_results: bool = True
         Its stdout, at most the last 200 lines.
 
     Raises:
-        SeedError: it failed; a subclass by its exit status, with its own sentence.
+        SeedError: it failed; a subclass by its exit status, with its own message.
     """
     process = subprocess.Popen(
         seed_command(arguments),
@@ -82,7 +82,7 @@ def _start_reader(stream: IO[str], kept: deque[str], shown: TextIO | None) -> th
             for line in stream:
                 kept.append(line)
                 if shown is not None:
-                    with contextlib.suppress(OSError, ValueError):  # closed: training goes on
+                    with contextlib.suppress(OSError, ValueError):  # closed: training continues
                         shown.write(line)
                         shown.flush()
 

@@ -62,7 +62,7 @@ class Evaluation:
 
 
 class Run:
-    """A run of `seed train`, `seed learner` or `seedcli.train`. Files are read each time they are asked for.
+    """A run of `seed train`, `seed learner` or `seedcli.train`. Files are read at each access.
 
     Args:
         path: its folder.
@@ -95,8 +95,8 @@ class Run:
     def metrics(self) -> dict[str, npt.NDArray[np.float64]]:
         """Metrics by name, each [lines] float64, in the order of metrics.jsonl; NaN where a line has no value.
 
-        A value of several is flattened: "inference_latency_ms/p50". A torn last line is left out. Empty before the
-        first line is written.
+        A metric with several values is flattened: "inference_latency_ms/p50". A torn last line is left out. Empty
+        before the first line is written.
 
         Raises:
             UsageError: the file is damaged.
@@ -105,7 +105,7 @@ class Run:
 
     @property
     def frame(self) -> Any:
-        """The same as a pandas.DataFrame, one row a line.
+        """The metrics as a pandas.DataFrame, one row per line of metrics.jsonl.
 
         Raises:
             UsageError: pandas is not installed, or as for `metrics`.
@@ -140,7 +140,7 @@ class Run:
             quiet: show no messages of the evaluation.
 
         Raises:
-            SeedError: it failed; the sentence of `seed eval`.
+            SeedError: it failed; with the message of `seed eval`.
         """
         actions = [] if greedy is None else ["--greedy" if greedy else "--sample"]
         numbers = [f"--episodes={episodes}", f"--seed={seed}", f"--envs={envs}"]

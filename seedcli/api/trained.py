@@ -1,4 +1,4 @@
-"""The agent of a checkpoint as what answers for a `Policy`, in TensorFlow."""
+"""The agent of a checkpoint as the source of a `Policy`'s actions, in TensorFlow."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TrainedActor:
         """Choose actions for N environments; arguments as for `models.acting.ModelActor.act`.
 
         Raises:
-            EnvironmentFailed: the policy is damaged: its action is not finite.
+            EnvironmentFailed: the policy is damaged: its action is non-finite.
             SeedError: the device is out of memory.
         """
         rows = len(reward)
@@ -56,6 +56,6 @@ class TrainedActor:
             with building(f"while making room for {rows} environments", "play fewer at once"):
                 policy = self._agent.make_policy(rows, greedy=self._greedy, detailed=True)
             if self._policy is not None:
-                policy.batches = self._policy.batches  # sampling goes on with other random numbers
+                policy.batches = self._policy.batches  # sampling continues with new random numbers
             self._policy, self._slots = policy, rows
         return self._policy

@@ -57,8 +57,8 @@ def train(
         steps: environment steps to train on.
         seed: seed of networks, actions and environments.
         env: game, scenario, level or Gymnasium id to play.
-        agent: learning algorithm, a built-in name, or "module:Class" of your own in a module that the working folder or
-            PYTHONPATH has.
+        agent: learning algorithm: a built-in name, or "module:Class" of your own in a module in the working folder or
+            on PYTHONPATH.
         network: network torso, likewise.
         family: family of environments, likewise.
         logdir: the run's folder; None: `runs/<preset>/<time>` in the working folder.
@@ -69,7 +69,7 @@ def train(
 
     Raises:
         UsageError: wrong arguments, or an unusable folder.
-        SeedError: training failed, or was stopped by somebody else; the sentence of `seed train`.
+        SeedError: training failed, or was stopped by another process; with the message of `seed train`.
     """
     with _folder(preset, logdir, resume) as path:
         given = {"preset": preset, "steps": steps, "seed": seed, "env": env, "logdir": path}

@@ -46,7 +46,7 @@ def environment_turn(config: Config, cores: int) -> Iterator[Turn]:
             "TensorFlow: choose another preset"
         )
     total = config.actors.count * config.actors.envs
-    # Two hide the steps of libraries with threads of their own.
+    # Two groups hide the stepping time of libraries that have their own threads.
     split = split_envs(total, min(2, config.actors.streams))
     groups = [family.make_bare(played, envs, cores, 1 + i * total) for i, envs in enumerate(split)]
     actions = [[group.sample() for _ in range(_ACTION_SETS)] for group in groups]
@@ -61,7 +61,7 @@ def environment_turn(config: Config, cores: int) -> Iterator[Turn]:
         for group, choices in zip(groups, actions, strict=True):
             chosen = choices[turns % _ACTION_SETS]
             if group.overlapped:
-                # One group steps while the other is taken in.
+                # One group steps while the results of the other are received.
                 group.env.recv()
                 group.env.send(chosen)
             else:

@@ -1,4 +1,4 @@
-"""`seed bench codecs`: what each codec makes of real observations, what it costs, and over which links it pays."""
+"""`seed bench codecs`: size and cost of each codec on real observations, and the links over which it pays off."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seedcli.roles.actor.codec_choice import COST_SHARE, WORTH_BYTES, Cost, Samp
 
 _ENVS = 32  # of a message
 _STACKED = {"football": 4}  # frames of an observation as the published agent sees it
-# Played, environments of it, steps before the first that counts: openings are alike in all environments.
+# Name, configuration, environments, steps skipped at the start because episodes begin alike in all environments.
 _PLAYED = (
     ("CartPole", {"family": "gymnasium", "id": "CartPole-v1"}, _ENVS, 20),
     ("Pong", {"family": "atari", "id": "pong"}, _ENVS, 100),
@@ -27,7 +27,7 @@ _STEPS = 64
 def pays_below(cost: Cost, raw_bytes: float) -> float:
     """The link, bits a second, over which the encoded message takes as long as the plain one.
 
-    With E environments in a message of which a codec makes b of r bytes: r/link = b/link + encode + decode. 0 where
+    For a message of E environments that a codec reduces from r to b bytes: r/link = b/link + encode + decode. 0 if
     the codec saves nothing.
     """
     saved = 8 * (raw_bytes - cost.nbytes)
@@ -65,15 +65,15 @@ def _figures(sample: Sample) -> dict[str, Any]:
 
 
 def measure_codecs(tell: Callable[[str], None] = say) -> dict[str, Any]:
-    """Play every environment and try every codec on what it shows.
+    """Play every environment and try every codec on its observations.
 
     Args:
-        tell: takes lines of progress.
+        tell: called with lines of progress.
 
     Returns:
         By environment: bytes of an observation, microseconds of a step of one environment, the codec that
         `net.compression = "auto"` would choose for a learner elsewhere, and of each codec bytes, costs and the link
-        below which it pays, all for one environment; or {"missing": sentence} where it cannot be played here.
+        below which it pays, all for one environment; or {"missing": sentence} if it cannot be played here.
     """
     found: dict[str, Any] = {}
     for name, config, envs, skip in _PLAYED:

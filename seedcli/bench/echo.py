@@ -1,8 +1,8 @@
 """The baselines of `seed bench`: echo servers written directly on pyzmq, grpcio, mmap and sockets.
 
-Each copies what arrives into one buffer, once, and answers with as many bytes as an action frame has. None of it
-passes through our server transports. What comes before the first step, the handshake, is answered as a learner
-would, so that the same client can talk to either.
+Each copies the received bytes into one buffer, once, and answers with as many bytes as an action frame has. No bytes
+pass through our server transports. The handshake before the first step is answered as by a learner, so that the same
+client can talk to either.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class ShmEcho:
 
 
 class GrpcEcho:
-    """A `BenchServer`: a synchronous generic handler on TCP loopback, raw bytes, a thread a stream."""
+    """A `BenchServer`: a synchronous generic handler on TCP loopback, raw bytes, one thread per stream."""
 
     def __init__(self) -> None:
         import grpc

@@ -11,12 +11,12 @@ from seedcli.bench.servers import UNROLL_LENGTH, Bench
 from seedcli.config.sources import Resolved
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
 
-_WINDOWS = 3  # of each server, in turns
+_WINDOWS = 3  # of each server, alternating
 _ATARI = EnvSpec("bench/atari", ArraySpec((84, 84, 1), "uint8"), action=ActionSpec((18,)), frames_per_step=4)
-# As the codecs make them of Pong, whatever they hold: a transport does not look into a row.
+# The size of encoded Pong rows; the contents do not matter, because a transport does not read them.
 _ENCODED = EnvSpec("bench/encoded", ArraySpec((49,), "uint8"), action=ActionSpec((18,)), frames_per_step=4)
 _CARTPOLE = EnvSpec("bench/cartpole", ArraySpec((4,), "float32"), action=ActionSpec((2,)))
-# Twice through an unroll: every buffer of the arena has been written to, so that no page is new.
+# Two passes through an unroll: every buffer of the arena has been written to, so no memory page is new.
 _WARM_UP = 2 * (UNROLL_LENGTH + 1)
 # Rows as environments make them: 8 CartPoles, one Atari game, 32 Atari games.
 _TRANSPORT_ROWS = ((_CARTPOLE, 8), (_ATARI, 1), (_ATARI, 32))
@@ -31,13 +31,13 @@ def _percentiles(figures: Mapping[str, Any]) -> str:
 def run_bench_inference(
     *, envs: list[int], envs_per_message: int, transport: str, seconds: float, json_output: bool
 ) -> int:
-    """`seed bench inference`: the learner's path from socket to answer, `act` apart, against a bare echo.
+    """`seed bench inference`: the learner's path from socket to answer, without `act`, against a bare echo.
 
     Args:
         envs: numbers of environments to measure with, multiples of `envs_per_message`.
         envs_per_message: environments of a stream.
         transport: "zmq", "grpc" or "shm".
-        seconds: length of a window; each server gets three, in turns.
+        seconds: length of a window; each server gets three, alternating.
         json_output: print JSON instead of tables.
 
     Raises:
@@ -92,7 +92,7 @@ def run_bench_transport(*, transport: str, seconds: float, json_output: bool) ->
 
     Args:
         transport: "zmq", "grpc" or "shm".
-        seconds: length of a window; each server gets three, in turns.
+        seconds: length of a window; each server gets three, alternating.
         json_output: print JSON instead of a table.
 
     Raises:
@@ -137,7 +137,7 @@ def run_bench_encryption(*, seconds: float, json_output: bool) -> int:
     """`seed bench encryption`: each transport over TCP with token and encryption, against itself without.
 
     Args:
-        seconds: length of a window; each of the two gets three, in turns.
+        seconds: length of a window; each of the two gets three, alternating.
         json_output: print JSON instead of a table.
 
     Raises:

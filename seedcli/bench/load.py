@@ -1,6 +1,6 @@
 """The load of `seed bench`: an actor's transport and handshake, with prepared rows instead of environments.
 
-The same code measures all targets in turns, because a machine's speed drifts.
+The same code measures all targets alternately, because a machine's speed drifts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Load:
         envs: total number of environments.
         streams: messages outstanding; each carries envs / streams environments.
         seconds: length of a window.
-        windows: windows for each target, in turns.
+        windows: windows for each target, alternating.
         warm_up: answers every stream gets before the first window.
     """
 
@@ -133,7 +133,7 @@ class Connection:
     def window(self, seconds: float, at_least: int = 0) -> _Window:
         """Keep every stream's message outstanding for `seconds`, and until `at_least` answers came.
 
-        Answers still outstanding then are received, but not counted.
+        Answers that are outstanding at the end are received, but not counted.
         """
         latencies: list[float] = []
         clock = time.perf_counter
@@ -179,7 +179,7 @@ def _summary(windows: list[_Window], load: Load) -> dict[str, Any]:
 
 
 def measure(targets: Mapping[str, Target], load: Load) -> dict[str, dict[str, Any]]:
-    """Measure every target under the same load, window by window in turns.
+    """Measure every target under the same load, alternating after each window.
 
     Args:
         targets: by name; measured in this order.

@@ -19,7 +19,7 @@ from seedcli.models.runtimes import Model, open_model
 from seedcli.specs import ArraySpec, EnvSpec, map_arrays
 
 _WARM_UP = 0.2  # of the seconds of a measurement
-_OBSERVATIONS = 16  # different ones, in turns
+_OBSERVATIONS = 16  # different ones, in rotation
 
 # Observation [1, ...], reward [1], first [1] → anything.
 Act = Callable[[Any, npt.NDArray[np.float32], npt.NDArray[np.bool_]], Any]
@@ -33,7 +33,7 @@ class Subject(NamedTuple):
 
 
 def on_one_core() -> None:
-    """Keep this process to one of its cores, before a runtime starts its threads."""
+    """Pin this process to one of its cores, before a runtime starts its threads."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
@@ -52,7 +52,7 @@ def run_bench_model(path: Path, *, seconds: float, json_output: bool) -> int:
     model = open_model(path)
     if model.description.batch not in (None, 1):
         raise UsageError(
-            f"{path} answers {model.description.batch} environments at once and this measures one: export the run "
+            f"{path} has a fixed batch size of {model.description.batch} and this measures 1: export the run "
             "without --batch"
         )
     return run_bench_policy(
@@ -69,11 +69,11 @@ def of_model(model: Model) -> Subject:
 def run_bench_policy(
     spec: EnvSpec, subjects: Iterable[Subject], source: str, *, seconds: float, json_output: bool
 ) -> int:
-    """Measure one after the other and print the figures.
+    """Measure the subjects one after another and print the figures.
 
     Args:
         spec: of the environment.
-        subjects: what is measured, each made when its turn has come.
+        subjects: what is measured, each built just before its measurement.
         source: where they come from.
         seconds: length of each measurement.
         json_output: print JSON instead of a table.

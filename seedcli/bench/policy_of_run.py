@@ -28,7 +28,7 @@ def run_bench_run(checkpoint: Checkpoint, config: Config, *, seconds: float, jso
         json_output: print JSON instead of a table.
 
     Raises:
-        SeedError: a format has not an operation of the agent; or as for `Exporter`.
+        SeedError: a format lacks an operation of the agent; or as for `Exporter`.
     """
     policy = TrainedAgent(checkpoint, config, seed=1).make_policy(1, greedy=True, detailed=True).devices[0]
     slots = np.zeros(1, np.int32)

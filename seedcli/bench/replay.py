@@ -1,7 +1,7 @@
 """`seed bench replay`: memory, insertion and sampling rates of a replay with packed unrolls of real games.
 
-Each figure stands beside something bare of the same run: memory beside the raw frames, packing and unpacking beside a
-plain copy of the same bytes, a batch beside the training step it is for, the sum tree beside a draw without one.
+Each figure has a baseline from the same run: memory the raw frames, packing and unpacking a plain copy of the same
+bytes, a batch the training step that uses it, the sum tree a draw without one.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _play(config: EnvironmentConfig, records: int) -> tuple[EnvSpec, dict[str, n
 class _Game:
     """Unrolls of one game, as the learner would hand them to the replay.
 
-    What a network would have made (recurrent states, Q values) is noise: it does not compress, and is not meant to.
+    Noise replaces the outputs of a network (recurrent states, Q values); deliberately, it does not compress.
     """
 
     def __init__(self, config: Config, game: str, unrolls: int) -> None:
@@ -159,7 +159,7 @@ def _measure_game(config: Config, game: str, unrolls: int) -> tuple[dict[str, An
 
 
 def _measure_step(config: Config, played: _Game, replay: Replay) -> dict[str, Any]:
-    """A batch's way out of the replay against the training step it is for."""
+    """The time to sample and unpack a batch, against the training step that uses it."""
     trainer = Trainer(played.agent, config.training, 10**9)
 
     def prepared() -> TrainingBatch:

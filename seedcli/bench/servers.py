@@ -55,7 +55,7 @@ class Listener:
 
 
 class TransportServer:
-    """A `ServerTransport` and nothing behind it: a step is answered as soon as its row stands in one buffer.
+    """A `ServerTransport` and nothing behind it: a step is answered as soon as its row is in one buffer.
 
     Args:
         transport: see `Listener`.
@@ -146,7 +146,7 @@ class ConstantPolicy:
 
 class InferenceServer:
     """The learner's own path from the socket to the answer, with its default settings: transport, service, step
-    engine, arena, and finished unrolls taken by another thread, which gives them back. Only `act` is replaced.
+    engine, arena, and another thread that takes finished unrolls and releases them. Only `act` is replaced.
     """
 
     def __init__(self, transport: str, max_envs: int) -> None:
@@ -197,7 +197,7 @@ class InferenceServer:
         return self._engine
 
     def _consume(self) -> None:
-        """What the prefetch thread does, but for copying unrolls into training batches, which is no inference."""
+        """Act as the prefetch thread, but without copying unrolls into training batches, which is not inference."""
         while (pieces := self._queue.take(self._config.training.batch_size)) is not None:
             for piece in pieces:
                 if piece.stop == piece.buffer.num_envs:
@@ -288,7 +288,7 @@ class _Process:
         self._pipe.send(message)
 
     def hear(self, timeout: float) -> Any:
-        """Its next answer; raises SeedError where it failed, has died or takes longer than `timeout` seconds."""
+        """Its next answer; raises SeedError if it failed, has died or takes longer than `timeout` seconds."""
         if not self._pipe.poll(timeout):
             raise SeedError(f"a process of the benchmark has not answered for {timeout:.0f} s: is the machine busy?")
         try:
@@ -335,7 +335,7 @@ class Bench:
                 process.end()
 
     def measure(self, load: Load) -> dict[str, dict[str, Any]]:
-        """Measure new servers under a load; returns, by name, `bench_load.measure`'s figures and the server's own.
+        """Measure new servers under a load; returns, by name, `load.measure`'s figures and the server's own.
 
         Raises:
             SeedError: one of the processes failed.
@@ -349,7 +349,7 @@ class Bench:
             for name, process in self._servers.items()
         }
         self._client.tell((targets, load))
-        # The warm-up has no length of its own; the client gives up by itself where nothing moves.
+        # The warm-up has no fixed length; the client itself times out if there is no progress.
         limit = _START_SECONDS + 2 * load.windows * load.seconds * len(targets)
         figures: dict[str, dict[str, Any]] = self._client.hear(limit)
         for name, process in self._servers.items():

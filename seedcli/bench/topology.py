@@ -33,7 +33,7 @@ def run_bench_topology(config: Config, *, seconds: float, json_output: bool) -> 
         json_output: print JSON instead of a table.
 
     Raises:
-        UsageError: the configuration is for several hosts, or its topology cannot be had here.
+        UsageError: the configuration is for several hosts, or its topology is not possible here.
         SeedError: no ratio could be measured.
     """
     if len(config.topology.hosts) > 1:
@@ -74,7 +74,7 @@ def run_bench_topology(config: Config, *, seconds: float, json_output: bool) -> 
     }
     status = show(result, json_output, [_table(config, trials)], notes)
     if not json_output:
-        print(_recommendation(best))  # whole, whatever the terminal's width: to be pasted
+        print(_recommendation(best))  # not wrapped to the terminal's width, so that it can be pasted
     return status
 
 
@@ -82,10 +82,10 @@ def ratios(config: Config, inventory: Inventory) -> tuple[list[Plan], list[str]]
     """The plans to try: every split of the devices into two parts, and all devices doing both.
 
     Returns:
-        The plans, fewest training devices first, and sentences on those that cannot be.
+        The plans, fewest training devices first, and sentences on those that are impossible.
 
     Raises:
-        UsageError: none can be.
+        UsageError: none is possible.
     """
     there = make_plan(_with_shares(config, "auto", "auto"), inventory).devices
     wanted = [(number, there - number) for number in range(1, there)] + [(there, there)]

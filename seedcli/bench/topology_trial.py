@@ -1,7 +1,7 @@
 """A trial of one ratio of inference to training devices: real inference and real updates at the same time.
 
-The two are coupled as in a learner: training waits for the steps of its next batch to have been acted, and inference
-waits where it is two batches ahead. So on devices that do both, neither takes time that the other would need.
+The two are coupled as in a learner: training waits until inference has acted the steps of its next batch, and
+inference waits when it is two batches ahead. So on devices that do both, neither takes time that the other needs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from seedcli.training.trainer import Trainer
 _WARM_UP = 3  # updates before the first that counts
 _AT_LEAST = 3  # updates that count
 _AHEAD = 2  # batches that inference may be ahead
-_WAKE_SECONDS = 0.2  # between looks for another thread's failure
+_WAKE_SECONDS = 0.2  # between checks for another thread's failure
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Trial:
         batch_rows: observations of an inference batch, of one device.
         inference_busy: share of the time in which each inference device was at work, in the order of the plan.
         training_busy: the same of the training devices, which work together.
-        limit: what the others wait for: "inference", "training" or "transfer" of batches.
-        transfer_ms: milliseconds in which a training batch is brought to its devices; the next one's is meanwhile.
-        transfer_mb: megabytes (10⁶ bytes) of it.
+        limit: the bottleneck: "inference", "training" or "transfer" of batches.
+        transfer_ms: milliseconds to transfer a training batch to its devices, during the update on the previous batch.
+        transfer_mb: megabytes (10⁶ bytes) of such a batch.
         seconds: measured.
     """
 
@@ -95,7 +95,7 @@ class _Balance:
         self.training_waited = 0.0  # seconds, for inference
 
     def acted(self, steps: int) -> None:
-        """Inference has acted; returns when it may go on."""
+        """Inference has acted; returns when it may continue."""
         with self._changed:
             self._acted += steps
             self._changed.notify_all()
@@ -164,7 +164,7 @@ class _Actors:
 
 
 class _Prefetch:
-    """Brings batches to the training devices, one ahead."""
+    """Transfers batches to the training devices, one ahead."""
 
     def __init__(self, devices: Devices, unrolls: UnrollBatch) -> None:
         self._devices = devices
@@ -174,7 +174,7 @@ class _Prefetch:
         self.batches = 0
 
     def bring(self, balance: _Balance) -> None:
-        """One batch, put where `take` finds it."""
+        """Transfer one batch and queue it for `take`."""
         begun = time.perf_counter()
         placed = self._devices.place(self._unrolls)
         self.seconds += time.perf_counter() - begun
@@ -265,13 +265,13 @@ def try_plan(config: Config, spec: EnvSpec, plan: Plan, seconds: float) -> Trial
 
 
 def _thread(name: str, balance: _Balance, turn: Callable[[], object]) -> threading.Thread:
-    """A thread, started, that takes turns until the balance is stopped, and stops it where it fails."""
+    """A thread, started, that takes turns until the balance is stopped, and stops it if it fails."""
 
     def run() -> None:
         try:
             while not balance.stopped:
                 turn()
-        except BaseException as error:  # whatever it is, the training thread raises it
+        except BaseException as error:  # of any type: the training thread raises it
             balance.stop(error)
 
     thread = threading.Thread(target=run, name=name, daemon=True)
@@ -280,7 +280,7 @@ def _thread(name: str, balance: _Balance, turn: Callable[[], object]) -> threadi
 
 
 class _Counts(NamedTuple):
-    """What has happened so far.
+    """Totals so far.
 
     Attributes:
         seconds: of the clock.
@@ -289,7 +289,7 @@ class _Counts(NamedTuple):
         training: seconds in updates.
         inference: [devices] seconds at work.
         training_waited, inference_waited: seconds, for each other.
-        transfer_waited: seconds that training waited for a batch to be brought to it.
+        transfer_waited: seconds that training waited for the transfer of a batch.
     """
 
     seconds: float
@@ -328,7 +328,7 @@ class _Training:
         self._transfer_waited = 0.0
 
     def update(self, balance: _Balance, prefetch: _Prefetch) -> None:
-        """One update, once inference has acted for it and its batch has been brought."""
+        """One update, once inference has acted for it and its batch has been transferred."""
         balance.take()
         begun = time.perf_counter()
         unrolls = prefetch.take(balance)
@@ -340,7 +340,7 @@ class _Training:
         self._transfer_waited += brought - begun
 
     def window(self, balance: _Balance, prefetch: _Prefetch, actors: _Actors, seconds: float) -> _Counts:
-        """What happens from the end of one update to the end of another."""
+        """Totals from the end of one update to the end of another."""
         for _ in range(_WARM_UP):
             self.update(balance, prefetch)
         begun = now = self._counts(balance, actors)

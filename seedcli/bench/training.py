@@ -1,9 +1,9 @@
-"""`seed bench training`: a real run against what its parts reach when each has the machine to itself.
+"""`seed bench training`: a real run against the rates of its parts when each has the machine to itself.
 
 The parts are bare loops: the library's own vector environment under random actions, a traced function of the network,
 and a traced function of loss, gradients and optimizer. Both are called the way a run calls its own (`agents.calls`): a
-dearer call would lower the composed rate and flatter the run. That rate, 1 / Σ 1/rate, is the most that a learner and
-its actors can reach on the same cores.
+more expensive call would lower the composed rate and flatter the run. That rate, 1 / Σ 1/rate, is the most that a
+learner and its actors can reach on the same cores.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _rate(turn: Turn, seconds: float) -> float:
 
 
 def _slope(lines: Sequence[dict[str, Any]], name: str) -> float:
-    """Growth a second of a counter, fitted to all lines: it grows in jumps, which two lines alone would show."""
+    """Growth a second of a counter, fitted to all lines: it grows in jumps, which distort the slope of two lines."""
     times = np.array([line["time"] for line in lines])
     return float(np.polyfit(times - times[0], [line[name] for line in lines], 1)[0])
 
@@ -151,7 +151,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def _end_to_end(resolved: Resolved, seconds: float) -> dict[str, Any]:
-    """Train in processes of its own, as a user would, for `seconds` once it is warm."""
+    """Train in separate processes, as a user would, for `seconds` after the warm-up."""
     with _ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="seed-bench-") as name:
         folder = Path(name)
         values, log, metrics = folder / "config.toml", folder / "log", folder / "run" / "metrics.jsonl"
@@ -233,7 +233,7 @@ def measure_training(resolved: Resolved, seconds: float, say: Callable[[str], No
         name: {"steps_per_second": float(np.mean(values)), "halves": values, "what": what[name]}
         for name, values in rates.items()
     }
-    # A replay trains on each step several times: playing and acting are shared out among these.
+    # A replay trains on each step several times, so each training bears only a share of stepping and acting.
     trainings = config.replay.ratio if agent.algorithm.source == "replay" else 1.0
     environment, inferring, updating = (float(np.mean(values)) for values in rates.values())
     composed = 1.0 / ((1.0 / environment + 1.0 / inferring) / trainings + 1.0 / updating)

@@ -1,7 +1,7 @@
 """The replay of small records in `seed bench replay`: a million transitions of HalfCheetah, drawn one by one.
 
-Memory stands beside the bytes of the records, each once; a batch beside an index into one array a field, as a replay of
-single transitions has them; an insertion beside a copy of the same bytes. The contents are noise: nothing depends on
+Memory is compared with the bytes of the records, each counted once; a batch with indexing one array per field, as in a
+replay of single transitions; an insertion with a copy of the same bytes. The contents are noise: nothing depends on
 them.
 """
 
@@ -31,7 +31,7 @@ _CALLS = 1000
 
 
 class _Agent:
-    """What `unroll_fields` asks of an agent that trains on single transitions, and records nothing besides."""
+    """The part of an agent that `unroll_fields` uses: it trains on single transitions and records no other fields."""
 
     algorithm = AlgorithmSpec("transitions", 0, _UNROLL_LENGTH, "replay", {}, sample_length=1)
 

@@ -1,4 +1,4 @@
-"""What a file holds: the packages that an actor imports, simulators, or all that seed needs."""
+"""The contents of a file: the packages that an actor imports, simulators, or everything that seed needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from seedcli.models.formats import require
 
 Kind = Literal["actor", "all"]
 
-# What `seed actor` imports of `project.dependencies` in pyproject.toml; `tests/build` compares it with running actors.
+# The part of `project.dependencies` in pyproject.toml that `seed actor` imports; `tests/build` compares it with
+# running actors.
 ACTOR = (
     "ale-py",
     "cryptography",
@@ -97,6 +98,6 @@ def _installed(name: str) -> str:
 def _dependencies() -> list[str]:
     """What seedcli requires without its extras."""
     project = Path(seedcli.__file__).parents[1] / "pyproject.toml"
-    if project.is_file():  # a checkout, which may be newer than what was installed of it
+    if project.is_file():  # a checkout, which may be newer than the installed package
         return list(tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"])
     return [line for line in requires("seedcli") or () if "extra ==" not in line]

@@ -14,7 +14,7 @@ from seedcli.models.formats import require
 
 
 class Request(NamedTuple):
-    """What is to be built.
+    """The file to build.
 
     Attributes:
         kind: what the file runs: actors alone, or every command.
@@ -28,7 +28,7 @@ class Request(NamedTuple):
 
 
 def check_request(kind: Kind, out: Path, additions: Sequence[str], *, overwrite: bool) -> Request:
-    """Refuse what cannot be built here, or a place that cannot be written.
+    """Refuse a file that cannot be built here, or an output path that cannot be written.
 
     Args:
         kind, out: see `Request`.
@@ -41,8 +41,8 @@ def check_request(kind: Kind, out: Path, additions: Sequence[str], *, overwrite:
     require(("pex",), "seed build", "'seedcli[build]'")
     if sys.prefix == sys.base_prefix:
         raise UsageError(
-            f"seed build packs the virtual environment that seed is installed in, and {sys.prefix} is none: "
-            "python3 -m venv creates one; install 'seedcli[build]' there"
+            f"seed build packs the virtual environment that seed is installed in, but {sys.prefix} is not "
+            "one: create one with python3 -m venv, and install 'seedcli[build]' there"
         )
     if out.is_dir():
         raise UsageError(f"{out} is a folder: name the file to write")

@@ -1,4 +1,4 @@
-"""`seed build`: packs seed and installed packages into one file with pex, and puts it in its place when complete."""
+"""`seed build`: packs seed and installed packages into one file with pex, and moves it into place when complete."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PYTHON = ".".join(platform.python_version_tuple()[:2])
 _DURATION = {"actor": "some seconds", "all": "some minutes"}
 _EXAMPLES = {"actor": "actor --connect HOST:8686 --envs 32", "all": "train --preset cartpole_vtrace"}
 
-# The beginning of a file's code, which any Python may run first: compiled packages fit one version of it.
+# The beginning of a file's code. Any Python version may run it, but compiled packages fit only one version.
 _PREAMBLE = f"""\
 import sys
 
@@ -64,7 +64,7 @@ def run_build(request: Request, *, json_output: bool) -> int:
 
 
 def _pack(request: Request, folder: Path) -> Path:
-    """Write the file into a folder, together with all that pex needs meanwhile; returns it."""
+    """Build the file in a folder, which also holds pex's temporary files; returns the file."""
     sources, preamble, made = folder / "sources", folder / "preamble.py", folder / "made"
     _copy_package(sources)
     preamble.write_text(_PREAMBLE, encoding="utf-8")
@@ -73,9 +73,9 @@ def _pack(request: Request, folder: Path) -> Path:
         command += ["--exclude", name]
     # The packages are those installed here: the versions that this machine runs, and no download.
     command += ["--venv-repository", sys.prefix, "--sources-directory", str(sources)]
-    # A file unpacks itself into a virtual environment at its first start (--venv), so that `seed` can start others of
-    # itself; later starts go there from the shell (--sh-boot). PYTHONPATH and modules in the working folder are seen,
-    # as by an installed `seed` (--non-hermetic-venv-scripts).
+    # A file unpacks itself into a virtual environment at its first start (--venv), so that `seed` can start further
+    # `seed` processes; later starts go there from the shell (--sh-boot). PYTHONPATH and modules in the working folder
+    # are seen, as by an installed `seed` (--non-hermetic-venv-scripts).
     command += ["--entry-point", "seedcli.__main__:run", "--venv", "--non-hermetic-venv-scripts", "--sh-boot"]
     command += ["--preamble-file", str(preamble)]
     command += ["--pex-root", str(folder / "cache"), "--tmpdir", str(folder), "--output-file", str(made)]
@@ -85,7 +85,7 @@ def _pack(request: Request, folder: Path) -> Path:
 
 
 def _run(command: list[str]) -> str:
-    """Run a command to its end, or end it and its children with this function; returns why it failed, "" if not."""
+    """Run a command; an exception here kills it and its children. Returns why it failed; "" if it succeeded."""
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
@@ -99,7 +99,7 @@ def _run(command: list[str]) -> str:
 
 
 def _copy_package(folder: Path) -> None:
-    """Copy seed's own files as a wheel would have them, whether they are installed or a checkout's."""
+    """Copy seed's own files in the layout of a wheel, from an installation or a checkout."""
     package = folder / "seedcli"
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(Path(seedcli.__file__).parent, package, ignore=ignored)

@@ -57,13 +57,13 @@ def actor(
     tls_ca: TlsCa = None,
     reconnect_timeout: Annotated[
         float | None,
-        typer.Option("--reconnect-timeout", metavar="SECONDS", min=0, help="How long to look for a lost learner."),
+        typer.Option(
+            "--reconnect-timeout", metavar="SECONDS", min=0, help="How long to try to reconnect to a lost learner."
+        ),
     ] = None,
     threads: Annotated[
         int,
-        typer.Option(
-            "--threads", metavar="N", min=0, help="Threads that step Atari or football; 0: as many as it takes."
-        ),
+        typer.Option("--threads", metavar="N", min=0, help="Threads that step Atari or football; 0: one per CPU core."),
     ] = 0,
     json_output: Json = False,
     parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,  # exit when this process dies
@@ -73,7 +73,9 @@ def actor(
     if envs is not None and streams is not None and streams > envs:
         raise UsageError(f"--streams {streams} must be at most --envs {envs}: a stream needs an environment")
     if insecure and (token_file or tls_cert or tls_key or tls_ca):
-        raise UsageError("--insecure turns token and encryption off: leave it out, or --token-file and --tls-…")
+        raise UsageError(
+            "--insecure disables the token and encryption: leave out either it, or --token-file and --tls-…"
+        )
     from seedcli.net.security.keys import TlsFiles
     from seedcli.roles.actor.run import run_actor
     from seedcli.roles.discovery import Discovery, default_connect

@@ -33,7 +33,7 @@ def bench_inference(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Central inference without a network, against an echo of the same bytes."""
+    """Compare central inference, without a network, with an echo of the same bytes."""
     counts = envs or [32, 256, 1024, 4096]
     for count in counts:
         if count % envs_per_message:
@@ -53,7 +53,7 @@ def bench_transport(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """A transport against a bare echo over the same sockets."""
+    """Compare a transport with a bare echo over the same sockets."""
     from seedcli.bench.figures import run_bench_transport
 
     return run_bench_transport(transport=transport, seconds=seconds, json_output=json_output)
@@ -61,7 +61,7 @@ def bench_transport(
 
 @bench_app.command("encryption", epilog=examples("seed bench encryption --json"))
 def bench_encryption(seconds: Seconds = 5.0, json_output: Json = False, debug: Debug = False) -> int:
-    """Both transports with token and encryption, against themselves without."""
+    """Compare both transports with and without token and encryption."""
     from seedcli.bench.figures import run_bench_encryption
 
     return run_bench_encryption(seconds=seconds, json_output=json_output)
@@ -75,7 +75,7 @@ def bench_training(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Training against the limit composed of bare environment, inference and training rates."""
+    """Compare training with the limit composed of bare environment, inference and training rates."""
     from seedcli.config.sources import load_config
 
     resolved = load_config(preset, sets=sets or ())
@@ -96,7 +96,7 @@ def bench_topology(
     preset: Measured = "pong_vtrace",
     sets: Sets = None,
     virtual: Annotated[
-        int, typer.Option("--virtual", metavar="N", min=0, max=64, help="Split the processor into N devices.")
+        int, typer.Option("--virtual", metavar="N", min=0, max=64, help="Split the CPU into N virtual devices.")
     ] = 0,
     seconds: Seconds = 5.0,
     json_output: Json = False,
@@ -122,12 +122,17 @@ def bench_replay(
     unrolls: Annotated[int, typer.Option("--unrolls", metavar="N", min=1, help="Unrolls of each game.")] = 160,
     preset: Annotated[
         str,
-        typer.Option("--preset", metavar="NAME", help="Lengths, network and batch.", autocompletion=complete_preset),
+        typer.Option(
+            "--preset",
+            metavar="NAME",
+            help="Preset of the unroll length, network and batch.",
+            autocompletion=complete_preset,
+        ),
     ] = "atari_r2d2",
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Replay of real frames and of small records: memory, packing, sampling against training, the sum tree."""
+    """Measure the replay of real frames and of small records: memory, packing, sampling against training, sum tree."""
     from seedcli.config.sources import load_config
 
     load_config(preset)  # so that errors appear before TensorFlow loads
@@ -140,7 +145,7 @@ def bench_replay(
 
 @bench_app.command("codecs", epilog=examples("seed bench codecs --json"))
 def bench_codecs(json_output: Json = False, debug: Debug = False) -> int:
-    """Observation codecs on real play: bytes, costs, and the link speed below which each pays off."""
+    """Measure observation codecs on real play: bytes, costs, and the link speed below which each pays off."""
     from seedcli.bench.codecs import run_bench_codecs
 
     return run_bench_codecs(json_output=json_output)
@@ -154,7 +159,7 @@ def bench_actor(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """An actor that never waits: the share of its time spent in the simulator."""
+    """Measure the share of time that an actor that never waits spends in the simulator."""
     from seedcli.bench.actor import run_bench_actor
     from seedcli.config.sources import load_config
 
@@ -171,7 +176,7 @@ def bench_policy(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """One observation in, an action out, on one core: in TensorFlow, ONNX Runtime and LiteRT."""
+    """Measure the time from one observation to its action on one core, in TensorFlow, ONNX Runtime and LiteRT."""
     from seedcli.bench.policy import on_one_core, run_bench_model
     from seedcli.models.formats import FORMATS, format_of_file, require
 

@@ -30,7 +30,7 @@ Results = Annotated[
 Only = Annotated[list[str] | None, typer.Option("--only", metavar="TASK", help="Only this task; may be repeated.")]
 With = Annotated[
     list[Path] | None,
-    typer.Option("--with", metavar="FILE", help="JSON of a table with runs that were made elsewhere; may be repeated."),
+    typer.Option("--with", metavar="FILE", help="JSON table of runs made elsewhere; may be repeated."),
 ]
 
 
@@ -74,14 +74,14 @@ def benchmark_run(
     elsewhere: With = None,
     retry_failed: RetryFailed = False,
     evaluate_only: Annotated[
-        bool, typer.Option("--evaluate-only", help="Train nothing; evaluate the runs that have taken their steps.")
+        bool, typer.Option("--evaluate-only", help="Train nothing; evaluate the runs that have finished training.")
     ] = False,
     slurm: Annotated[
         bool, typer.Option("--slurm", help="Train nothing; print a script that submits each run as a SLURM job.")
     ] = False,
     debug: Debug = False,
 ) -> int:
-    """Train and evaluate every task and seed of a suite; killed or stopped, the same command resumes it."""
+    """Train and evaluate every task and seed of a suite; after an interruption the same command resumes it."""
     from seedcli.suites.suite import choose_tasks, load_suite
 
     suite = load_suite(name)
@@ -135,7 +135,7 @@ def benchmark_table(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Write what a suite has reached so far as SUITE.md, SUITE.json and charts, and print it."""
+    """Write a suite's results so far as SUITE.md, SUITE.json and charts, and print them."""
     from seedcli.suites.outcomes import gather
     from seedcli.suites.report import show, to_json, write_files
     from seedcli.suites.run_outcome import Tables

@@ -34,16 +34,18 @@ def cost(
     ] = None,
     learner_cores: Annotated[
         float | None,
-        typer.Option("--learner-cores", metavar="N", min=0, help="Its CPU cores.  [default: those of its machine]"),
+        typer.Option(
+            "--learner-cores", metavar="N", min=0, help="CPU cores of the learner.  [default: those of its machine]"
+        ),
     ] = None,
     actor_cores: Annotated[
         float | None,
-        typer.Option("--actor-cores", metavar="N", min=0.01, help="CPU cores of all actors.  [default: one an actor]"),
+        typer.Option("--actor-cores", metavar="N", min=0.01, help="CPU cores of all actors.  [default: one per actor]"),
     ] = None,
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """What a billion frames cost with a run's rates, learner and actors apart, and how many actor cores it can use."""
+    """Compute the cost of a billion frames at a run's rates, for learner and actors, and the actor cores it can use."""
     from seedcli.results.cost import Prices, measure
     from seedcli.results.cost_table import show_cost
 

@@ -40,7 +40,7 @@ def doctor(
     """Report what this machine can run (devices, environments, ports), or check one environment or algorithm.
 
     With --preset or --set alone, also report their device plan; with --env they configure the environment. With --agent
-    check whether the algorithm keeps the rules of its protocol, for the environment of --env or of the preset.
+    check whether the algorithm follows the agent protocol, for the environment of --env or of the preset.
     """
     if agent is not None:
         from seedcli.doctor.agent import Request, run_doctor_agent
@@ -49,7 +49,7 @@ def doctor(
     if network is not None:
         raise UsageError(f"--network {network} needs --agent: a network is checked with an algorithm that uses it")
     if family is not None and env is None:
-        raise UsageError(f"--family {family} needs --env: the environment of it that is to be checked")
+        raise UsageError(f"--family {family} needs --env: name the environment of that family to check")
     if env is None and preset is None and not sets:
         from seedcli.doctor.report import run_doctor
 

@@ -29,7 +29,9 @@ def register(app: typer.Typer) -> None:
 def evaluate(
     path: Annotated[
         Path | None,
-        typer.Argument(metavar="PATH", help="A run's folder, or one checkpoint's; with --suite, that of the runs."),
+        typer.Argument(
+            metavar="PATH", help="A run's folder, or one checkpoint's; with --suite, the folder that holds the runs."
+        ),
     ] = None,
     model: Annotated[
         Path | None, typer.Option("--model", metavar="FILE", help="Play a model of seed export, without TensorFlow.")
@@ -39,10 +41,11 @@ def evaluate(
         typer.Option("--env", metavar="ID", help="With --model, play another environment of its family."),
     ] = None,
     suite: Annotated[
-        str | None, typer.Option("--suite", metavar="NAME", help="Play one run a game: atari57, or a level: dmlab30.")
+        str | None,
+        typer.Option("--suite", metavar="NAME", help="Play one run per game (atari57) or per level (dmlab30)."),
     ] = None,
     episodes: Annotated[
-        int, typer.Option("--episodes", metavar="N", min=1, help="Episodes to play, of a suite in each game.")
+        int, typer.Option("--episodes", metavar="N", min=1, help="Episodes to play; with --suite, in each game.")
     ] = 20,
     sample: Annotated[
         bool, typer.Option("--sample/--greedy", help="Sample actions, or take the most probable one.")

@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or one checkpoint's.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; of a SavedModel a folder.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; for a SavedModel, a folder.")],
     format_name: Annotated[
         Literal["savedmodel", "onnx", "tflite"] | None,
         typer.Option("--format", help="Format of the model.  [default: by the suffix of OUT]"),
@@ -34,7 +34,9 @@ def export(
     ] = False,
     batch: Annotated[
         int | None,
-        typer.Option("--batch", metavar="N", min=1, help="Answer N environments at once.  [default: any number]"),
+        typer.Option(
+            "--batch", metavar="N", min=1, help="Fix the batch size at N environments.  [default: any number]"
+        ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
     json_output: Json = False,

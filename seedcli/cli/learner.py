@@ -43,7 +43,7 @@ from seedcli.cli.starting import (
 )
 from seedcli.errors import EXIT_DONE, UsageError
 
-_NO_STANDBY = "--standby is for one learner host: several are started again together, with --continue"
+_NO_STANDBY = "--standby is for one learner host: restart several together, with --continue"
 
 
 def register(app: typer.Typer) -> None:
@@ -88,10 +88,10 @@ def learner(
         ),
     ] = None,
     host_index: Annotated[
-        str | None, typer.Option("--host-index", metavar="N", help="Which of --hosts this is, from 0.")
+        str | None, typer.Option("--host-index", metavar="N", help="Index of this host in --hosts, from 0.")
     ] = None,
     trust_network: Annotated[
-        bool, typer.Option("--trust-network", help="Several hosts: nothing protects TensorFlow's connections.")
+        bool, typer.Option("--trust-network", help="Several hosts: allow TensorFlow's unprotected connections.")
     ] = False,
     sets: Sets = None,
     resume: Resume = False,

@@ -27,7 +27,9 @@ TokenFile = Annotated[
 ]
 # `seedcli.cli.main.main` reads this flag itself, so that it works in front of the command and behind it.
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and TensorFlow's own log.")]
-ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="TOML file laid over the preset.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="TOML file applied on top of the preset.")
+]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="No token and no encryption; both sides need it, or neither.")
 ]
@@ -40,9 +42,9 @@ TlsCa = Annotated[
 
 # Of `seed benchmark run` and `seed sweep`.
 Jobs = Annotated[
-    int | None, typer.Option("--jobs", metavar="N", min=1, help="Runs at a time.  [default: one for two cores]")
+    int | None, typer.Option("--jobs", metavar="N", min=1, help="Runs at a time.  [default: one per two cores]")
 ]
-RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Also runs that have failed before.")]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Also retry runs that have failed before.")]
 
 Preset = Annotated[
     str | None,
@@ -106,7 +108,7 @@ def examples(*lines: str) -> str:
 def not_installed(module: str) -> UsageError:
     """The error of a command that needs a module which is missing, as most are in a file that runs actors."""
     return UsageError(
-        f"this command needs {module}, not installed here: pip install seedcli, or start a file of seed build all"
+        f"this command needs {module}, not installed here: pip install seedcli, or use a file that seed build all made"
     )
 
 

@@ -18,12 +18,12 @@ GroupBy = Annotated[
         "--group-by",
         metavar="WHAT",
         help="Take the mean over runs with the same preset, environment or algorithm, or with the same value of a key "
-        "such as training.batch_size; run: each alone.",
+        "such as training.batch_size; run: do not group.",
     ),
 ]
 Thresholds = Annotated[
     list[float] | None,
-    typer.Option("--threshold", metavar="RETURN", help="A return to be reached; may be repeated.", show_default=False),
+    typer.Option("--threshold", metavar="RETURN", help="Return to reach; may be repeated.", show_default=False),
 ]
 Smooth = Annotated[
     int | None,
@@ -63,7 +63,7 @@ def register(app: typer.Typer) -> None:
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the runs lie.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that holds the runs.")] = Path("runs"),
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
@@ -95,7 +95,7 @@ def plot(
 ) -> int:
     """Plot returns of runs, with intervals over seeds.
 
-    The runs are of one task. A line is the mean over the runs of a group, with its 95 % bootstrap interval.
+    All runs must be of one task. A line is the mean over the runs of a group, with its 95 % bootstrap interval.
     """
     from seedcli.results.plots import plot_runs
 
@@ -127,10 +127,10 @@ def report(
     threshold: Thresholds = None,
     debug: Debug = False,
 ) -> int:
-    """Write a page about runs, one self-contained HTML file.
+    """Write a report on runs as one self-contained HTML file.
 
-    The runs are of one task. It holds curves, configuration, where the time went, evaluation, videos, machine and
-    versions, and the commands that repeat the runs.
+    All runs must be of one task. It shows curves, configuration, time profiles, evaluation, videos, machine and
+    versions, and the commands that reproduce the runs.
     """
     from seedcli.results.report import write_report
 

@@ -24,14 +24,14 @@ def register(app: typer.Typer) -> None:
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="The values to try, with which seeds.")],
+    file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="TOML file with the values and seeds to try.")],
     results: Annotated[
         Path | None,
         typer.Option("--results", metavar="DIR", help="Folder of the runs.  [default: runs/sweeps/<sweep>]"),
     ] = None,
     jobs: Jobs = None,
     retry_failed: RetryFailed = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Train nothing; show what there is so far.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Train nothing; show the results so far.")] = False,
     slurm: Annotated[bool, typer.Option("--slurm", help="Train nothing; print a SLURM job array.")] = False,
     json_output: Json = False,
     debug: Debug = False,

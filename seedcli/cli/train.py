@@ -69,7 +69,8 @@ def train(
     continue_: Continue = False,
     overwrite: Overwrite = False,
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="One thread in lock-step: a seed gives the same metrics again.")
+        bool,
+        typer.Option("--deterministic", help="Single-threaded, in lock-step: the same seed reproduces the metrics."),
     ] = False,
     metrics_port: MetricsPort = None,
     no_live: NoLive = False,

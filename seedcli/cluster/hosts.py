@@ -27,10 +27,10 @@ _BLOCK = 16  # ports per step
 _BLOCKS = 1_250
 _SCONTROL_SECONDS = 10.0
 _STEPS = 7  # steps of a job with different blocks
-_REDIRECT_SECONDS = 30.0  # after which a redirected actor that its host has not reported is not counted
+_REDIRECT_SECONDS = 30.0  # until a redirected actor that its host has not reported is no longer counted
 
 
-# -- which hosts there are ------------------------------------------------------------------------------------
+# -- hosts of the run -----------------------------------------------------------------------------------------
 
 
 def resolve_hosts(config: Config, environ: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
@@ -134,7 +134,7 @@ def _from_slurm(environ: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
     first = [(node, local) for node, count in enumerate(counts) for local in range(count)]
     turns = sorted(first, key=lambda place: (place[1], place[0]))
     mine = (_number(environ, "SLURM_NODEID"), _number(environ, "SLURM_LOCALID"))
-    # SLURM does not tell the distribution of the tasks: infer it from the location of this node's tasks.
+    # SLURM does not report the distribution of the tasks: infer it from the location of this node's tasks.
     ids = {int(task) for task in environ.get("SLURM_GTIDS", "").split(",") if task.isdecimal()}
     for places in (first, turns):
         there = {task for task, (node, _) in enumerate(places) if node == mine[0]}
@@ -246,7 +246,7 @@ def _range_of(text: str, nodes: str) -> list[str]:
 def reserve_port(host: str) -> socket.socket:
     """Return a socket that keeps a port, free on all interfaces, for TensorFlow's server; close it just before.
 
-    While hosts wait for each other, minutes may pass in which any connection could take a port that is only announced.
+    Hosts may wait minutes for each other. Meanwhile any connection could take a port that is announced but not bound.
 
     Args:
         host: name or address at which the others reach this host.
@@ -281,7 +281,7 @@ def actor_addresses(host: str, listening: str, ports: Mapping[str, int]) -> dict
     return {transport: join_host_port(name, port) for transport, port in ports.items()}
 
 
-# -- which actor goes to which --------------------------------------------------------------------------------
+# -- placement of actors --------------------------------------------------------------------------------------
 
 
 class Placement:

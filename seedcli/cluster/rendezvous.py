@@ -176,7 +176,9 @@ class Rendezvous:
             check_known(self.hosts[0], self.hosts[0])
         except UnreachableError as error:
             return error
-        return UnreachableError(f"{limit}: {chief} does not answer: start it, check topology.hosts or raise it")
+        return UnreachableError(
+            f"{limit}: {chief} does not answer: start it, check topology.hosts or raise the timeout"
+        )
 
     def close(self, reason: str = "", *, usage: bool = False) -> None:
         """Leave the rendezvous; safe to call twice.
@@ -209,7 +211,7 @@ class Rendezvous:
                     return
                 silent = self._clock.now - self._heard
                 if self._state.hosts and not self._state.ended and silent > server.HEARTBEAT_TIMEOUT_SECONDS:
-                    self._fail(SeedError(f"{describe_host(self.hosts, 0)} has not been heard for {silent:.0f} s"))
+                    self._fail(SeedError(f"{describe_host(self.hosts, 0)} has not been heard from for {silent:.0f} s"))
         except Exception as error:  # any error: the others must not wait for this host
             _log.exception("the rendezvous of the learner hosts has failed")
             self._fail(SeedError(f"{describe_host(self.hosts, self.index)} cannot reach the other hosts: {error}"))
@@ -253,7 +255,7 @@ class Rendezvous:
                 self._fail(DistrustedError(self._distrust()) if isinstance(error, DistrustedError) else error)
             raise UnreachableError(str(error)) from error
         finally:
-            self._clock.tick(2 * _CONNECT_SECONDS, _CONNECT_SECONDS)  # counts as time without a message of the chief
+            self._clock.tick(2 * _CONNECT_SECONDS, _CONNECT_SECONDS)  # counts as time without a message from the chief
         with self._changed:
             self._due = True
         return client

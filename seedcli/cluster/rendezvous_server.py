@@ -36,7 +36,7 @@ _RECEIVE_CALLS = 16  # maximum number of `receive` calls per turn
 
 
 class Clock:
-    """A clock that excludes time during which this process is held up, as all are while TensorFlow connects them.
+    """A clock that excludes time during which this process is blocked, as all are while TensorFlow connects them.
 
     Attributes:
         now: seconds on this clock.
@@ -190,7 +190,7 @@ class RendezvousServer:
             silent = self._clock.now - host.heard
             if silent <= HEARTBEAT_TIMEOUT_SECONDS or host.status.ended is not None:
                 continue
-            sentence = f"{describe_host(self._hosts, index)} has not been heard for {silent:.0f} s"
+            sentence = f"{describe_host(self._hosts, index)} has not been heard from for {silent:.0f} s"
             if self._state.hosts:
                 self._fail(sentence)
             else:

@@ -119,7 +119,7 @@ class Team:
     def wait_for_all(self) -> None:
         """Wait until every host has called this and knows that all have; raises the errors of `share_run`.
 
-        The next operation may block Python until the other hosts take part: every host must know first.
+        The next operation may block Python until the other hosts take part, so every host must know first.
         """
         self.rendezvous.update(ready=True)
         self._wait(lambda state: state.ready, "not every host is ready")

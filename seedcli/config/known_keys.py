@@ -40,7 +40,7 @@ def all_keys() -> frozenset[str]:
 
 
 def nearest(key: str, keys: Mapping[str, FieldInfo]) -> str:
-    """A hint for a key that is not among `keys`: whose it is, or the nearest known ones."""
+    """A hint for a key that is not among `keys`: the choices that have it, or the nearest known keys."""
     if key in owners():
         return f"it belongs to {' and '.join(owners()[key])}"
     by_leaf: dict[str, list[str]] = {}
@@ -51,7 +51,7 @@ def nearest(key: str, keys: Mapping[str, FieldInfo]) -> str:
     if not matches:
         return "seed presets show NAME lists every key"
     near = by_leaf[matches[0]]
-    # Of several tables that have it, the one that was named, else those of what is chosen.
+    # If several tables have it: the table that was named, else those of the chosen algorithm, torso or family.
     named = [each for each in near if each.rpartition(".")[0] == table]
     near = named or [each for each in near if each in keys] or near
     of = "".join(f" (of {' and '.join(owners()[each])})" for each in near[:1] if each not in keys)

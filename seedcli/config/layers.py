@@ -1,4 +1,4 @@
-"""The layers that set values of a configuration: reading them, and what of a lower layer a later choice makes void."""
+"""The layers that set values of a configuration: how they are read, and which lower values a later choice discards."""
 
 from __future__ import annotations
 
@@ -95,10 +95,10 @@ def from_text(key: str, text: str, source: str) -> Entry:
 def without_values_of_other_choices(
     entries: Sequence[Entry], keys: Mapping[str, FieldInfo]
 ) -> tuple[list[Entry], list[str]]:
-    """Drop values of presets, runs and files that a later layer has made void by choosing another thing.
+    """Drop values of presets, runs and files that no longer apply because a later layer made another choice.
 
-    Such values are keys that only the former algorithm, torso or family has, and values that a field declares to be
-    those "of" another key (`environment.kwargs` of `environment.id`), when a later layer changes that.
+    These are the values of keys that only the former algorithm, torso or family has, and of keys that a field declares
+    to be "of" another key (`environment.kwargs` of `environment.id`), if a later layer changes that other key.
 
     Returns:
         The other entries, and a note for each layer that lost values.
@@ -135,14 +135,14 @@ def without_values_of_other_choices(
 
 
 def _has_owner(entry: Entry, entries: Sequence[Entry]) -> bool:
-    """Whether a key of one of `CHOICES` belongs to a known choice, or to the one of the user's own in its layer."""
+    """Whether a key of one of `CHOICES` belongs to a known choice, or to the user's own class named in its layer."""
     if entry.key in owners():
         return True
     table, _, leaf = entry.key.rpartition(".")
     registry = CHOICES[table]
     for other in entries:
         if (other.key, other.source) == (registry.key, entry.source) and ":" in str(other.value):
-            if entry.source.startswith("run "):  # which holds no other keys; its code may be gone
+            if entry.source.startswith("run "):  # a run holds only keys of its choices; the class may be gone
                 return True
             fields = registry.config(str(other.value)).model_fields
             return leaf in {field.alias or name for name, field in fields.items()}

@@ -103,7 +103,7 @@ class Registry:
                     f'{self.key} = "{name}" cannot be loaded from {place}: {first_line(error)} (--debug shows where)'
                 ) from error
             if not isinstance(found, type):
-                raise UsageError(f'{self.key} = "{name}": the entry point {place} is no class')
+                raise UsageError(f'{self.key} = "{name}": the entry point {place} is not a class')
             return found
         return self._from_module(name)
 

@@ -76,7 +76,7 @@ def chosen(values: Mapping[str, Any]) -> type[Config]:
 
 
 def default_choice(table: str) -> str:
-    """The choice of a table that no layer makes."""
+    """The choice of a table if no layer makes one."""
     agent = AgentConfig()
     section = {"agent": agent, "agent.network": agent.network, "environment": EnvironmentConfig(), "net": NetConfig()}
     return str(getattr(section[table], CHOICES[table].key.rsplit(".", 1)[1]))

@@ -71,8 +71,8 @@ class NetworkConfig(Section):
     reward_input_clip: NonNegative = Field(1.0, description="rewards fed to the network are clipped to ± this; 0: off")
     normalize_observations: bool = Field(
         False,
-        description="normalize observations by their running mean and variance, clipped to ±10; images by one, "
-        "and V-trace and PPO learn only after 10,000 records",
+        description="normalize observations by their running mean and variance (images: one variance for all pixels), "
+        "clipped to ±10; V-trace and PPO learn only after 10,000 records",
     )
 
     @property
@@ -124,8 +124,9 @@ class TrainingConfig(Section):
     epochs: PositiveInt = Field(1, description="passes over each batch; only without a replay")
     minibatches: PositiveInt = Field(
         1,
-        description="parts into which each pass splits a batch, one update each: of transitions in random order for "
-        "PPO without an LSTM, and V-trace with agent.fixed_targets; else of whole unrolls; only without a replay",
+        description="parts into which each pass splits a batch, one update per part: single transitions in random "
+        "order for PPO without an LSTM and for V-trace with agent.fixed_targets, otherwise whole unrolls; only without "
+        "a replay",
     )
     synchronous: bool = Field(
         False, description="environments wait while training uses what they collected; only without a replay"
@@ -141,7 +142,7 @@ class TrainingConfig(Section):
     rmsprop_momentum: Decay = Field(0.0, description="rmsprop: momentum")
     clip_norm: NonNegative = Field(0.0, description="global gradient norm is clipped to this; 0: off")
     queue_batches: PositiveInt = Field(
-        1, description="capacity of the queue of finished unrolls, in training batches; with a replay: buffers"
+        1, description="capacity of the queue of finished unrolls, in training batches, or with a replay in buffers"
     )
     checkpoint_seconds: Positive = Field(600.0, description="seconds between checkpoints")
     keep_checkpoints: PositiveInt = Field(3, description="number of most recent checkpoints to keep")
@@ -291,7 +292,8 @@ class TelemetryConfig(Section):
 
     interval_seconds: Positive = Field(2.0, description="seconds between lines of metrics.jsonl")
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
-        ("tensorboard",), description="where configuration and metrics also go; wandb and mlflow are extras to install"
+        ("tensorboard",),
+        description="additional loggers of configuration and metrics; wandb and mlflow are extras to install",
     )
 
 

@@ -118,7 +118,7 @@ def load_config(
         elif value is not None:
             entries.append(Entry(FLAG_KEYS[flag], value, flag))
     torsos = [entry.value for entry in entries if entry.key == TORSOS.key]
-    if torsos and torsos[-1] != default_choice("agent.network"):  # the default, an MLP, is the one without
+    if torsos and torsos[-1] != default_choice("agent.network"):  # the default, an MLP, has no convolutions
         expect_convolutions()  # here, because a class of the user's may import TensorFlow when it is resolved
     return _resolve(entries)
 

@@ -1,4 +1,4 @@
-"""`seed doctor --agent`: check whether an algorithm keeps the rules of its protocol, in a separate process."""
+"""`seed doctor --agent`: check whether an algorithm follows the rules of its protocol, in a separate process."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Request:
 
     @property
     def _env(self) -> str | None:
-        """The environment, where the preset does not have it."""
+        """The environment, if it is not the preset's."""
         return self.env if self.env is not None or self.preset is not None else _ENV
 
     def base(self) -> Config:
@@ -118,7 +118,7 @@ def _examine(connection: Connection, request: Request) -> None:
     # What users' code prints must not mix with results.
     os.dup2(2, 1)
     import_tensorflow()
-    importlib.import_module("seedcli.doctor.agent_learning")  # Keras and all else that takes long
+    importlib.import_module("seedcli.doctor.agent_learning")  # Keras and everything else that is slow to import
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     check_agent(request, begin=connection.send, found=connection.send)
     connection.send(None)
@@ -138,7 +138,7 @@ def check_agent(
         found: called with each finding.
 
     Returns:
-        A finding for each check; if the agent cannot be built, those up to that.
+        A finding for each check; if the agent cannot be built, those up to that point.
     """
     judge = _Judge(begin, found)
 
@@ -156,7 +156,7 @@ def check_agent(
 
 
 class _Judge:
-    """Makes one check after the other, but none that would only repeat what an earlier one has found.
+    """Runs the checks in order, except those that would only repeat an earlier finding.
 
     Args:
         begin, found: see `check_agent`.
@@ -171,7 +171,7 @@ class _Judge:
         self._passed: set[str] = set()
 
     def __call__(self, name: str, check: Callable[[], Result | tuple[Status, str, str]], *needs: str) -> bool:
-        """Make a check if those that it needs have passed; whether it passed."""
+        """Run a check if those that it needs have passed; returns whether it passed."""
         self._begin(name)
         missing = [need for need in needs if need not in self._passed]
         try:
@@ -231,7 +231,7 @@ def _check_built(config: Config, judge: _Judge) -> None:
         agent = create_agent(config.agent, training, spec, SEED)
         cases.append(Case(agent, config.agent, training, spec))
         algorithm = agent.algorithm
-        # Which columns are drawn is the preset's to say; what the agent itself contradicts is found with any.
+        # The preset chooses how columns are sampled; conflicts with the agent itself are found with any choice.
         uniform = config.replay.model_copy(update={"sampling": "uniform"})
         check_replay(agent, config.model_copy(update={"replay": uniform}))
         found = f"for {spec.name}: {algorithm.batch_records} records from a {algorithm.source}"
@@ -281,7 +281,7 @@ def _check_built(config: Config, judge: _Judge) -> None:
 
 
 def _preset_like(algorithm: AlgorithmSpec) -> str:
-    """The general preset whose settings suit where an algorithm's batches come from."""
+    """The general preset whose settings suit the source of an algorithm's batches."""
     if algorithm.source == "queue":
         return "gymnasium_vtrace"
     return "gymnasium_r2d2" if algorithm.sample_length is None else "gymnasium_sac"

@@ -60,7 +60,7 @@ def check_variables(case: Case) -> Result:
 
 
 def _plain(variable: Any) -> Any:
-    """TensorFlow's variable of one of Keras."""
+    """The TensorFlow variable behind a Keras variable."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
@@ -182,7 +182,7 @@ def _values(case: Case) -> dict[str, Any]:
 
 
 def check_rows(case: Case) -> Result:
-    """What one row holds has no effect on another."""
+    """The contents of one row have no effect on another."""
     rng = np.random.default_rng(4)
     half, act = _ROWS // 2, case.act_traced
     inputs, others = act_inputs(case, rng, _ROWS), act_inputs(case, rng, _ROWS)
@@ -212,7 +212,7 @@ def check_rows(case: Case) -> Result:
 
 
 def check_unroll(case: Case, played: Played) -> Result:
-    """`network.unroll` gives the states of the network, and the outputs, of acting step by step."""
+    """`network.unroll` gives the same network states and outputs as acting step by step."""
     network, unrolls = case.agent.network, tensors(played.unrolls._replace(targets={}))
     unroll = getattr(network, "unroll", None)
     if unroll is None:
@@ -237,7 +237,7 @@ def check_unroll(case: Case, played: Played) -> Result:
 
 
 def _of_network(network: Any, state: State) -> State:
-    """The part of an agent's state that is its network's: an agent may keep more, such as the noise of its actions."""
+    """The network's part of an agent's state: an agent may keep more, such as the noise of its actions."""
     own = network.initial_state(1) if hasattr(network, "initial_state") else state
     if not (isinstance(own, Mapping) and isinstance(state, Mapping)):
         return state

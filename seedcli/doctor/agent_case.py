@@ -1,4 +1,4 @@
-"""What the checks of an agent share: random records by specification, and unrolls that the agent has acted on."""
+"""Shared by the checks of an agent: random records by specification, and unrolls that the agent has acted on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from seedcli.specs import ArraySpec, EnvSpec, map_arrays
 COLUMNS = 4  # of a batch; even, so that it has two halves
 SEED = 1  # of the agent's variables
 _ENDS = 0.2  # probability that a record ends its episode
-_RELATIVE, _ABSOLUTE = 1e-3, 1e-4  # tolerances of float32 sums that are made in another order
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-4  # tolerances of float32 sums that are computed in another order
 
 
 @dataclass
@@ -108,7 +108,7 @@ def tensors(value: Any) -> Any:
 
 
 def play(case: Case, rng: np.random.Generator) -> Played:
-    """Let the agent act on random records with ends of episodes, no two in a row, as long as a training column."""
+    """Let the agent act on a training column of random records with ends of episodes, no two in a row."""
     agent, length, columns = case.agent, case.agent.algorithm.batch_records, COLUMNS
     observation = random_observation(case.spec, rng, length, columns)
     final = rng.random((length, columns)) < _ENDS
@@ -213,8 +213,8 @@ def difference(first: Any, second: Any, *, relative: float = _RELATIVE, absolute
 
     Args:
         first, second: the structures.
-        relative: tolerance of a float, as a part of it.
-        absolute: the same as a part of the largest value of the array.
+        relative: tolerance of a float, as a fraction of it.
+        absolute: the same, as a fraction of the largest value of the array.
     """
     ours, theirs = leaves(first), leaves(second)
     if ours.keys() != theirs.keys():

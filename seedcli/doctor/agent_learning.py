@@ -93,7 +93,7 @@ class Learning:
         return unrolls._replace(targets=dict(agent.targets(unrolls))) if isinstance(agent, TargetsAgent) else unrolls
 
     def observe(self) -> Result:
-        """Columns of weight 0 leave no trace in the statistics."""
+        """Columns of weight 0 do not affect the statistics."""
         case, half = self.case, COLUMNS // 2
         variables = case.agent.variables()
         before = {name: variable.numpy() for name, variable in variables.items()}
@@ -153,7 +153,7 @@ class Learning:
         return "ok", f"finite for {count} variables of {', '.join(gradients)}"
 
     def final_records(self) -> Result:
-        """What is chosen on a final record, which the environment ignores, changes neither losses nor gradients."""
+        """Action and recorded fields of a final record, which the environment ignores, change no loss or gradient."""
         if not self.unrolls.terminated.numpy()[self.case.agent.algorithm.burn_in : -1].any():
             return "skipped", "unrolls of one transition have no final record among those trained on"
         rng = np.random.default_rng(7)
@@ -172,7 +172,7 @@ class Learning:
         return "ok", "what is chosen there changes neither losses nor gradients"
 
     def _results(self, unrolls: UnrollBatch) -> list[tuple[str, Any]]:
-        """Losses, priorities and gradients, each with words for it; with the targets of these unrolls."""
+        """Losses, priorities and gradients, each with its name; with the targets of these unrolls."""
         losses, gradients, priorities = self.compute(self._with_targets(unrolls))
         found = [(f'the loss of the group "{group}"', loss) for group, loss in losses.items()]
         found += [] if priorities is None else [("the priorities", priorities)]
@@ -234,7 +234,7 @@ class Learning:
         return "ok", f"{trainer.updates} updates changed the variables"
 
     def _batch(self, times: int) -> TrainingBatch:
-        """The unrolls side by side as often as there are minibatches, on the host."""
+        """The unrolls, repeated side by side once for each minibatch, on the host."""
         unrolls = self.unrolls._replace(targets={})
         host = unrolls.map_columns(lambda x, axis: np.concatenate([x.numpy()] * times, axis=axis))
         return TrainingBatch.of(host, np.zeros(host.reward.shape, np.int64))
@@ -244,7 +244,7 @@ _NO_STATISTICS: Result = ("skipped", "observe changes nothing")
 
 
 def _changed(found: list[tuple[str, Any]], expected: list[tuple[str, Any]]) -> str | None:
-    """The first of these numbers that is another, with both; None: they are all the same."""
+    """The first of these numbers that differs, with both values; None: all are the same."""
     for (name, value), (_, before) in zip(found, expected, strict=True):
         if apart := difference(value, before, relative=_ROUNDING, absolute=_ROUNDING):
             return f"{name} ({apart})"
@@ -252,7 +252,7 @@ def _changed(found: list[tuple[str, Any]], expected: list[tuple[str, Any]]) -> s
 
 
 def _wrong_priorities(priorities: Any) -> str | None:
-    """What is wrong with priorities; None: nothing."""
+    """The fault of priorities; None: they are valid."""
     values = np.asarray(priorities)
     if values.shape != (COLUMNS,) or values.dtype != np.float32:
         return f"priorities of {values.dtype} {list(values.shape)}: they must be float32 [{COLUMNS}]"

@@ -31,7 +31,7 @@ def run_doctor_env(
 
     Args:
         config: the environment.
-        preset: that it came from, if any; the suggested command names it, or one that fits.
+        preset: the one that it came from, if any; the suggested command names it, or one that fits.
         sets: `--set` values that it came from; the suggested command repeats them.
         json_output: print JSON instead of a table.
         family: `--family` that it came from, if any; the suggested command repeats it.

@@ -1,4 +1,4 @@
-"""What `seed doctor --env` and `seed doctor --agent` share: checks of users' code in a separate process, and the table
+"""Shared by `seed doctor --env` and `seed doctor --agent`: checks of users' code in a separate process, and the table
 of their findings.
 """
 
@@ -78,7 +78,7 @@ def examine_apart(
 
 
 def _wait(connection: Connection, doing: str, limit: float, say: Callable[[str], None]) -> bool:
-    """Wait for a message; whether one came within `limit` seconds. `doing`: what the process does, for progress."""
+    """Wait for a message; returns whether one came within `limit` seconds. `doing`: the activity, for progress."""
     waited = 0.0
     while not connection.poll(min(_PROGRESS_SECONDS, limit - waited)):
         waited += _PROGRESS_SECONDS

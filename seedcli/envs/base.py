@@ -52,9 +52,9 @@ class BareGroup(NamedTuple):
     """A library's own vector environment, for `seed bench training`.
 
     Attributes:
-        env: has `reset` done, and `step` or, if `overlapped`, `send` and `recv`; `close`.
+        env: already reset; has `step` or, if `overlapped`, `send` and `recv`; and `close`.
         sample: draws actions for all of its environments.
-        overlapped: it steps in threads of its own while another group is served.
+        overlapped: it steps in its own threads while another group is served.
     """
 
     env: Any
@@ -74,16 +74,16 @@ class Family:
         preset: a preset that suits it, for suggestions; "": none.
         isolation: when an environment needs a process without TensorFlow in it: "never", only for "rendering", or
             "always".
-        may_end_process: whether its simulator may end the process it is in (exit, abort): actors then build it in one
-            of its own, so that its end counts as a failure of environments.
-        clock_terminates: whether time limits terminate episodes, because the simulator does not tell them from other
-            ends.
+        may_end_process: whether its simulator may end the process it is in (exit, abort): actors then build it in a
+            separate process, so that its end counts as a failure of environments.
+        clock_terminates: whether time limits terminate episodes, because the simulator does not distinguish them from
+            other ends.
         keeps_finished_episodes: whether the library frees the memory of finished episodes only when its process ends.
         adapts_gymnasium: whether its vector environments are those of `envs.gymnasium`, so that plain environments made
             by `gymnasium.make` give and take other arrays than its specifications say.
         library: name of the library that `make_bare` steps; "": there is none.
         simulator: path of attributes from a vector environment to the library's, for `seed bench actor`; empty: it
-            cannot be timed apart.
+            cannot be timed separately.
     """
 
     Config: ClassVar[type[EnvironmentConfig]] = EnvironmentConfig
@@ -126,7 +126,7 @@ class Family:
         """
 
     def check_simulator(self, config: Any) -> bool:
-        """Tell without building an environment whether its library is installed here.
+        """Check, without building an environment, whether its library is installed here.
 
         Returns:
             True if it is; False, as by default, if one must be built to tell.

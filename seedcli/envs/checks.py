@@ -14,13 +14,13 @@ from seedcli.specs import ActionSpec
 
 
 def nearest(name: str, known: Iterable[str], *, count: int = 3, cutoff: float = 0.5) -> list[str]:
-    """The up to `count` known names most like `name`, best first; case does not count.
+    """At most `count` known names that are most similar to `name`, best first; case is ignored.
 
     Args:
         name: what was given.
-        known: what there is.
-        count: at most so many.
-        cutoff: how like they must be, from 0 to 1, by `difflib`.
+        known: the known names.
+        count: the most names to return.
+        cutoff: least similarity, from 0 to 1, by `difflib`.
     """
     by_lower = {each.lower(): each for each in known}
     return [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=cutoff)]
@@ -29,7 +29,7 @@ def nearest(name: str, known: Iterable[str], *, count: int = 3, cutoff: float = 
 def check_actions(actions: npt.NDArray[Any], num_envs: int, action: ActionSpec, name: str) -> None:
     """Refuse actions that are not [E, *action.array.shape]: categories that exist, or finite numbers.
 
-    Simulators answer a wrong action in their own ways: an assertion, another action, or never.
+    Simulators handle an invalid action in different ways: an assertion, another action, or no answer at all.
 
     Raises:
         EnvironmentFailed: names the first wrong action.
@@ -67,5 +67,5 @@ def check_finite(values: npt.NDArray[Any], what: str, name: str) -> None:
     bad = values.reshape(len(values), -1)
     index, column = (int(n) for n in np.argwhere(~np.isfinite(bad))[0])
     raise EnvironmentFailed(
-        f"environment {index} of {name} gave the {what} {bad[index, column]}, which is no finite {values.dtype}"
+        f"environment {index} of {name} returned the {what} {bad[index, column]}, which is not a finite {values.dtype}"
     )

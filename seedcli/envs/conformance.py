@@ -241,7 +241,8 @@ def _seeding(make: MakeEnv, seconds: float) -> tuple[Status, str]:
 def _isolation(make: MakeEnv, seconds: float) -> tuple[Status, str]:
     """Environment i of a vector with seed s plays like a single environment with seed s + i.
 
-    Where the environments draw from one random generator, it plays the same whatever the others do, until one is reset.
+    If the environments share one random generator, it plays the same whatever actions the others take, until one is
+    reset.
     """
     last = _ENVS - 1
     with driving(make, _ENVS) as driver:
@@ -310,9 +311,10 @@ def _action_on_final(make: MakeEnv, seconds: float) -> str | None:
 
 
 def _truncation(run: Run, clock_terminates: bool) -> tuple[Status, str, Any]:
-    """Time limits truncate, other ends terminate; only the author can tell them apart, so this only warns.
+    """Time limits truncate, other ends terminate; only the author can distinguish them, so this only warns.
 
-    Nor can it where the simulator does not tell them apart, so that its family declares that its clock terminates.
+    Terminated time limits are no warning if the family declares `clock_terminates`, because its simulator does not
+    distinguish them.
     """
     episodes = episodes_of(run)
     if clock_terminates and not episodes:
@@ -345,7 +347,7 @@ def _truncation(run: Run, clock_terminates: bool) -> tuple[Status, str, Any]:
 
 
 def _actions(make: MakeEnv, seconds: float, repeatable: bool) -> tuple[Status, str]:
-    """Every action is accepted, others are refused by name; actions make a difference."""
+    """Every valid action is accepted, invalid ones are refused with EnvironmentFailed; actions make a difference."""
     with driving(make, 1) as driver:
         spec = driver.env.spec
         final = False

@@ -1,8 +1,8 @@
 """A vector environment in a separate process without TensorFlow, for libraries that conflict with it.
 
-MuJoCo draws through Mesa on machines without a GPU; Mesa's drivers bring an LLVM, TensorFlow brings another, and
-whichever is loaded second finds the functions of the first, and dies. DeepMind Lab draws through Mesa too, and ends its
-process when a map is missing. Football's engine keeps the memory of every match it has played until its process ends.
+MuJoCo draws through Mesa on machines without a GPU. Mesa's drivers and TensorFlow each contain an LLVM; the one loaded
+second calls functions of the first, and crashes. DeepMind Lab draws through Mesa too, and ends its process when a
+map is missing. Football's engine keeps the memory of every match it has played until its process ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NONE = -1  # no environment
 
 
 class IsolatedEnv:
-    """An `envs.base.VectorEnv` that lives in a process of its own, with a temporary folder of its own.
+    """An `envs.base.VectorEnv` in a separate process, with its own temporary folder.
 
     A call may take `environment.step_timeout`. The process is killed when the thread that built it ends.
 
@@ -56,7 +56,7 @@ class IsolatedEnv:
         self._limit = config.step_timeout
         self._busy = False  # in a call, so that it would not notice that the pipe is closed
         self._scratch = ScratchFolder()
-        context = multiprocessing.get_context("spawn")  # a fork would bring TensorFlow along
+        context = multiprocessing.get_context("spawn")  # a fork would copy TensorFlow
         self._pipe, theirs = context.Pipe()
         self._current = context.RawArray("i", [_NONE])
         arguments = (theirs, self._current, os.getpid(), str(self._scratch.path))
@@ -144,7 +144,7 @@ class IsolatedEnv:
 
 
 def _end_with(parent: int) -> None:
-    """Have the kernel end this process, whatever it is in, when its parent ends (Linux only)."""
+    """Have the kernel end this process, even inside a call, when its parent ends (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:

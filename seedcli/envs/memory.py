@@ -1,7 +1,7 @@
 """Tasks that only an agent with memory solves; importing this module registers them.
 
-The id `seedcli.envs.memory:CartPolePositions-v0` works in any process, because Gymnasium imports what stands before
-the colon.
+The id `seedcli.envs.memory:CartPolePositions-v0` works in any process, because Gymnasium imports the module before the
+colon.
 """
 
 from __future__ import annotations

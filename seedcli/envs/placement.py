@@ -1,4 +1,4 @@
-"""Where environments are built: in this process, or in one of their own if their family declares that they need it."""
+"""Where environments are built: in this process, or in a separate one if their family requires it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def create_env_in_actor(config: EnvironmentConfig, num_envs: int, *, threads: int = 0) -> VectorEnv:
-    """Build environments in a process that must outlive them, and holds no TensorFlow; see `create_env`."""
+    """Build environments for a process that must outlive them and has not loaded TensorFlow; see `create_env`."""
     if family_of(config).may_end_process:
         return IsolatedEnv(config, num_envs, threads=threads)
     return create_env(config, num_envs, threads=threads)
@@ -24,7 +24,7 @@ def create_env_in_actor(config: EnvironmentConfig, num_envs: int, *, threads: in
 def create_env_beside_tensorflow(
     config: EnvironmentConfig, num_envs: int, *, render: bool = False, threads: int = 0, again: bool = False
 ) -> VectorEnv:
-    """Build environments for a process that holds TensorFlow, or will; see `create_env`.
+    """Build environments for a process that has loaded TensorFlow, or will; see `create_env`.
 
     Args:
         config, num_envs, render, threads: as for `create_env`.
@@ -41,7 +41,7 @@ def create_env_beside_tensorflow(
 
 
 def plain_spaces(config: EnvironmentConfig, spec: EnvSpec) -> PlainSpaces:
-    """What a plain environment, without this package's adapter, gives and takes.
+    """The observations and actions of a plain environment, without this package's adapter.
 
     Where the family is an adapter of Gymnasium environments, one is built to learn its spaces. Environments of other
     families give and take the arrays of their specification.

@@ -15,7 +15,7 @@ from seedcli.specs import ActionSpec, RowLayout, Rows, aligned_empty
 
 MakeEnv = Callable[[int], VectorEnv]
 
-FILL = (0xA5, 0x5A)  # what a row holds before a record is written into it, in turns
+FILL = (0xA5, 0x5A)  # contents of a row before a record is written into it, alternating
 _BYTES = 2**27  # of records kept from one play
 
 
@@ -28,7 +28,7 @@ def extremes(action: ActionSpec) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 
 
 def every_action(action: ActionSpec) -> list[npt.NDArray[Any]]:
-    """Every category of each part and a box's corners along each number: at most some hundreds."""
+    """Every category of each part and a box's corners along each number: at most a few hundred."""
     low, high = extremes(action)
     if action.size:
         single = np.concatenate([np.eye(action.size, dtype=np.float32), -np.eye(action.size, dtype=np.float32)])
@@ -92,7 +92,7 @@ class Run(NamedTuple):
         for name, part in parts.items():
             length = min(len(part), len(theirs[name]))
             one, two = (each[:length].reshape(length, -1) for each in (part, theirs[name]))
-            differs = (one != two) & ~((one != one) & (two != two))  # a NaN is like a NaN
+            differs = (one != two) & ~((one != one) & (two != two))  # NaNs count as equal
             rows = np.flatnonzero(differs.any(axis=1))
             if len(rows):
                 found.append((int(rows[0]), name))
@@ -197,9 +197,9 @@ def episodes_of(run: Run) -> list[Episode]:
 
 
 def carried_ends(run: Run) -> int:
-    """How many different observations episodes of one environment ended with, the most of any environment's.
+    """The number of different final observations of one environment's episodes, the largest of all environments.
 
-    0 where some new episode begins with another observation than the last one ended with, or none has begun.
+    0 if some new episode begins with a different observation than the previous one ended with, or none has begun.
     """
     most = 0
     for env in range(run.reward.shape[1]):

@@ -1,4 +1,4 @@
-"""Temporary folders of simulators, removed even if neither they nor the processes that own them could do it."""
+"""Temporary folders of simulators, removed even if the simulators and the processes that own them could not do so."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ScratchFolder:
             fcntl.flock(self._lock, fcntl.LOCK_SH)
             if self.path.exists():
                 return
-            os.close(self._lock)  # another process took it for one of a killed process
+            os.close(self._lock)  # another process has removed it, as one of a killed process
 
     def remove(self) -> None:
         """Remove the folder and what is in it; safe to call twice."""

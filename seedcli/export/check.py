@@ -24,8 +24,8 @@ class Checked(NamedTuple):
     """The largest difference found.
 
     Attributes:
-        difference: |a - b| / max(1, max |b|) over all outputs and steps, where b is the original's and its
-            maximum that of the output's numbers for one environment; infinite where one is not finite.
+        difference: |a - b| / max(1, max |b|) over all outputs and steps, where b is the original's output and max |b|
+            is over its numbers for one environment; infinite where one is non-finite.
         output: name of the output that has it.
         observations: compared.
     """
@@ -38,7 +38,7 @@ class Checked(NamedTuple):
 def compare(function: ActingFunction, model: Model, environment: EnvironmentConfig) -> Checked:
     """Play the environment with the original, and give every input to the model too.
 
-    Every step is compared by itself: the model gets the state of the original, so that differences do not add up.
+    Every step is compared separately: the model gets the state of the original, so differences do not accumulate.
 
     Args:
         function: the original.

@@ -18,11 +18,11 @@ from seedcli.models.runtimes import Model, open_model
 from seedcli.roles.trained_agent import TrainedAgent
 from seedcli.training.checkpoint_files import Checkpoint, check_environment
 
-_SECTIONS = {"run", "environment", "agent", "training"}  # what says how the agent acts and came about
+_SECTIONS = {"run", "environment", "agent", "training"}  # these describe how the agent acts and was trained
 
 
 def describe(function: ActingFunction, config: Config, env_steps: int) -> Description:
-    """What the models of a function say of themselves.
+    """The description in a function's models.
 
     Args:
         function: the function.
@@ -52,7 +52,7 @@ class Exporter:
         batch: environments answered at once; None: any number.
 
     Attributes:
-        description: what its models say of themselves.
+        description: the description in its models.
 
     Raises:
         CheckpointError: the checkpoint belongs to another agent or environment.
@@ -74,7 +74,7 @@ class Exporter:
         """Write a model and load it.
 
         Raises:
-            SeedError: names an operation that the format has not, or says why the runtime refuses the model.
+            SeedError: names an operation that the format lacks, or says why the runtime refuses the model.
             OSError: the file cannot be written.
         """
         WRITERS[format_name](self._function, self.description, path)

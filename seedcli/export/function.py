@@ -2,7 +2,7 @@
 
 Observations go in and actions of the environment come out: normalization, frame stack, memory, and the scaling of
 actions to the environment's bounds are part of it. The state is an input and an output, and starts as zeros; the
-function puts the agent's initial state in its place where `first` is set.
+function replaces it with the agent's initial state where `first` is set.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MEANINGS = {
 
 
 class Acting(NamedTuple):
-    """What an exported function does.
+    """The settings of an exported function.
 
     Attributes:
         agent: the agent.
@@ -57,13 +57,13 @@ class ActingFunction:
     """The function; calling it with arrays by name gives arrays by name.
 
     Args:
-        acting: what it does.
+        acting: its settings.
 
     Attributes:
         acting: as given.
-        inputs, outputs: what it takes and gives; but for observations, inputs that no output depends on are left out.
+        inputs, outputs: its inputs and outputs; inputs that no output depends on are left out, except observations.
         traced: the `tf.function` of the inputs in their order, with the outputs by name.
-        variables: what it reads.
+        variables: those that it reads.
 
     Raises:
         UsageError: the agent samples in a way that cannot be exported, or two of its outputs have the same name.
@@ -80,7 +80,7 @@ class ActingFunction:
         self.inputs = list(_named(self._all_inputs()))
         self._next = {each.of: _NEXT + each.name for each in self.inputs if each.kind == "state"}
         concrete = self._trace()
-        # Traced again with the inputs that are used, until all are.
+        # Retraced with only the used inputs, until all inputs are used.
         while self._keep(_used(concrete)):
             concrete = self._trace()
         self.outputs = [
@@ -107,9 +107,9 @@ class ActingFunction:
         return self.concrete()
 
     def _keep(self, used: list[bool]) -> bool:
-        """Leave out unused inputs and set the width of the noise; whether that has changed anything.
+        """Leave out unused inputs and set the width of the noise; returns whether that has changed anything.
 
-        Observations stay: who calls the model has them, and need not know which of them the agent reads.
+        Observations stay: the caller of the model has them, and need not know which of them the agent reads.
         """
         before = self.inputs
         self.inputs = [
@@ -166,21 +166,21 @@ class ActingFunction:
         for name, value in outputs.details.items():
             if (plain := _plain(name)) in {*found, *self._next.values()}:
                 raise UsageError(
-                    f"the agent's act gives a detail {name!r}, and the model has another output {plain}: rename the "
+                    f"the agent's act returns a detail {name!r}, but the model has another output {plain}: rename the "
                     "detail"
                 )
             found[plain] = value
         for name, value in zip(self._states, tf.nest.flatten(after), strict=True):
             if ("state", name) in given:  # otherwise it is never read
                 found[self._next[name]] = value
-        # Copied, so that an output that is an input, or is given twice, is a tensor of its own.
+        # Copied, so that an output that is an input, or is given twice, is a separate tensor.
         return {name: tf.identity(self._shaped(value)) for name, value in found.items()}
 
     def _initials(self) -> Iterable[tuple[str, tf.Tensor]]:
         return zip(self._states, tf.nest.flatten(self._initial), strict=True)
 
     def _begun(self, given: Mapping[Any, tf.Tensor], name: str, initial: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
-        """The state with the initial one in place where an episode begins."""
+        """The state, replaced with the initial one where an episode begins."""
         kept = given.get(("state", name))
         if kept is None:
             return tf.repeat(initial, tf.shape(first)[0], axis=0)
@@ -207,7 +207,7 @@ class ActingFunction:
 
 
 def _any_width(each: Input) -> list[None]:
-    """The width of the noise is known after it has been used."""
+    """The width of the noise is known only after the noise has been used."""
     return [None] if each.kind == "noise" else []
 
 
@@ -216,12 +216,12 @@ def _input(label: str, kind: Any, of: str, array: ArraySpec, meaning: str) -> In
 
 
 def _plain(name: str) -> str:
-    """A name that every format takes."""
+    """A name that every format accepts."""
     return re.sub(r"\W", "_", name, flags=re.ASCII)
 
 
 def _named(inputs: Iterable[Input]) -> Iterator[Input]:
-    """The inputs with numbers behind names that would otherwise be given twice."""
+    """The inputs, with a number after each name that would otherwise occur twice."""
     seen: dict[str, int] = {}
     for each in inputs:
         count = seen[each.name] = seen.get(each.name, 0) + 1
@@ -238,7 +238,7 @@ def _native(action: tf.Tensor, units: ActionUnits) -> tf.Tensor:
 
 
 def _used(concrete: Any) -> list[bool]:
-    """Whether an output depends on each of the function's own inputs."""
+    """For each of the function's own inputs, whether an output depends on it."""
     seen: set[str] = set()
     waiting = [x.op for x in concrete.outputs]
     while waiting:

@@ -1,4 +1,4 @@
-"""The README beside a model: what it is, its inputs and outputs, how it is called."""
+"""The README beside a model: its description, its inputs and outputs, and how to call it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def readme(name: str, format_name: str, description: Description, checked: Check
     Args:
         name: of the model's file or folder.
         format_name: name of its format.
-        description: what it says of itself.
+        description: the model's description.
         checked: its comparison with the original.
     """
     spec, config = description.env_spec, description.config
@@ -68,7 +68,7 @@ environment steps and exported by seedcli {description.seedcli}. Over {checked.o
 environment its outputs differ from the original's by at most {checked.difference:.1e} (in {checked.output};
 relative to the output's largest number if that is above 1). The limit is {LIMIT:.0e}.
 
-It answers {batch} at once: N is the first axis of every array.
+It computes actions for {batch} at once: N is the first axis of every array.
 
 | input | type | shape | meaning |
 |---|---|---|---|
@@ -88,7 +88,7 @@ It answers {batch} at once: N is the first axis of every array.
 
 {_CASTS}
 
-With seedcli, `seed eval --model {name}` plays it and `seedcli.load_policy("{name}")` gives it as an object.
+With seedcli, `seed eval --model {name}` plays it and `seedcli.load_policy("{name}")` loads it as an object.
 """
 
 
@@ -113,10 +113,10 @@ def _range(description: Description) -> str:
 
 def _memory(description: Description) -> str:
     if not any(each.kind == "state" for each in description.inputs):
-        return " It has no memory."
+        return " It is stateless."
     return (
-        " It has a memory: give each `next_state_…`\nback as `state_…` with the next observation, and set `first` "
-        "where an episode begins, which forgets it."
+        " It is recurrent: pass each `next_state_…`\nback as `state_…` with the next observation, and set `first` "
+        "where an episode begins, which resets the state."
     )
 
 
@@ -164,7 +164,7 @@ def _nested(parts: dict[tuple[str, ...], str]) -> str:
 
 
 def _numpy(dtype: str) -> str:
-    """The name of an element type in NumPy's namespace: np.bool exists from NumPy 2 on only."""
+    """The name of an element type in NumPy's namespace: np.bool exists only from NumPy 2 on."""
     return "bool_" if dtype == "bool" else dtype
 
 

@@ -15,7 +15,7 @@ from seedcli.training.checkpoint_files import Checkpoint, find_checkpoint
 
 
 class Request(NamedTuple):
-    """What is to be exported.
+    """The model to export.
 
     Attributes:
         checkpoint: the agent.
@@ -37,7 +37,7 @@ class Request(NamedTuple):
 def check_request(
     run: Path, out: Path, format_name: str | None, *, greedy: bool, batch: int | None, overwrite: bool
 ) -> Request:
-    """Refuse what cannot be exported here, or a place that cannot be written.
+    """Refuse a model that cannot be exported here, or an output path that cannot be written.
 
     Args:
         run: a run's folder, or a checkpoint's.
@@ -77,6 +77,6 @@ def _format(out: Path, name: str | None) -> Format:
         return by_suffix[out.suffix]
     chosen = FORMATS[name]
     if chosen.suffix != (out.suffix if out.suffix in by_suffix else ""):
-        wanted = f"must end in {chosen.suffix}" if chosen.suffix else "is a folder, whose name has no such end"
+        wanted = f"must end in {chosen.suffix}" if chosen.suffix else "must be a folder without such a suffix"
         raise UsageError(f"{out} with --format {chosen.name} {wanted}")
     return chosen

@@ -1,4 +1,4 @@
-"""`seed export`: one model of a checkpoint, checked before it is put in its place."""
+"""`seed export`: one model of a checkpoint, checked before it is moved into place."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run_export(request: Request, *, json_output: bool) -> int:
         The exit status.
 
     Raises:
-        SeedError: the format has not an operation of the agent, the model differs from the original, or cannot be
+        SeedError: the format lacks an operation of the agent, or the model differs from the original or cannot be
             written.
     """
     out, name = request.out, request.format.name

@@ -44,7 +44,7 @@ def write_onnx(function: ActingFunction, description: Description, path: Path) -
     """Write an ONNX file; the description is in its metadata.
 
     Raises:
-        SeedError: names an operation that ONNX has not.
+        SeedError: names an operation that ONNX lacks.
     """
     with _quiet():
         names = "onnx", "tf2onnx.convert", "tf2onnx.tf_loader"
@@ -52,7 +52,7 @@ def write_onnx(function: ActingFunction, description: Description, path: Path) -
         concrete = function.concrete()
         inputs = {x.name: each.name for x, each in zip(concrete.inputs, function.inputs, strict=False)}
         outputs = {x.name: name for name, x in concrete.structured_outputs.items()}
-        # Not `from_function`, which takes captured constants for inputs.
+        # Not `from_function`, which treats captured constants as inputs.
         frozen = loader.from_function(concrete, list(inputs), list(outputs))
         model, _ = convert.from_graph_def(
             frozen,
@@ -61,7 +61,7 @@ def write_onnx(function: ActingFunction, description: Description, path: Path) -
             tensors_to_rename={**inputs, **outputs},
             opset=_OPSET,
         )
-    # What it cannot convert, tf2onnx leaves under its name in TensorFlow.
+    # tf2onnx keeps an operation that it cannot convert, under its TensorFlow name.
     domains = {each.domain for each in model.opset_import}
     unknown = {
         node.op_type
@@ -78,7 +78,7 @@ def write_tflite(function: ActingFunction, description: Description, path: Path)
     """Write a TensorFlow Lite file; the description is in a ZIP archive at its end, where TFLite keeps such files.
 
     Raises:
-        SeedError: names an operation that TensorFlow Lite has not.
+        SeedError: names an operation that TensorFlow Lite lacks.
     """
     unknown: set[str] = set()
     with tempfile.TemporaryDirectory() as folder:
@@ -108,8 +108,8 @@ def _refuse(operations: set[str], name: str) -> None:
         listed = ", ".join(sorted(operations))
         some = "operation" if len(operations) == 1 else "operations"
         raise SeedError(
-            f"{name} has no {some} {listed}, which the agent's act uses: write it with others, or use --format "
-            "savedmodel"
+            f"{name} has no {some} {listed}, which the agent's act uses: write act with other operations, or use "
+            "--format savedmodel"
         )
 
 

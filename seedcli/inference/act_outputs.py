@@ -14,7 +14,7 @@ from seedcli.specs import ArraySpec, EnvSpec
 
 
 def outputs_and_state(agent: Agent, returned: Any) -> tuple[ActOutputs, State]:
-    """What `Agent.act` returned; raises UsageError if it is no pair."""
+    """The outputs and state that `Agent.act` returned; raises UsageError if they are not a pair."""
     if not isinstance(returned, tuple | list) or len(returned) != 2:
         found = "None" if returned is None else f"a {type(returned).__name__}"
         raise UsageError(f"{type(agent).__name__}.act returns {found}: it must return (ActOutputs, state)")
@@ -33,7 +33,7 @@ def check_act(agent: Agent, spec: EnvSpec, outputs: Any, state: State, initial: 
         initial: the state at the start of an episode, [1, ...].
 
     Raises:
-        UsageError: names what has another shape, dtype or structure than declared.
+        UsageError: a shape, dtype or structure is not the declared one; the message names it.
     """
     kind = f"{type(agent).__name__}.act returns"
     if not isinstance(outputs, ActOutputs):

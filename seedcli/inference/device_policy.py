@@ -99,7 +99,7 @@ class DevicePolicy:
         self._spec = spec
         self._greedy = greedy
         self._detailed = detailed
-        # To enter the scope of a device takes a tenth of the time of a small network, and an only device needs none.
+        # Entering the scope of a device takes a tenth of the time of a small network, and a single device needs none.
         self._device = device if len(tf.config.list_logical_devices()) > 1 else ""
         self._pad_to = pad_to
         self._scratch = slots - 1
@@ -119,7 +119,7 @@ class DevicePolicy:
         self.device = short_name(self._exploration.device)
         self.accelerated = not self.device.startswith("CPU")
         # TensorFlow copies int32 results to the host before a function returns, so every device would wait for the
-        # one before it. They are therefore returned under another dtype.
+        # previous one. They are therefore returned as another dtype.
         self._in_disguise = self.accelerated and np.dtype(spec.action.array.dtype) == np.int32
         self._action_dtype = np.dtype(spec.action.array.dtype)
         scalars = 4 + 1 + 4  # reward, first, slot

@@ -39,7 +39,7 @@ class StepEngine:
         deadline: longest wait of a row for others, in seconds.
         on_unroll: called with a completed buffer, which it owns until `arena.release`.
         on_fault: called with (stream, sentence) when a stream's data is unusable; must close the stream.
-        pace: holds streams back after an unroll; None: none waits for training but where the arena has no buffer.
+        pace: holds streams back after an unroll; None: a stream waits for training only if the arena has no buffer.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class StepEngine:
         send(Answer(stream, stream.sequence - 1 & 0xFFFFFFFF, actions))
 
     def _record(self, streams: list[Stream], decision: Decision, send: Callable[[Answer], None]) -> int:
-        """Complete the streams' records, and answer those with a full buffer if they may go on; returns how many."""
+        """Complete the streams' records, and answer those with a full buffer if they may continue; returns how many."""
         count = start = 0
         training_envs = self.connected_envs - self._episodes.evaluation_envs
         for stream in streams:

@@ -38,7 +38,7 @@ class Inspector:
 
     def suspicious(self, batch: InferenceBatch) -> bool:
         """Whether some row of the batch may be unusable."""
-        # Bytes, because on a few values every one of NumPy's reductions takes longer than the rest of this.
+        # Bytes, because on few values every NumPy reduction takes longer than the rest of this method.
         if (batch.terminated.tobytes() + batch.truncated.tobytes()).translate(None, _FLAGS):
             return True
         # A sum is finite only if every term is.

@@ -6,12 +6,12 @@ from seedcli.inference.streams import Stream
 
 
 class Pace:
-    """Decides which streams wait, so that the environments play on only with weights that have learned from them.
+    """Decides which streams wait, so that environments continue only with weights trained on their unrolls.
 
-    A stream waits while it has handed on as many unrolls that training has not touched as a batch takes of each
-    environment, rounded up. If all streams wait, these unrolls fill a batch: training can always go on.
+    A stream waits while it has at least as many untrained unrolls as a batch takes from each environment, rounded up.
+    If all streams wait, these unrolls fill a batch, so training can always continue.
 
-    The inference thread owns it; only `trained` is called from another.
+    The inference thread owns it; only `trained` is called from another thread.
 
     Args:
         batch_size: columns of a training batch on this host.

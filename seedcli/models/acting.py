@@ -1,4 +1,4 @@
-"""Acting with a model: it keeps the state from call to call and draws the numbers that sampling needs."""
+"""Acting with a model: it keeps the state between calls and draws the random numbers for sampling."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seedcli.models.runtimes import Model
 
 
 class Acted(NamedTuple):
-    """What acting gives for N environments.
+    """The output of acting for N environments.
 
     Attributes:
         action, greedy_action: [N, ...], for the environments' `step`.
@@ -55,8 +55,8 @@ class ModelActor:
         description, rows = self._model.description, len(reward)
         if description.batch not in (None, rows):
             raise UsageError(
-                f"{self._model.path} answers {description.batch} environments at once and is given {rows}: give as "
-                "many, or export it without --batch"
+                f"{self._model.path} has a fixed batch size of {description.batch} and is given {rows}: "
+                "give as many, or export it without --batch"
             )
         if any(len(array) != rows for array in self._state.values()) or not self._state:
             self._state = self._model.zeros("state", rows)
@@ -76,7 +76,8 @@ class ModelActor:
         action = by_kind["action"][ACTION].astype(self._dtype)
         if not np.isfinite(action).all():
             raise SeedError(
-                f"{self._model.path} gave a non-finite action: its training has diverged, export an earlier checkpoint"
+                f"{self._model.path} returned a non-finite action: its training has diverged, export an earlier "
+                "checkpoint"
             )
         greedy = by_kind["action"].get(GREEDY_ACTION)
         return Acted(action, action if greedy is None else greedy.astype(self._dtype), by_kind["detail"])

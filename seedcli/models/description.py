@@ -1,4 +1,4 @@
-"""What a model file says of itself: kept in the file as JSON, and checked when it is read."""
+"""A model file's description of itself: stored in the file as JSON, and validated when it is read."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Output(Tensor):
     """An output.
 
     Attributes:
-        kind: an action, what else is known of it, or the state after it.
+        kind: an action, a detail of it, or the state after it.
         of: the name of an action or of a detail as in `seedcli.Policy.step`, or of the state's array as in `Input`.
     """
 
@@ -62,7 +62,7 @@ class Output(Tensor):
 
 
 class Description(_Strict):
-    """What a model file says of itself.
+    """The description of a model file.
 
     Attributes:
         format: version of this description.

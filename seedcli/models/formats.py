@@ -19,7 +19,7 @@ class Format(NamedTuple):
     Attributes:
         name: as in `--format`.
         suffix: of its files; "": a folder.
-        runtime: what runs it, for people.
+        runtime: name of the software that runs it, for messages.
         runs: module that runs it.
         writes: modules that write it, besides TensorFlow.
     """
@@ -43,7 +43,7 @@ _PACKAGES = {"ai_edge_litert": "ai-edge-litert"}
 
 
 def format_of_file(path: Path) -> Format | None:
-    """The format that a path looks like: its suffix, or a folder with a SavedModel; None for anything else."""
+    """The format of a path, by its suffix or by the SavedModel in the folder; None for anything else."""
     if (path / SAVED_MODEL).is_file():
         return FORMATS["savedmodel"]
     return next((each for each in FORMATS.values() if each.suffix and path.suffix == each.suffix), None)
@@ -53,7 +53,7 @@ def find_model(path: Path) -> Format:
     """The format of a model file that exists.
 
     Raises:
-        CheckpointError: there is no such file, or it is of no known format.
+        CheckpointError: there is no such file, or its format is unknown.
     """
     found = format_of_file(path)
     if not path.exists():
@@ -61,7 +61,7 @@ def find_model(path: Path) -> Format:
     if found is None or path.is_dir() == bool(found.suffix):
         suffixes = ", ".join(each.suffix for each in FORMATS.values() if each.suffix)
         raise CheckpointError(
-            f"{path} is no model: give a file ({suffixes}) or a SavedModel's folder that seed export has written"
+            f"{path} is not a model: give a file ({suffixes}) or a SavedModel's folder that seed export has written"
         )
     return found
 

@@ -20,7 +20,7 @@ from seedcli.tensorflow_import import import_tensorflow, quiet_stderr
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
-EXTRA = "assets.extra"  # the folder of a SavedModel that TensorFlow leaves to others
+EXTRA = "assets.extra"  # the folder of a SavedModel that TensorFlow leaves to other programs
 METADATA = "seedcli"  # key of the description in ONNX metadata
 # What LiteRT writes to stderr when it is ready.
 _LITERT_READY = re.compile(rb"INFO: (Created|Initialized) TensorFlow Lite ")
@@ -122,7 +122,7 @@ class Model(NamedTuple):
     Attributes:
         path: the file, or a SavedModel's folder.
         format: name of its format.
-        description: what it says of itself.
+        description: the description kept in the file.
         runtime: runs it.
     """
 
@@ -132,7 +132,7 @@ class Model(NamedTuple):
     runtime: Runtime
 
     def zeros(self, kind: str, rows: int) -> dict[str, npt.NDArray[Any]]:
-        """Zeros [rows, ...] for its inputs of a kind, by what they are of."""
+        """Zeros [rows, ...] for its inputs of a kind, by `Input.of`."""
         wanted = [each for each in self.description.inputs if each.kind == kind]
         return {each.of: np.zeros((rows, *each.shape), each.dtype) for each in wanted}
 
@@ -141,8 +141,8 @@ def open_model(path: Path) -> Model:
     """Load a model that `seed export` has written.
 
     Raises:
-        CheckpointError: there is none, it is truncated or damaged, or something else has written it.
-        UsageError: what runs it is not installed.
+        CheckpointError: there is none, it is truncated or damaged, or was not written by `seed export`.
+        UsageError: its runtime is not installed.
     """
     found = find_model(path)
     require_runtime(found, path)
@@ -151,13 +151,13 @@ def open_model(path: Path) -> Model:
         text = runtime.description()
     except Exception as error:  # of any type: each library has its own
         raise CheckpointError(
-            f"{path} cannot be loaded by {found.runtime}: it is truncated, damaged or no such model "
+            f"{path} cannot be loaded by {found.runtime}: it is truncated, damaged or not such a model "
             f"({_first_line(error)}); export the run again"
         ) from error
     if text is None:
         raise CheckpointError(
-            f"{path} has no description of an agent: seed export has not written it, or it has lost its end; export a "
-            "run with seed export"
+            f"{path} has no description of an agent: it was not written by seed export, or it is truncated; "
+            "export a run with seed export"
         )
     description = read_description(path, text)
     if {each.name for each in description.inputs} != runtime.inputs:

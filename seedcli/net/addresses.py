@@ -154,9 +154,9 @@ def listen_error(host: str, port: int, number: int, *, setting: str) -> UsageErr
 
 
 def check_address(address: str) -> tuple[str, str]:
-    """Split an address into its scheme, the name of a transport, and "host:port", a path, or what that uses.
+    """Split an address into its scheme, the name of a transport, and its rest: "host:port", a path, or another form.
 
-    A transport of one's own is not imported: an address may come from a peer.
+    A user's transport is not imported, because an address may come from a peer.
 
     Raises:
         UsageError: the address is invalid.

@@ -96,7 +96,7 @@ class ServerTransport(Protocol):
             listener is open.
         turned_away: connections that failed in the secure handshake; 0 if the library does not report them (gRPC).
         pings: the library itself pings its peers, whose libraries answer even while their Python is blocked, and loses
-            a connection before it has been without an answer for the timeout that the listener was given.
+            a connection that does not answer within the listener's timeout.
     """
 
     name: str
@@ -201,7 +201,7 @@ class ClientTransport(Protocol):
 def ping_milliseconds(timeout: float) -> tuple[int, int]:
     """Return the interval of pings and how long to wait for an answer, together at most `timeout` seconds.
 
-    As long as possible, so that a connection outlives short cuts.
+    They are as long as possible, so that a connection survives short outages.
     """
     interval = max(1, int(1000 * timeout / _PINGS))
     return interval, max(1, int(1000 * timeout) - 2 * interval)

@@ -110,7 +110,7 @@ class ArrayCodec:
             upper = raw == high
             if np.count_nonzero(upper) + (np.count_nonzero(raw == low) if low != high else 0) != raw.size:
                 raise EnvironmentFailed(
-                    f"the environment returned another value than {low} and {high} in an array specified to have only "
+                    f"the environment returned a value other than {low} and {high} in an array specified to have only "
                     "these two: correct the specification, or set net.compression to off"
                 )
             content = np.packbits(upper)

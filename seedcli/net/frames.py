@@ -46,7 +46,7 @@ class Kind(enum.IntEnum):
     REFUSED = 7  # learner: reason; the connection ends
     STEP = 8  # actor: one row of one stream
     ACTION = 9  # learner: actions [E, ...], the answer to the step of the same stream and sequence
-    HEARTBEAT = 10  # actor, apart from step traffic
+    HEARTBEAT = 10  # actor, independent of step traffic
     HEARTBEAT_ACK = 11  # learner
     DONE = 12  # learner: training is done, exit with status 0
     UNKNOWN = 13  # learner: no such session here, e.g. after a restart: reconnect

@@ -5,8 +5,8 @@ actor builds its rows there. A STEP is a header and an empty payload; its `paylo
 mapping, which the learner copies into the arena. The actor unlinks the file as soon as it has mapped it, so that no
 file remains if either process is killed.
 
-The socket keeps the boundaries of packets (SOCK_SEQPACKET). A packet is a header and the payload. Only an answer may be
-longer than `PACKET_BYTES`; what does not fit follows in further packets, with nothing in between.
+The socket preserves packet boundaries (SOCK_SEQPACKET). A packet is a header and the payload. Only an answer may be
+longer than `PACKET_BYTES`; the rest follows in further packets, with nothing in between.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from seedcli.net.security.token import Token
 
 PACKET_BYTES = HEADER_BYTES + CONTROL_LIMIT  # the kernel takes 200 kB at least
 PATH_KEY = "shared_memory"  # READY's field for the file's path
-_PAUSE_SECONDS = 0.05  # between attempts to connect: nothing tells of a new socket
+_PAUSE_SECONDS = 0.05  # between attempts to connect: nothing signals a new socket
 _FLUSH_SECONDS = 0.5
 
 
@@ -73,7 +73,7 @@ class RowMapping:
 
 
 class Outbox:
-    """Sends packets on a non-blocking socket, and keeps those that do not fit into it."""
+    """Sends packets on a non-blocking socket, and queues those that do not fit into its buffer."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -83,12 +83,12 @@ class Outbox:
         return len(self._packets)
 
     def send(self, packet: Payload) -> None:
-        """Send a packet, or keep it after those that are kept already; raises OSError if the connection is gone."""
+        """Send a packet, or queue it after earlier ones; raises OSError if the connection is gone."""
         self._packets.append(packet)
         self.flush()
 
     def flush(self) -> None:
-        """Send what is kept, as far as the socket takes it; raises OSError if the connection is gone."""
+        """Send queued packets until the socket's buffer is full; raises OSError if the connection is gone."""
         try:
             while self._packets:
                 self._socket.send(self._packets[0])
@@ -97,7 +97,7 @@ class Outbox:
             pass
 
     def drain(self, seconds: float) -> None:
-        """Send what is kept as the peer reads; gives up after a time, or when the connection is gone."""
+        """Send queued packets as the peer reads; gives up after `seconds`, or when the connection is gone."""
         poll = select.poll()
         poll.register(self._socket, select.POLLOUT)
         deadline = time.monotonic() + seconds
@@ -112,7 +112,7 @@ class Outbox:
 def hang_up(connection: socket.socket) -> None:
     """Close a socket; the peer can still read all that was sent.
 
-    A socket that is closed with unread packets takes those away that its peer has not read.
+    Closing a socket that has unread packets would discard those that its peer has not read.
     """
     try:
         connection.shutdown(socket.SHUT_RD)
@@ -136,10 +136,10 @@ class ShmClient:
         self._path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         self._outbox = Outbox(self._socket)
-        self._parts: list[bytes] = []  # packets of a frame that is not complete
+        self._parts: list[bytes] = []  # packets of an incomplete frame
         self._lock = threading.Lock()  # of the outbox, for heartbeats; only `close` waits while it holds it
-        # A socket that is waited for directly wakes its reader on the sender's core, as if the sender were about to
-        # sleep; the learner is not, and would be interrupted. Through an epoll the reader wakes on any core.
+        # A reader that polls a socket directly wakes on the sender's core, as if the sender were about to sleep; the
+        # learner is not, and would be interrupted. With an epoll, the reader wakes on any core.
         self._epoll = select.epoll()
         self._epoll.register(self._socket, select.EPOLLIN)
         self._poll = select.poll()
@@ -187,7 +187,7 @@ class ShmClient:
         return None
 
     def _frame(self) -> Frame | None:
-        """The frame that the packets received make; None if more must follow, perhaps in the next call."""
+        """The frame formed by the packets received; None if more must follow, perhaps in the next call."""
         parts, self._parts = self._parts, []
         header = unpack_header(memoryview(parts[0])[:HEADER_BYTES])
         if header.payload_bytes > ANSWER_LIMIT:
@@ -201,7 +201,7 @@ class ShmClient:
         return Frame(header, (parts[0] if len(parts) == 1 else b"".join(parts))[HEADER_BYTES:])
 
     def _packet(self, deadline: float) -> bytes | None:
-        """The next packet; None if none comes before a time."""
+        """The next packet; None if none arrives before the deadline."""
         while True:
             left = max(0.0, deadline - time.monotonic())
             # poll takes milliseconds: round up to avoid spinning through the last one.
@@ -222,7 +222,7 @@ class ShmClient:
             return packet
 
     def _flush(self, seconds: float) -> None:
-        """Wait until the learner reads or sends, and send what is kept."""
+        """Wait until the learner reads or sends, then send queued packets."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | select.POLLOUT)
         poll.poll(int(seconds * 1000) + 1)

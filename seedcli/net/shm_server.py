@@ -20,8 +20,8 @@ from seedcli.net.shm import PACKET_BYTES, PATH_KEY, Outbox, RowMapping, hang_up,
 
 _FOLDER = "/dev/shm"
 _PATH_LIMIT = 107  # bytes; the kernel's limit for a socket's path
-_OUTGOING = 4096  # packets kept for a connection; at this limit the peer is dropped because it does not read
-_LOOKS = 8  # at whether a process can run, in a timeout
+_OUTGOING = 4096  # packets queued per connection; at this limit the peer is dropped because it does not read
+_LOOKS = 8  # checks per timeout whether a process can run
 _FLUSH_SECONDS = 1.0
 _UNKNOWN = pack_header(Kind.UNKNOWN)
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
@@ -40,7 +40,7 @@ class _Connection:
         self.outbox = Outbox(connection)
         self.mapping: RowMapping | None = None
         self.talks = False
-        self.stopped = 0  # looks in a row at which the process could not run
+        self.stopped = 0  # consecutive checks in which the process could not run
 
 
 class ShmServer:
@@ -59,7 +59,7 @@ class ShmServer:
     shares_memory = True
     token: Token | None = None
     turned_away = 0
-    pings = True  # the kernel tells when a process ends, and a thread looks for those that cannot run
+    pings = True  # the kernel reports when a process ends, and a thread finds those that cannot run
 
     def __init__(self, path: str, *, timeout: float = PING_TIMEOUT_SECONDS) -> None:
         path = os.path.abspath(path)
@@ -79,9 +79,9 @@ class ShmServer:
             raise UsageError(f'cannot create a socket at "{path}" ({error.strerror}): check the folder') from error
         self._connections: dict[int, _Connection] = {}  # by descriptor
         self._accepted = 0
-        self._ready: list[tuple[int, int]] = []  # descriptors and events that `receive` has not come to
+        self._ready: list[tuple[int, int]] = []  # descriptors and events that `receive` has not handled yet
         self._lost: list[tuple[_Connection, str]] = []
-        self._packet = bytearray(PACKET_BYTES + 1)  # one byte more, which shows that a packet is too long
+        self._packet = bytearray(PACKET_BYTES + 1)  # one byte more, to detect a packet that is too long
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         for descriptor in (self._listener.fileno(), self._event):
@@ -95,7 +95,7 @@ class ShmServer:
 
     def receive(self, handler: FrameHandler) -> int:
         count = self._end_lost(handler)
-        # What an earlier call has not come to is first, so that no actor starves another.
+        # Events that an earlier call has not handled come first, so that no actor starves another.
         ready, self._ready = self._ready or self._epoll.poll(0), []
         for place, (descriptor, events) in enumerate(ready):
             connection = self._connections.get(descriptor)
@@ -123,7 +123,7 @@ class ShmServer:
         return 1
 
     def _serve(self, connection: _Connection, events: int, handler: FrameHandler) -> int:
-        """Take the connection's next packet, and send what is kept for it; returns 0 if there was none."""
+        """Take the connection's next packet, and send queued ones; returns 0 if there was none to take."""
         if events & select.EPOLLOUT:
             self._flush(connection)
         try:
@@ -206,7 +206,7 @@ class ShmServer:
             for start in range(PACKET_BYTES, len(frame), PACKET_BYTES):
                 connection.outbox.send(frame[start : start + PACKET_BYTES])
         except OSError:
-            return  # `receive` finds the end of the connection
+            return  # `receive` detects the end of the connection
         if len(connection.outbox) > _OUTGOING:
             self._lost.append((connection, "the peer does not read its messages"))
         elif connection.outbox and not kept:
@@ -216,7 +216,7 @@ class ShmServer:
         try:
             connection.outbox.flush()
         except OSError:
-            return  # the next `recv` tells of it
+            return  # the next `recv` reports it
         if not connection.outbox:
             self._epoll.modify(connection.socket, select.EPOLLIN)
 
@@ -226,7 +226,7 @@ class ShmServer:
             self._post(connection, header, payload)
 
     def _of(self, peer: Peer) -> _Connection | None:
-        """The connection of a peer; None if it has ended, also if another has its descriptor now."""
+        """The connection of a peer; None if it has ended, even if its descriptor has been reused."""
         assert isinstance(peer.key, tuple)
         connection = self._connections.get(peer.key[0])
         return connection if connection is not None and connection.peer == peer else None
@@ -261,7 +261,7 @@ class ShmServer:
         return {PATH_KEY: path}
 
     def trust(self, peer: Peer) -> None:
-        """Nothing: the permissions of the socket keep other users out."""
+        """Do nothing: the permissions of the socket keep other users out."""
 
     def trusts(self, descriptor: int, address: tuple[str, int]) -> bool:
         return False  # it has no TCP connections
@@ -272,10 +272,10 @@ class ShmServer:
             self._forget(connection)
 
     def _look(self, interval: float) -> None:
-        """Look for processes that could not run for the whole timeout.
+        """Find processes that could not run for the whole timeout.
 
-        Such are those stopped by SIGSTOP or a debugger, and those that have ended while a child that they had forked
-        keeps the connection open.
+        These are processes stopped by SIGSTOP or a debugger, and those that have ended while a forked child keeps the
+        connection open.
         """
         while not self._closing.wait(interval):
             for connection in list(self._connections.values()):
@@ -303,7 +303,7 @@ class ShmServer:
 
 
 def _cannot_run(process: int) -> bool:
-    """Whether a process is stopped (states T and t) or has ended; False if that cannot be seen from here."""
+    """Whether a process is stopped (states T and t) or has ended; False for 0, which is in another PID namespace."""
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t", b"Z", b"X")

@@ -1,4 +1,4 @@
-"""Transports: how each listens and connects, and what the rest must know of it. Libraries are imported when used.
+"""Transports: how each listens and connects, and its properties. Libraries are imported when used.
 
 Nothing outside of `net` compares their names.
 """
@@ -40,7 +40,7 @@ class Transport:
 
     @property
     def prefix(self) -> str:
-        """What its addresses begin with, as a user types them: its name, "zmq://"."""
+        """The beginning of its addresses, as a user types them: its name as a scheme, such as "zmq://"."""
         return f"{self.name}://"
 
     def listen(self, host: str, port: int, security: Security | None, timeout: float) -> ServerTransport:
@@ -70,10 +70,10 @@ class Transport:
         return self.listen(_LOOPBACK, 0, security, timeout)
 
     def connect(self, where: str, security: Security | None) -> ClientTransport:
-        """A client for what follows `prefix` in an address, not yet connected.
+        """A client, not yet connected, for the part of an address after `prefix`.
 
         Raises:
-            UsageError: that is invalid, or a certificate is unusable.
+            UsageError: `where` is invalid, or a certificate is unusable.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement connect")
 

@@ -1,9 +1,9 @@
 """A learner's ZeroMQ ROUTER.
 
-ZeroMQ reconnects silently and does not tell a ROUTER about connections that end. The socket's monitor reports their
+ZeroMQ reconnects silently and does not notify a ROUTER of connections that end. The socket's monitor reports their
 descriptors, and the server then sends a probe to the identity that used the descriptor; the probe also gives the right
-answer if the descriptor has been reused. A ROUTER cannot close a single connection: the server remembers dropped
-peers, discards their frames and answers them with UNKNOWN.
+answer if the descriptor has been reused. A ROUTER cannot close a single connection: the server remembers dropped peers,
+discards their frames and answers them with UNKNOWN.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the learner's and the actor's ZeroMQ sockets share."""
+"""Helpers for the ZeroMQ sockets of learner and actor."""
 
 from __future__ import annotations
 

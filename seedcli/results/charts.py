@@ -31,7 +31,7 @@ _CHARTS = {
 
 
 def chart_data(runs: Sequence[RunData], names: Sequence[str], thresholds: Sequence[float]) -> dict[str, Any]:
-    """What the page's script draws.
+    """The data that the page's script draws.
 
     Args:
         runs: to be shown, with metrics.
@@ -79,7 +79,7 @@ def _own_metrics(path: Path) -> Iterator[str]:
 
 
 def _around(column: Column, at: np.ndarray[Any, np.dtype[np.int64]]) -> Column:
-    """Means of the lines from each index to the next, over the values that there are."""
+    """Means of the lines from each index to the next, over the values present."""
     known = ~np.isnan(column)
     sums = np.add.reduceat(np.where(known, column, 0.0), at)
     counts = np.add.reduceat(known.astype(np.float64), at)

@@ -1,4 +1,4 @@
-"""What `seed compare` says of each group of runs."""
+"""The figures of each group of runs in `seed compare`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Reached:
         threshold: return.
         seeds: runs that reached it.
         of: runs.
-        env_steps: median of the runs, those that never reached it last; inf if that is one of those.
+        env_steps: median over the runs, where one that never reached it counts as inf.
         minutes: likewise.
         within: environment steps of the longest run.
     """

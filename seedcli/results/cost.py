@@ -1,4 +1,4 @@
-"""What a billion frames cost with the rates of a run, learner and actors apart."""
+"""The cost of a billion frames at the rates of a run, separately for learner and actors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Bill:
-    """What frames cost, in the unit of the prices.
+    """The cost of frames, in the unit of the prices.
 
     Attributes:
         hours: how long they take.
@@ -82,13 +82,13 @@ class Bill:
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices of an hour: of a GPU or TPU core, and of a CPU core."""
+    """Prices per hour of a GPU or TPU core, and of a CPU core."""
 
     gpu: float
     cpu: float
 
     def bill(self, fleet: Fleet) -> Bill:
-        """What a billion frames cost with a fleet."""
+        """The cost of a billion frames with a fleet."""
         hours = FRAMES / fleet.frames_per_second / 3600
         learner = fleet.gpus * self.gpu + fleet.learner_cores * self.cpu
         return Bill(hours, hours * learner, hours * fleet.actor_cores * self.cpu)
@@ -101,8 +101,9 @@ def measure(
 
     Args:
         path: its folder.
-        gpus, learner_cores, actor_cores: replace what the run says: the devices it used, the cores of the learner's
-            machine, one core for each actor; the cores of the actors of `seed train` are no part of its learner's.
+        gpus, learner_cores, actor_cores: override the values of the run: the devices it used, the cores of the
+            learner's machine, one core for each actor. With `seed train`, the actors' cores do not count as the
+            learner's.
 
     Raises:
         UsageError: the folder holds no run, or one whose metrics or record of machines do not suffice.
@@ -117,7 +118,9 @@ def measure(
     seconds = run.seconds[last] - run.seconds[first]
     frames = lines[last]["env_frames"] - lines[first]["env_frames"]
     if not (seconds > 0 and frames > 0):
-        raise UsageError(f"{path} holds no time or no frames, so no rate: a deterministic run keeps no time")
+        raise UsageError(
+            f"{path} has no times or no frames to compute a rate from: a deterministic run records no time"
+        )
     steady = [lines[i] for i in training]
     hosts = max(1, len(run.value("topology.hosts") or ()))
     if actor_cores is None:

@@ -15,8 +15,8 @@ from seedcli.results.statistics import mean_curve
 Kind = Literal["training", "evaluation"]
 Axis = Literal["env_steps", "minutes"]
 
-# Fields of a kind of episodes: their count, the mean of a line, the run's own mean of its newest ones, and of how
-# many that is.
+# Fields for each kind of episode: the count, the mean of a line, the run's own mean over the newest episodes, and how
+# many these are.
 _FIELDS: dict[Kind, tuple[str, str, str, int]] = {
     "training": ("episodes", "episode_return", "episode_return_100", 100),
     "evaluation": ("evaluation_episodes", "evaluation_return", "evaluation_return_20", 20),
@@ -48,7 +48,7 @@ class Curve:
 
 
 def smoothing(kind: Kind, smooth: int | None) -> str:
-    """What a point of a curve is, in words."""
+    """A description of the points of a curve."""
     return f"mean of the last {smooth or _FIELDS[kind][3]} {kind} episodes"
 
 
@@ -60,7 +60,7 @@ def curve_of(run: RunData, kind: Kind = "training", smooth: int | None = None) -
         kind: of training or of evaluation episodes.
         smooth: episodes that a point is the mean of. None: the run's own mean of the last 100 training or 20
             evaluation episodes, which counts each episode. Otherwise it is computed from the means of whole lines,
-            each weighted by its episodes; the oldest line counts with as many as are missing.
+            each weighted by its episodes; the oldest line counts only for the episodes still missing.
 
     Returns:
         The curve; without points if no such episode has ended.
@@ -86,7 +86,7 @@ def _last_episodes(returns: Column, episodes: Column, window: int) -> Column:
         episodes: [lines] episodes ended so far.
         window: at least 1.
     """
-    # The sum of returns as a function of episodes is taken to be linear within a line.
+    # The sum of returns as a function of episodes is assumed to be linear within a line.
     new = np.diff(episodes, prepend=0.0)
     new = np.where(np.isnan(returns) | np.isnan(new), 0.0, np.maximum(new, 0.0))
     count = np.concatenate([[0.0], np.cumsum(new)])
@@ -102,7 +102,7 @@ def _last_episodes(returns: Column, episodes: Column, window: int) -> Column:
 def reached_at(curve: Curve, threshold: float, axis: Axis = "env_steps") -> float:
     """Where a curve first reaches a threshold: steps or minutes; inf if it never does.
 
-    A point counts once it is a mean of the whole window, so that one lucky first episode reaches nothing.
+    A point counts once it is a mean of the whole window, so that one lucky first episode does not count.
     """
     reached = np.flatnonzero((curve.returns >= threshold) & (curve.episodes >= curve.window))
     return float(curve.over(axis)[reached[0]]) if len(reached) else np.inf
@@ -126,8 +126,8 @@ class MeanCurve:
 def mean_of(curves: Sequence[Curve], axis: Axis = "env_steps") -> MeanCurve:
     """The mean of curves of one setting, where all of them have values.
 
-    Between two points a curve is taken to be straight. The mean ends with the shortest curve, because from there on it
-    would be of other seeds than before.
+    Curves are interpolated linearly between points. The mean ends with the shortest curve, because beyond that point it
+    would be over a different set of seeds.
 
     Args:
         curves: at least one, each with at least one point.

@@ -52,7 +52,7 @@ def draw_picture(picture: Picture, path: Path) -> None:
     axes.set_title("\n".join([picture.title, *picture.notes]), fontsize=9, loc="left", parse_math=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    # Below the axes: there it hides nothing, however many groups there are.
+    # The legend is below the axes, where it hides nothing, however many groups there are.
     handles, labels = zip(*entries, strict=True)
     columns = 1 if max(map(len, labels)) > _LONG else 2
     figure.set_figheight(_SIZE[1] + _ROW * -(-len(labels) // columns))
@@ -70,7 +70,7 @@ def draw_picture(picture: Picture, path: Path) -> None:
 
 
 def _draw_lines(axes: Axes, picture: Picture) -> Iterator[tuple[Line2D, str]]:
-    """Draw the curves; gives each with its label in the legend."""
+    """Draw the curves; yields each with its label in the legend."""
     for line in picture.lines:
         color = COLORS[line.group % len(COLORS)]
         style = "--" if line.evaluation else "-"
@@ -84,11 +84,11 @@ def _draw_lines(axes: Axes, picture: Picture) -> Iterator[tuple[Line2D, str]]:
 
 
 def _draw_thresholds(axes: Axes, picture: Picture) -> Iterator[tuple[Line2D, str]]:
-    """Draw the thresholds; gives each mark with its sentence in the legend."""
+    """Draw the thresholds; yields each mark with its sentence in the legend."""
     for threshold in picture.thresholds:
         axes.axhline(threshold.value, color="#888888", linestyle=":", linewidth=1)
         for number, (x, sentence) in enumerate(zip(threshold.reached, threshold.sentences, strict=True)):
-            # Without a point the sentence still stands in the legend.
+            # Without a point the sentence is still in the legend.
             at = ([x], [threshold.value]) if np.isfinite(x) else ([], [])
             marker = "o" if np.isfinite(x) else "x"
             color = COLORS[number % len(COLORS)]

@@ -35,7 +35,7 @@ def fitted(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int
     """A table no wider than `width`, if that is possible at all.
 
     Args:
-        columns: what the table has.
+        columns: those of the table.
         rows: [rows][columns].
         width: characters.
 
@@ -50,7 +50,7 @@ def fitted(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int
             shown = [i for i in shown if columns[i].optional != turn]
     spare = width - sum(needed[i] + _GAP for i in shown) + _GAP
     widths = dict.fromkeys(shown, 0)
-    # Paths get what the others leave.
+    # Paths get the width that the other columns leave.
     for i in sorted(shown, key=lambda i: (columns[i].kind == "path", -i)):
         more = max(0, min(spare, whole[i] - needed[i]))
         widths[i], spare = needed[i] + more, spare - more
@@ -67,7 +67,7 @@ def fitted(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int
 
 
 def _needed(column: Column, cells: Sequence[str], whole: int) -> int:
-    """Characters without which a column is not shown."""
+    """The least number of characters at which a column is shown."""
     if column.kind == "number":
         return whole
     if column.kind == "words":

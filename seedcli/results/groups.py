@@ -1,4 +1,4 @@
-"""Groups of runs that differ in nothing but their seed: what plots and tables take means over."""
+"""Groups of runs that differ only in their seed; plots and tables show means over a group."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from seedcli.config.toml_text import format_value
 from seedcli.errors import UsageError
 from seedcli.results.runs import RunData, collect_runs, read_run
 
-# What a group may be by, besides a key of config.toml.
+# Criteria of grouping, besides a key of config.toml.
 _NAMED = {"preset": "run.preset", "environment": "environment.id", "algorithm": "agent.algorithm"}
 BY_RUN = "run"
-# Beginnings of keys that may differ between runs of one group: who trained, on which ports, and how it was shown.
+# Prefixes of keys that may differ between runs of one group: seed, connections, telemetry, checkpoints and devices.
 _OF_NO_MATTER = (
     *("run.seed", "net.", "telemetry.", "training.checkpoint", "training.keep_"),
     *(f"topology.{name}" for name in ("platform", "inference_", "training_", "virtual_", "xla", "host", "trust_")),
@@ -40,7 +40,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Selection:
-    """What was selected, in groups.
+    """The selected runs, in groups.
 
     Attributes:
         groups: in the order of their first runs.
@@ -57,7 +57,7 @@ class Selection:
 
     @property
     def tasks(self) -> list[str]:
-        """The tasks of the groups, in their order, none twice."""
+        """The tasks of the groups, in their order, without duplicates."""
         return list(dict.fromkeys(group.task for group in self.groups))
 
 
@@ -121,7 +121,7 @@ def differences(runs: Sequence[RunData]) -> dict[str, list[Any]]:
 def _difference(group: Group) -> str:
     """A warning if the runs of a group differ in what may change their results; "" otherwise."""
     found = differences(group.runs)
-    # A key that a run lacks is of another version of seed.
+    # A key that a run lacks belongs to another version of seed.
     keys = [key for key, values in found.items() if None not in values and not key.startswith(_OF_NO_MATTER)]
     if not keys:
         return ""

@@ -34,7 +34,7 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, Column]:
     Raises:
         UsageError: the file cannot be read, or is damaged before its last line.
     """
-    # The fields have names of their own, because a metric's need not be an identifier, such as "loss/policy".
+    # The struct's fields have generated names, because a metric's name need not be an identifier, e.g. "loss/policy".
     fields = [f"field_{index}" for index in range(len(names))]
     rename = dict(zip(fields, names, strict=True))
     line = msgspec.defstruct("Line", [(name, float | None, None) for name in fields], rename=rename, gc=False)
@@ -88,7 +88,7 @@ def _line_by_line(path: Path, texts: Sequence[bytes], decode: Callable[[bytes], 
         try:
             yield decode(text)
         except msgspec.ValidationError as error:
-            raise UsageError(f"{path} line {number} is no line of metrics ({error}): remove that line") from error
+            raise UsageError(f"{path} line {number} is not a line of metrics ({error}): remove that line") from error
         except msgspec.MsgspecError as error:
             if number < len(texts):
                 raise UsageError(

@@ -1,4 +1,4 @@
-"""What a plot of returns shows, whatever draws it: lines with intervals, thresholds, and the words around them."""
+"""The contents of a plot of returns, for any output: lines with intervals, thresholds, and the text around them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seedcli.results.words import sentence_of_reached
 from seedcli.telemetry.numbers import counted, short
 
 _AXES: dict[Axis, str] = {"env_steps": "environment steps", "minutes": "minutes of training"}
-_SHORT = 0.9  # of the longest run of a group: one that ends earlier is named
+_SHORT = 0.9  # of the longest run of a group: the plot names runs that end earlier
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Picture:
         x_label, y_label: of the axes.
         lines: at least one.
         thresholds: to be marked.
-        warnings: what the user should know of it, one sentence each.
+        warnings: for the user, one sentence each.
     """
 
     title: str
@@ -142,16 +142,17 @@ def _line(group: Group, number: int, kind: Kind, axis: Axis, smooth: int | None,
     curves = [curve for _, curve in some]
     for run, curve in some:
         if np.isnan(curve.over(axis)).any():
-            raise UsageError(f"{run.path} is a deterministic run, which keeps no time: use --x env_steps")
+            raise UsageError(f"{run.path} is a deterministic run, which records no time: use --x env_steps")
     middle = mean_of(curves, axis)
     if not len(middle.x):
-        warnings.append(f"the runs of {group.label} have no {_AXES[axis]} in common: it is left out")
+        warnings.append(f"the runs of {group.label} have no {_AXES[axis]} in common: they are left out")
         return None
     steps = [run.env_steps for run, _ in some]
     if kind == "training" and axis == "env_steps" and min(steps) < _SHORT * max(steps):
         warnings.append(
             f"{some[int(np.argmin(steps))][0].path} has {short(min(steps))} steps and the longest run of {group.label} "
-            f"{short(max(steps))}: the mean ends with the shorter; leave that out, or see each with --group-by run"
+            f"{short(max(steps))}: the mean ends with the shorter; leave that run out, or plot each alone with "
+            "--group-by run"
         )
     runs = "" if len(curves) == 1 else f" ({counted(len(curves), 'run')})"
     label = f"{group.label}{runs}" if kind == "training" else f"{group.label}, evaluation"

@@ -1,4 +1,4 @@
-"""`seed plot`: what is drawn, and where to."""
+"""`seed plot`: chooses what is drawn, and draws it to the terminal or a file."""
 
 from __future__ import annotations
 

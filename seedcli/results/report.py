@@ -98,7 +98,7 @@ def make_page(selection: Selection, thresholds: Sequence[float]) -> str:
 
 
 def short_names(runs: Sequence[RunData]) -> list[str]:
-    """Names for the legend: the paths without what all of them share, or the one folder's name."""
+    """Names for the legend: the paths without their common part, or the one folder's name."""
     paths = [run.path.resolve() for run in runs]
     if len(paths) == 1:
         return [paths[0].name]
@@ -114,8 +114,8 @@ def _charts_part(names: Sequence[str], own: bool) -> str:
     )
     mine = '<details><summary>Metrics of the algorithm</summary><div class="charts" id="own-charts"></div></details>'
     return f"""<section><h2>Curves</h2>
-<p class="muted">Point at a curve to read its values; a name hides and shows its run. Each point is the mean of the
-lines of metrics.jsonl that it stands for.</p>
+<p class="muted">Point at a curve to read its values; click a name to hide or show its run. Each point is the mean of
+the lines of metrics.jsonl that it stands for.</p>
 <div class="bar-controls axis"><button data-axis="steps" aria-pressed="true">environment steps</button>
 <button data-axis="minutes" aria-pressed="false">minutes</button></div>
 <div class="bar-controls">{buttons}</div>

@@ -67,11 +67,11 @@ def comparison_part(figures: Sequence[GroupFigures]) -> str:
 
 
 def configuration_part(runs: Sequence[RunData], names: Sequence[str]) -> str:
-    """Values that differ between the runs, what a single run's user chose, and every value in full."""
+    """Values that differ between the runs, those that the user of a single run set, and every value in full."""
     parts = []
     found = differences(runs)
     if len(runs) > 1 and found.keys() <= {_SEED}:
-        parts.append("<p>The runs differ in nothing but their seed.</p>")
+        parts.append("<p>The runs differ only in their seed.</p>")
     elif len(runs) > 1:
         rows = [
             [escape(key), *(escape("-" if value is None else format_value(value)) for value in row)]
@@ -108,7 +108,7 @@ def profile_part(runs: Sequence[RunData], names: Sequence[str]) -> str:
             parts.append(
                 f"<details{'' if place else ' open'}><summary>{_key(place)}{escape(name)}</summary>{bars}</details>"
             )
-    body = "".join(parts) or '<p class="muted">Not recorded: it is known once a session of the run has ended.</p>'
+    body = "".join(parts) or '<p class="muted">Not recorded yet: it is written when a session of the run ends.</p>'
     return _section("Where the time went", body)
 
 
@@ -129,7 +129,7 @@ def _bar(thread: str, profile: Mapping[str, float]) -> str:
 
 
 def evaluation_part(runs: Sequence[RunData], names: Sequence[str]) -> str:
-    """What `seed eval` found, the newest of each checkpoint last."""
+    """The results of `seed eval`, the newest of each checkpoint last."""
     rows = []
     for place, (run, name) in enumerate(zip(runs, names, strict=True)):
         for found in read_evaluations(run.path):
@@ -147,7 +147,7 @@ def evaluation_part(runs: Sequence[RunData], names: Sequence[str]) -> str:
             )
     heads = ["run", "actions", "checkpoint", "episodes", "return", "std", "length", "played"]
     hint = (
-        f"<p class='muted'>None yet: <code>{escape(_eval(runs[0]))}</code> plays a checkpoint and keeps the result.</p>"
+        f"<p class='muted'>None yet: <code>{escape(_eval(runs[0]))}</code> plays a checkpoint and saves the result.</p>"
     )
     return _section("Evaluation", _table(heads, rows, left=2) if rows else hint)
 
@@ -163,7 +163,7 @@ def video_part(runs: Sequence[RunData], names: Sequence[str]) -> str:
                 f'<video controls loop muted playsinline src="data:video/mp4;base64,{data}"></video>'
             )
     film = f"{_eval(runs[0])} --video {shlex.quote(str(runs[0].path / 'play.mp4'))}"
-    hint = f"<p class='muted'>None in the runs' folders: <code>{escape(film)}</code> films one.</p>"
+    hint = f"<p class='muted'>None in the runs' folders: <code>{escape(film)}</code> records one.</p>"
     return _section("Video", "".join(parts) or hint)
 
 

@@ -1,4 +1,4 @@
-"""Reads runs: which there are, how each ended, and the metrics that plots and tables need."""
+"""Finds and reads runs: how each ended, and the metrics that plots and tables need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seedcli.roles.run_lock import is_running
 from seedcli.roles.sessions import Session, read_sessions
 from seedcli.training.checkpoint_files import list_checkpoints
 
-# What is read of each line of metrics; see `telemetry.metrics.Snapshot`.
+# The fields that are read from each line of metrics; see `telemetry.metrics.Snapshot`.
 FIELDS = (
     "time",
     "env_steps",
@@ -42,7 +42,8 @@ class RunData:
         config: every value, by section and name, as in config.toml.
         metrics: `FIELDS` → [lines] float64, NaN where a line has no value.
         seconds: [lines] float64, seconds of training until each line: counted from the first step, without the time
-            between a stop and the resume, or that of steps lost to one. NaN in deterministic runs, which keep no time.
+            between a stop and the resume, and without that of steps lost at a stop. NaN in deterministic runs, which
+            keep no time.
         sessions: its learner processes, oldest first.
         state: "running": a learner holds the folder; "finished": run.steps are taken, also by its newest checkpoint;
             "failed": it ended with an error or without a checkpoint; "resumable": stopped or killed, and has one.
@@ -71,7 +72,7 @@ class RunData:
 
     @property
     def task(self) -> str:
-        """What was trained on: family and id of the environment, "atari/pong"."""
+        """The task trained on: family and id of the environment, "atari/pong"."""
         return f"{self.value('environment.family') or '?'}/{self.value('environment.id') or '?'}"
 
     @property
@@ -113,7 +114,7 @@ class RunData:
 
 
 def collect_runs(paths: Sequence[Path]) -> list[Path]:
-    """Folders of runs: each path itself, or those up to `DEPTH` levels below it; none twice.
+    """Folders of runs: each path itself, or those up to `DEPTH` levels below it; without duplicates.
 
     Raises:
         UsageError: a path is no folder, or holds no run.
@@ -125,7 +126,7 @@ def collect_runs(paths: Sequence[Path]) -> list[Path]:
         below = [path] if (path / CONFIG).is_file() else find_runs(path)
         if not below:
             raise UsageError(
-                f"{path} holds no run (a folder with {CONFIG}), neither itself nor {DEPTH} levels down: give the "
+                f"{path} holds no run (a folder with {CONFIG}), even {DEPTH} levels down: give the "
                 "folder of a run, or one that holds runs"
             )
         for run in below:
@@ -148,7 +149,7 @@ def read_run(path: Path) -> RunData:
     steps = metrics["env_steps"]
     if np.isnan(steps).any():
         raise UsageError(f"{path / METRICS} line {np.isnan(steps).argmax() + 1} has no env_steps: remove that line")
-    # Killed after its last line and before its last checkpoint, a run is to be resumed.
+    # A run that was killed between its last line and its last checkpoint is not done: it must be resumed.
     taken = [*steps[-1:], *(int(checkpoint.name) for checkpoint in list_checkpoints(path / CHECKPOINTS)[-1:])]
     done = len(steps) > 0 and min(taken) >= _total_steps(config)
     state, error = _state(path, running, done, sessions)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from seedcli.envs.scores import CONFIDENCE, Estimate, interquartile_mean
 
 RESAMPLES = 10_000  # of a table's figure
-CURVE_RESAMPLES = 2_000  # of a curve: each is a curve
+CURVE_RESAMPLES = 2_000  # of a curve: each resample is a whole curve
 
 Array = npt.NDArray[np.float64]
 _SEED = 0  # of the resampling: the same runs have the same interval

@@ -20,7 +20,7 @@ from seedcli.results.words import INTERVAL, comparison_note, comparison_table
 from seedcli.roles.evaluator.suite_runs import warn
 from seedcli.telemetry.numbers import NOTHING, count, finite, number, short
 
-_WIDTH = 1000  # of a table that goes to no terminal
+_WIDTH = 1000  # of a table that is not printed to a terminal
 # Columns of a comparison that a narrow terminal leaves out, those with 1 first.
 _OPTIONAL = {"IQM": 1, "runs": 3, "steps": 2, "steps/s": 4}
 _STYLES = {"running": "cyan", "finished": "green", "resumable": "yellow", "failed": "red"}
@@ -43,7 +43,7 @@ def list_runs(folder: Path, json_output: bool) -> int:
     if json_output:
         print(json.dumps([_run_dict(run) for run in runs]))
         return EXIT_DONE
-    # A preset says which algorithm it has, unless it was given another one.
+    # A preset implies its algorithm, unless the run chose another one.
     own = any(":" in _algorithm(run) for run in runs)
     columns = [
         Column("run", "path", least=20),

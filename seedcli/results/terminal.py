@@ -26,7 +26,7 @@ def print_picture(picture: Picture, console: Console | None = None) -> None:
 
     Args:
         picture: the plot.
-        console: where to; None: stdout.
+        console: the destination; None: stdout.
     """
     console = console or Console()
     letters = console.options.ascii_only or (console.color_system is None and len(picture.lines) > 1)
@@ -36,7 +36,7 @@ def print_picture(picture: Picture, console: Console | None = None) -> None:
     right = max(line.x[-1] for line in picture.lines)
     below = len(picture.lines) + sum(len(each.sentences) for each in picture.thresholds)
     height = max(5, min(_HEIGHT, console.height - 7 - below))
-    # A few lines less may make a better axis.
+    # Fewer lines may give a better axis.
     axes = [vertical_axis(low, high, lines) for lines in range(height, max(4, height - 5), -1)]
     bottom, top, marks = min(axes, key=lambda each: each.high - each.low)
     margin = max(map(len, marks))
@@ -91,7 +91,7 @@ class _Canvas:
     Args:
         width, height: characters.
         x, y: what the edges stand for.
-        letters: draw letters instead of braille dots, the line's own one each.
+        letters: draw letters instead of braille dots, a different one for each line.
     """
 
     def __init__(self, width: int, height: int, x: tuple[float, float], y: tuple[float, float], letters: bool) -> None:
@@ -130,7 +130,7 @@ class _Canvas:
         self._dots[row, :: 2 * self._fine[1]] = True
 
     def mark(self, index: int, lines: int) -> None:
-        """Write the letter of one of several lines on it in a few places, so that colours are not all that differs."""
+        """Write the letter of one of several lines on it in a few places, so that lines differ in more than colour."""
         rows, columns = np.nonzero(self._owner == index)
         for part in range(_LETTERS if len(columns) else 0):
             wanted = self._owner.shape[1] * (part + (index + 1) / (lines + 1)) / _LETTERS

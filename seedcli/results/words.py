@@ -1,4 +1,4 @@
-"""Figures in words, as tables and plots have them."""
+"""Formats figures as text for tables and plots."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def comparison_table(found: Sequence[GroupFigures]) -> tuple[list[str], list[lis
 
 
 def comparison_note(smooth: int | None) -> str:
-    """What the columns of the table of groups are."""
+    """An explanation of the columns of the table of groups."""
     return (
         f"return: mean over runs of the {smoothing('training', smooth)}; IQM: interquartile mean; 95 %: bootstrap over "
         "runs; steps/s and to a threshold: median"
@@ -75,9 +75,9 @@ def say_interval(found: Estimate) -> str:
 
 
 def say_minutes(minutes: float) -> str:
-    """Minutes to a threshold: "16.6", "0.52", "not reached", "no time kept" (deterministic runs)."""
+    """Minutes to a threshold: "16.6", "0.52", "not reached", "no time recorded" (deterministic runs)."""
     if math.isnan(minutes):
-        return "no time kept"
+        return "no time recorded"
     if not math.isfinite(minutes):
         return "not reached"
     return f"{minutes:.2f}" if minutes < 10 else f"{minutes:,.1f}"

@@ -23,7 +23,7 @@ if os.getppid() == int(sys.argv[1]):
 def seed_command(arguments: Sequence[str]) -> list[str]:
     """The command line that runs `python -m seedcli` with these arguments.
 
-    The thread that starts it must live until it has ended, because the kernel takes its end for that of the process.
+    The thread that starts the command must outlive it: the kernel treats the thread's end as the parent's death.
     """
     return [sys.executable, "-c", _START, str(os.getpid()), *arguments]
 

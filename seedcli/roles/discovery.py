@@ -111,7 +111,7 @@ class Discovery:
         return self._connect
 
     def next(self) -> str:
-        """The next address to try; places take turns.
+        """The next address to try; places are tried in rotation.
 
         Raises:
             UnreachableError: no folder holds a learner's address.

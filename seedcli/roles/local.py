@@ -168,7 +168,7 @@ class ActorProcesses:
 
     @staticmethod
     def _last_words(process: subprocess.Popen[str], seconds: float) -> str:
-        """End an actor and every process its simulators started; returns what it printed."""
+        """End an actor and every process its simulators started; returns its output."""
         try:
             out, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -182,11 +182,11 @@ class ActorProcesses:
 
 
 def interrupt_less() -> None:
-    """Let threads of this process and its children not interrupt one another when they wake (SCHED_BATCH).
+    """Keep threads of this process and its children from preempting each other when they wake up (SCHED_BATCH).
 
-    Learner and actors wake each other thousands of times a second. On few cores Linux would often stop the waker for
-    the woken one, on the same core, although another core is about to be free; see docs/performance.md. A policy that
-    somebody chose with chrt stays.
+    Learner and actors wake each other thousands of times a second. On few cores Linux would often preempt the waking
+    thread to run the woken one on the same core, although another core is about to become free; see
+    docs/performance.md. A policy that was set with chrt is kept.
     """
     if os.sched_getscheduler(0) == os.SCHED_OTHER:
         with contextlib.suppress(OSError):  # a sandbox may forbid it
@@ -225,7 +225,7 @@ def run_train(resolved: Resolved, folder: RunFolder, *, live: bool, profile: boo
     actors: ActorProcesses | None = None
     try:
         token = new_token()
-        # Out of reach of other machines, and of other users of this one.
+        # Not reachable from other machines, nor by other users of this one.
         security = Security(Token(token, "this run"))
         transport = transport_of(config.net.transport).listen_here(sockets, security, config.net.timeout_seconds)
         actors = ActorProcesses(config, transport.address, folder.path / "logs", token)

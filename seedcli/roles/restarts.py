@@ -20,12 +20,12 @@ import psutil
 _log = logging.getLogger(__name__)
 
 _VARIABLE = "SEED_ACTOR_FAILURES"
-_END_SECONDS = 5.0  # of killed processes; one that waits for a device ends later
+_END_SECONDS = 5.0  # for killed processes to end; one that waits for a device takes longer
 FAILURE_MEMORY_SECONDS = 3600.0  # without a failure, after which earlier failures no longer count
 
 
 class Restarts:
-    """Recent environment failures of this actor, and what earlier processes of it have done.
+    """Recent environment failures of this actor, and the steps and times of its earlier processes.
 
     Args:
         actor_id: the actor's name.
@@ -55,7 +55,7 @@ class Restarts:
             self.actor_id, self.failures, self._last, self.unreported, self.given_up, self.steps, self.seconds = (
                 json.loads(state)
             )
-            _kill_children()  # those that simulators of the process before started
+            _kill_children()  # started by simulators of the previous process
 
     def failed(self, sentence: str, limit: int) -> bool:
         """Count a failure; returns whether the environments may be rebuilt.

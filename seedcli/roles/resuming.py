@@ -49,8 +49,8 @@ def check_threaded(resolved: Resolved, logdir: Path | None) -> None:
     source = resolved.sources["run.deterministic"]
     instead = f"seed train --resume --logdir {logdir}" if source.startswith("run ") else "seed train"
     raise UsageError(
-        f"run.deterministic = true (from {source}) is for seed train, which has its actors in its own thread: use "
-        f"{instead}, or train with threads from here on with --set run.deterministic=false"
+        f"run.deterministic = true (from {source}) is for seed train, which runs its actors in its own thread: use "
+        f"{instead}, or give --set run.deterministic=false to train with threads from here on"
     )
 
 
@@ -89,8 +89,8 @@ def check_steps(resolved: Resolved, checkpoint: Checkpoint | None) -> None:
     # An equal number means a finished run, not an error: scripts restart a run until it is done.
     if steps != from_toml_file(checkpoint.config_path).run.steps:
         raise UsageError(
-            f"run.steps = {steps:,} must be above the {checkpoint.env_steps:,} that this run has taken: "
-            "it counts from the run's beginning"
+            f"run.steps = {steps:,} must be above the {checkpoint.env_steps:,} that this run has already taken: "
+            "it counts from the start of the run"
         )
 
 

@@ -58,7 +58,7 @@ class RunFolder:
             path, resume: see the attributes.
             lock: the descriptor that holds the lock.
             made_up: the name was generated, so the folder is removed if no run begins in it.
-            made: what this start has created: folders, outermost first, and the lock file.
+            made: paths that this start has created: folders, outermost first, and the lock file.
         """
         self.path = path
         self.resume = resume
@@ -185,7 +185,7 @@ class RunFolder:
         """Read what the learner of the run in folder `path` wrote with `write_address`.
 
         Returns:
-            The address; None if the file is missing, unreadable or no JSON object.
+            The address; None if the file is missing, unreadable or not a JSON object.
         """
         try:
             address = json.loads((path / ADDRESS).read_text(encoding="utf-8"))
@@ -312,7 +312,7 @@ def _set_aside(path: Path) -> None:
 
 def _put_back_replaced(path: Path) -> None:
     if (path / _REPLACED).is_dir():
-        kept = sorted((path / _REPLACED).iterdir(), key=lambda entry: entry.name == CONFIG)  # last: complete then
+        kept = sorted((path / _REPLACED).iterdir(), key=lambda entry: entry.name == CONFIG)  # last: completes a run
         _remove_run(path, [entry.name for entry in kept])
         for entry in kept:
             entry.rename(path / entry.name)

@@ -17,7 +17,7 @@ LOCK = "learner.lock"
 
 _LOCK_SECONDS = 0.5
 _POLL_SECONDS = 0.2  # between attempts to take the lock
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of a file system that has none
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of a file system without locks
 
 
 def is_running(path: Path) -> bool:

@@ -78,7 +78,7 @@ def run_serial(resolved: Resolved, folder: RunFolder, view: View) -> int:
     )
     environment_profile = Profile()
     sessions: list[ActorSession] = []
-    status = EXIT_FAILED  # unless training comes to its end
+    status = EXIT_FAILED  # unless training completes
     with SessionRecorder(folder.path, find_inventory().models) as record:
         try:
             reporter.start()

@@ -1,4 +1,4 @@
-"""The sessions of a run: each learner process that worked on it, with the machine, the command, its time and its end.
+"""The sessions of a run: each learner process that worked on it, with its machine, command, times and exit status.
 
 `sessions.jsonl` has one line when a session starts and one when it ends. A killed session has no second line.
 """
@@ -38,7 +38,7 @@ class Session:
         command: the command line, "seed" first.
         versions: package → version, also "python", and "commit" of seedcli where it is known.
         machine: "system", "cpu", "cores", "memory_gb" and "accelerators" of the learner's machine.
-        ended: Unix seconds; None: it runs, or was killed.
+        ended: Unix seconds; None: it is running, or was killed.
         status: its exit status; None as above.
         error: the sentence with which it failed; "" otherwise.
         profile: thread → part → seconds; empty if it was killed or failed.
@@ -55,7 +55,7 @@ class Session:
 
 
 class SessionRecorder:
-    """Records the session of this process; a context manager. A full disk costs the record, not the run.
+    """Records the session of this process; a context manager. On a full disk the record is lost, and the run continues.
 
     Args:
         folder: of the run, which exists.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import seedcli
 
-_TIMEOUT = 5.0  # seconds; of a checkout on a slow file system
+_TIMEOUT = 5.0  # seconds; a checkout may be on a slow file system
 
 
 def source_commit() -> str:
@@ -17,7 +17,7 @@ def source_commit() -> str:
 
     Returns:
         Its abbreviated hash, with "-dirty" where tracked files of the checkout have been changed; "" if it is not
-        known, as of a wheel.
+        known, as for a wheel.
     """
     root = Path(seedcli.__file__).resolve().parents[1]
     return _of_checkout(root) if (root / ".git").exists() else _of_installation()

@@ -36,7 +36,7 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 def raising_stopped() -> Iterator[None]:
     """Context in which a stop signal raises `Stopped` in the main thread; a second signal ends the process.
 
-    At its end it raises a `Stopped` again that a library has swallowed.
+    On exit it raises again a `Stopped` that a library has swallowed.
     """
     asked = stop_signals()
 
@@ -51,7 +51,7 @@ def raising_stopped() -> Iterator[None]:
             yield
             raise_if_stopped()
         except Exception as error:
-            if _raised:  # a library has replaced it by an error of its own
+            if _raised:  # a library has replaced it with its own error
                 raise _raised[0] from error
             raise
         finally:
@@ -99,7 +99,7 @@ class Signals:
         raised: set by the first signal.
 
     Raises:
-        Stopped: a signal came before, and what it raised was swallowed.
+        Stopped: an earlier signal raised it, and a library swallowed it.
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ class TrainedAgent:
     Attributes:
         agent: the agent.
         algorithm: requirements of the algorithm.
-        role: in which it plays: "evaluation" where the algorithm has it.
+        role: the role in which it plays: "evaluation" if the algorithm has that role.
 
     Raises:
         CheckpointError: the checkpoint belongs to another agent.

@@ -52,7 +52,7 @@ while True:
 class Guard:
     """A process that reports why and kills this one (SIGKILL) if no heartbeat arrives within a limit.
 
-    Time in which this process is stopped by a signal does not count. Without effect outside Linux.
+    Time in which this process is stopped by a signal does not count. It has no effect outside Linux.
 
     Args:
         limit: seconds.

@@ -183,7 +183,7 @@ class AdmissionControl:
         return found
 
     def _surplus(self, unauthenticated: int) -> int:
-        # A few are always permitted: a reconnecting fleet must get an answer, if only a refusal.
+        # A few are always permitted: a reconnecting fleet must get an answer, even if it is a refusal.
         limit = descriptor_limit()
         left = _for_connections(limit) - (self.descriptors - unauthenticated)
         return max(0, unauthenticated - min(MAX_UNAUTHENTICATED, max(_MIN_UNAUTHENTICATED, min(limit // 4, left))))

@@ -38,7 +38,7 @@ class Reception:
     Args:
         transports: transports by name.
         settings: settings of the actors.
-        admission_control: tells whether descriptors are left for another actor.
+        admission_control: knows whether descriptors are left for another actor.
         sessions: returns the open sessions.
         admit: opens a session; returns READY's message for a peer, its HELLO, specification, codecs and number of
             evaluation environments; raises RefusedError.

@@ -351,7 +351,7 @@ class InferenceService:
         self._count_turned_away()
         self.full = False  # the pending rows may have ended with their sessions
         if late:
-            return  # this thread was held up, and frames received meanwhile are not read yet
+            return  # this thread was blocked, and frames that arrived meanwhile are not read yet
         for session in list(self._by_number.values()):
             self._judge_silence(session, now - session.last_seen)
         self.reception.end_overdue(now)
@@ -373,7 +373,7 @@ class InferenceService:
         if count > self.turned_away:
             log_once_per(
                 "turned away", 5.0, _log, logging.WARNING,
-                "%d connections have ended in the handshake so far: another token, no encryption, or disconnected",
+                "%d connections have ended in the handshake so far: wrong token, no encryption, or disconnected",
                 count,
             )  # fmt: skip
         self.turned_away = count

@@ -29,7 +29,9 @@ class Job:
     envs: Annotated[int | None, Option(metavar="N", min=1, help="Environments per actor.  [default: the preset's]")] = (
         None
     )
-    time: Annotated[str | None, Option(metavar="LIMIT", help="As SLURM writes it.  [default: the partition's]")] = None
+    time: Annotated[
+        str | None, Option(metavar="LIMIT", help="Time limit in SLURM's format.  [default: the partition's]")
+    ] = None
     steps: Annotated[str | None, Option(metavar="N", help="Environment steps to train on.")] = None
     seed: Annotated[str | None, Option(metavar="N", help="Seed of networks, actions and environments.")] = None
     set: Annotated[list[str], Option(metavar="SECTION.KEY=VALUE", help="Set one value; may be repeated.")] = field(
@@ -52,7 +54,7 @@ class Job:
     actor_mem: Annotated[str | None, Option(metavar="SIZE", help="With --array: memory of each actor.")] = None
     partition: Annotated[str | None, Option(metavar="NAME", help="Partition of the job.")] = None
     actor_partition: Annotated[str | None, Option(metavar="NAME", help="With --array: partition of the actors.")] = None
-    account: Annotated[str | None, Option(metavar="NAME", help="Who pays.")] = None
+    account: Annotated[str | None, Option(metavar="NAME", help="Account to charge.")] = None
     signal_seconds: Annotated[
         int, Option(metavar="S", min=20, help="How long before the time limit to stop training and save.")
     ] = 90
@@ -67,7 +69,7 @@ class Job:
 
     @property
     def all_nodes(self) -> int:
-        """Nodes of the job; with `array` of the learner's."""
+        """Nodes of the job; with `array`, of the learner's job."""
         return self.learner_hosts if self.nodes is None else self.nodes
 
     def given(self) -> Iterator[tuple[str, Any]]:

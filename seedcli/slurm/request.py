@@ -17,7 +17,7 @@ from seedcli.slurm.job import Job
 SIGNAL_SLACK = 60  # seconds by which SLURM may send a signal too early (man sbatch, --signal)
 _TIME = re.compile(r"(?:(?P<d>\d+)-(?P<dh>\d+)(?::(?P<dm>\d+)(?::(?P<ds>\d+))?)?|(?P<rest>\d+(?::\d+){0,2}))")
 
-# Option → pattern of its values, and what they are.
+# Option → pattern of its values, and a description of them for the message.
 _RULES = {
     "mem": (r"\d+[KMGT]?", "a size as SLURM writes it, such as 16G"),
     "partition": (r"[\w.,+@-]+", "a partition of your cluster (sinfo lists them)"),
@@ -86,12 +86,12 @@ def check_text(what: str, value: str, option: str) -> None:
     """Refuse a value that SLURM could not read, or that would break a script.
 
     Args:
-        what: what the value is of, for the sentence.
+        what: name of the value, for the message.
         value: the value.
         option: a key of the rules: "mem", "partition", "account", "logdir" or "sbatch".
 
     Raises:
-        UsageError: for that reason.
+        UsageError: the value does not match the rule.
     """
     pattern, rule = _RULES[option]
     if not re.fullmatch(pattern, value):
@@ -102,12 +102,11 @@ def _check_layout(job: Job) -> None:
     nodes, hosts = job.all_nodes, job.learner_hosts
     if job.array and (job.nodes or 1) > 1:
         raise UsageError(
-            f"--nodes {job.nodes} is for one job, and --array makes a job of each actor, wherever there is room: "
-            "give one of the two"
+            f"--nodes {job.nodes} is for one job, and --array submits each actor as its own job: give one of the two"
         )
     if not job.array and (job.actor_mem or job.actor_partition):
         flag = "--actor-mem" if job.actor_mem else "--actor-partition"
-        raise UsageError(f"{flag} is for actors with jobs of their own: give --array too")
+        raise UsageError(f"{flag} is for actors that run as separate jobs: give --array too")
     if nodes < hosts:
         raise UsageError(
             f"--nodes {nodes} must be at least {hosts}, a node for each of the --learner-hosts {hosts}: raise it or "
@@ -131,15 +130,15 @@ def _check_learner_hosts(job: Job, config: Config) -> None:
     hosts = job.learner_hosts
     if config.topology.hosts:
         raise UsageError(
-            "topology.hosts is for learners that are started by hand: leave it out, SLURM says which nodes the "
-            "--learner-hosts are"
+            "topology.hosts is for learners that are started by hand: leave it out, SLURM decides which nodes "
+            "the --learner-hosts run on"
         )
     if hosts == 1:
         return
     if job.actors < hosts:
         raise UsageError(
-            f"--actors {job.actors} must be at least --learner-hosts {hosts}, because the others wait for a host that "
-            "no actor feeds: raise it"
+            f"--actors {job.actors} must be at least --learner-hosts {hosts}, because all hosts wait for one "
+            "without an actor: raise it"
         )
     if unfit := hosts_conflict(config, hosts, config.topology.platform, "--learner-hosts"):
         raise UsageError(unfit)

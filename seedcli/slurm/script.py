@@ -8,10 +8,10 @@ quick succession, which the learner counts as one), at `scancel`, and through `-
 limit. The script never forwards the signal, because a second one would end the learner without a checkpoint. Status 143
 means that the learner was interrupted, whatever the cause.
 
-A learner that is killed or crashes ends with 128 plus the signal's number, and `srun` with that status, whatever other
-tasks end with. The job is then requeued too, but only a few times: a learner that dies soon after each start has a
-permanent fault. SLURM_RESTART_COUNT does not help, because it also counts preemptions and time limits, so the script
-keeps its own count beside the logs.
+A learner that is killed or crashes ends with 128 plus the signal's number, and `srun` ends with that status regardless
+of the status of other tasks. The job is then requeued too, but only a few times: a learner that dies soon after each
+start has a permanent fault. SLURM_RESTART_COUNT does not help, because it also counts preemptions and time limits, so
+the script keeps its own count beside the logs.
 
 Several learner hosts are tasks of that step, one per node: SLURM numbers and signals them. When a host dies, SLURM must
 not kill the others (`--kill-on-bad-exit=0`): they end by themselves, and the chief writes a checkpoint. If a whole node

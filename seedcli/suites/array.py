@@ -17,7 +17,7 @@ _SIGNAL_SECONDS = 90  # before the time limit: for a checkpoint
 _SCRIPT = """\
 #!/bin/bash
 # The {count} of the sweep {name}, one for each task of this array: learner and actors on one node.
-# Submitted again, it resumes what is left; when all is done, evaluate and show it with:
+# Submit it again to resume the runs that are left; when all are trained, evaluate and show them with:
 #   {evaluate}
 {options}{setup}
 
@@ -41,14 +41,14 @@ exit "$status"
 
 
 def array_script(sweep: Sweep, results: Path) -> str:
-    """The script of a job array that trains every run of a sweep which is not trained; runs it finds are resumed.
+    """The script of a job array that trains every run of a sweep that is not yet trained; existing runs are resumed.
 
     Args:
         sweep: its [slurm] table has the options of the array.
         results: folder of its results, on a disk that all nodes share.
 
     Raises:
-        UsageError: an option cannot be right, every run is trained, or the folder holds runs of other settings.
+        UsageError: an option is invalid, every run is trained, or the folder holds runs of other settings.
     """
     results = results.absolute()
     left = [member for member in members_of(sweep.suite.tasks, results) if not is_trained(member)]

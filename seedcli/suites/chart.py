@@ -107,7 +107,7 @@ def _draw_shared(axes: Axes, tasks: Sequence[TaskOutcome]) -> None:
     axes.set_yticks(range(len(tasks)), [_label(task) for task in reversed(tasks)])
     axes.set_xlabel("human-normalised score, %")
     shares = [abs(share) for task in tasks for actions in ACTIONS for share in task.normalised(actions)]
-    if shares and max(shares) > 5:  # a few games far beyond humans must not squeeze all others together
+    if shares and max(shares) > 5:  # a few games far above human level must not squeeze all others together
         axes.set_xscale("symlog", linthresh=100)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
@@ -131,7 +131,7 @@ def _style(axes: Axes) -> None:
 
 
 def _legend(shared: bool, tasks: Sequence[TaskOutcome]) -> tuple[list[Artist], list[str]]:
-    """Handles and labels of what the chart holds."""
+    """Handles and labels of the chart's elements."""
     from matplotlib.lines import Line2D
 
     handles: list[Artist] = []

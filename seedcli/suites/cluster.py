@@ -23,7 +23,7 @@ _OF_RUNS = ("preset", "env", "steps", "seed", "set", "logdir")  # options that a
 
 _HEAD = """\
 #!/bin/bash
-# Submits a job for each run of the suite {name} that has not taken its steps: {runs}.
+# Submits a job for each run of the suite {name} that has not finished training: {runs}.
 # SLURM's variables apply to all of them, e.g. SBATCH_ACCOUNT=lab SBATCH_PARTITION=long.
 # When they are done, on any machine that sees {results}:
 #   {evaluate}
@@ -32,7 +32,7 @@ set -euo pipefail
 
 
 def submit_script(suite: Suite, tasks: Mapping[str, Task], results: Path) -> str:
-    """A script that submits a job for each run which has not taken its steps.
+    """A script that submits a job for each run that has not taken its steps.
 
     Args:
         suite: the suite; its [slurm] table has the options of every job.

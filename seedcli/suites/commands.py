@@ -13,7 +13,7 @@ from seedcli.errors import SeedError
 from seedcli.roles.child_process import STOPPED, error_sentence, seed_command
 
 _STOP_SECONDS = 60.0  # for a checkpoint to be written after an interrupt, before a child is killed
-_TAIL = 20_000  # bytes at the end of a log in which the sentence of an error is looked for
+_TAIL = 20_000  # bytes at the end of a log that are searched for the error message
 
 
 class Interrupted(Exception):
@@ -46,7 +46,7 @@ class Commands:
             Interrupted: it was stopped by a signal, or `stop` was called before.
             SeedError: it failed, with its own sentence.
         """
-        # A configuration depends only on the suite: variables such as SEED_TRAINING__BATCH_SIZE set values of one.
+        # Configurations depend only on the suite, so variables such as SEED_TRAINING__BATCH_SIZE are not passed on.
         environ = {name: value for name, value in os.environ.items() if not (name.startswith("SEED_") and "__" in name)}
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab", buffering=0) as file:

@@ -77,7 +77,7 @@ def write_curves(path: Path, outcome: SuiteOutcome) -> bool:
 
 
 def _style(number: int) -> dict[str, Any]:
-    """Colour and line style of a preset or task; dashes tell those apart that share a colour."""
+    """Colour and line style of a preset or task; dashes distinguish those that share a colour."""
     again, color = divmod(number, len(COLORS))
     return {"color": COLORS[color], "linestyle": ("-", "--", "-.")[min(again, 2)]}
 

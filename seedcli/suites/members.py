@@ -1,7 +1,7 @@
-"""The runs of a suite, one for each task and seed: their files, their commands, and what became of them.
+"""The runs of a suite, one for each task and seed: their files, commands and outcomes.
 
-Beside the folder of a run stand its record, `seed-1.json`, and the output of its commands, `seed-1.log`. The record is
-replaced as a whole at each step, so that a run continues from its last complete one whenever the suite was killed.
+Beside the folder of a run are its record, `seed-1.json`, and the output of its commands, `seed-1.log`. The record is
+replaced as a whole at each step, so that after a kill of the suite a run continues from its last complete step.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ ACTIONS: Mapping[Actions, str] = {"greedy": "--greedy", "sampled": "--sample"}  
 
 @dataclass(frozen=True)
 class Record:
-    """What became of a run.
+    """The progress and outcome of a run.
 
     Attributes:
-        command: arguments of its training, without the folder: another command is another run.
+        command: arguments of its training, without the folder; a different command means a different run.
         trained: whether it has taken its steps.
         evaluations: greedy and sampled: {"environment", "returns", "return_mean", "return_std", "normalised"}; the last
             is the mean human-normalised score, for suites with `scores`.
@@ -44,7 +44,7 @@ class Record:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether all its evaluations are made."""
         return set(self.evaluations) == set(ACTIONS)
 
     def of_length(self, episodes: int) -> Record:
@@ -88,7 +88,7 @@ class Member:
         return self.folder.with_name(f"{self.folder.name}.json")
 
     def command(self) -> list[str]:
-        """Arguments of `seed` that train it, but for its folder."""
+        """Arguments of `seed` that train it, without its folder."""
         words = ["train"]
         for name, value in task_flags(self.task, self.seed).items():
             words += [f"--{name}", value]
@@ -109,8 +109,8 @@ class Member:
         """Its record; None before it was begun.
 
         Raises:
-            UsageError: the record is damaged, or it (or the folder, without one) is of another training than the suite
-            describes now.
+            UsageError: the record is damaged, or it (or the folder, without one) belongs to a different training than
+            the suite describes now.
         """
         try:
             data = json.loads(self.record_path.read_bytes())
@@ -124,13 +124,13 @@ class Member:
             ) from error
         if record.command != self.command():
             raise UsageError(
-                f"{self.folder} was begun as seed {' '.join(record.command)}, and its file now says seed "
+                f"{self.folder} was started as seed {' '.join(record.command)}, but its file now says seed "
                 f"{' '.join(self.command())}: give another --results, or remove {self.folder}*"
             )
         return record
 
     def _check_folder(self) -> None:
-        """Refuse a run of other settings that was trained by a job, which leaves no record."""
+        """Refuse a run with other settings that was trained by a job, which leaves no record."""
         if not (self.folder / CONFIG).is_file():
             return
         trained = read_toml(self.folder / CONFIG)
@@ -142,7 +142,7 @@ class Member:
             # Other values may differ: the jobs' options set some of them.
             if (source.startswith("--") or key == "run.preset") and found.get(name) != value:
                 raise UsageError(
-                    f"{self.folder} was begun with {key} = {format_value(found.get(name))}, and its file now says "
+                    f"{self.folder} was started with {key} = {format_value(found.get(name))}, but its file now says "
                     f"{format_value(value)}: give another --results, or remove {self.folder}*"
                 )
 

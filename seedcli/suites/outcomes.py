@@ -1,4 +1,4 @@
-"""What the runs of a suite have reached, gathered from their records and folders."""
+"""The results of a suite's runs, gathered from their records and folders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TRAINED = ("finished", "to be evaluated")
 
 @dataclass(frozen=True)
 class TaskOutcome:
-    """What the runs of one task have reached.
+    """The results of one task's runs.
 
     Attributes:
         name: of the task.
@@ -77,7 +77,7 @@ class TaskOutcome:
 
     @property
     def environment(self) -> str:
-        """The environment that was trained on: the task's, or else that of the preset as a run of it has it."""
+        """The environment that was trained on: the task's, or else the one recorded in a run."""
         return self.task.env or next((run.environment for run in self.runs if run.environment), "")
 
     def to_dict(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class TaskOutcome:
 
 @dataclass(frozen=True)
 class SuiteOutcome:
-    """What the runs of a suite have reached.
+    """The results of a suite's runs.
 
     Attributes:
         suite: the suite.
@@ -110,7 +110,7 @@ class SuiteOutcome:
     tasks: Sequence[TaskOutcome]
 
     def only(self, names: Collection[str]) -> SuiteOutcome:
-        """What the runs of the named tasks have reached."""
+        """The results of the named tasks' runs."""
         return replace(self, tasks=[task for task in self.tasks if task.name in names])
 
     @property
@@ -151,12 +151,12 @@ class SuiteOutcome:
 
 
 def gather(suite: Suite, results: Path, tables: Tables | None = None) -> SuiteOutcome:
-    """Read what every run of a suite has reached; runs without a folder are "not started".
+    """Read the result of every run of a suite; runs without a folder are "not started".
 
     Args:
         suite: the suite.
         results: folder of its results.
-        tables: has runs that were made elsewhere; one in `results` comes first.
+        tables: runs that were made elsewhere; those in `results` take precedence.
 
     Raises:
         UsageError: a run's files are damaged, or are of other settings than the suite has now.

@@ -1,4 +1,4 @@
-"""`seed benchmark table`: what a suite has reached, as files and on stdout."""
+"""`seed benchmark table`: a suite's results, as files and on stdout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one run of a suite has reached, read from its folder or from the JSON of a table."""
+"""The result of one run of a suite, read from its folder or from the JSON of a table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POINTS = 100  # of a curve in JSON
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What one run has reached.
+    """The result of one run.
 
     Attributes:
         member: the run.
@@ -172,10 +172,10 @@ class Tables:
     """The runs of JSON files that `seed benchmark table` has written, on this machine or others.
 
     Args:
-        files: where a run is in several, the first counts.
+        files: if several hold the same run, the first one counts.
 
     Raises:
-        UsageError: a file is missing or is no such file.
+        UsageError: a file is missing or is not such a file.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
@@ -198,8 +198,8 @@ class Tables:
             for name, value in (("command", command_of(member)), ("threshold", member.task.threshold)):
                 if found.get(name) != value:
                     raise UsageError(
-                        f"--with {file}: {member} has the {name} {found.get(name)}, and the suite says {value}: leave "
-                        "the file out, or take the run from it"
+                        f"--with {file}: {member} has the {name} {found.get(name)}, but the suite says {value}: leave "
+                        "the file out, or delete the run from it"
                     )
             try:
                 return RunOutcome.of_dict(member, found, episodes)

@@ -1,6 +1,6 @@
 """`seed benchmark run`: train and evaluate every run of a suite, as many at once as cores allow.
 
-A run is finished once its record holds both evaluations. All else is repeated from its last complete step: training
+A run is finished once its record holds both evaluations. Otherwise it continues from its last complete step: training
 resumes from its checkpoint, an evaluation starts again.
 """
 
@@ -32,7 +32,7 @@ from seedcli.suites.suite import Suite, Task
 from seedcli.telemetry.numbers import counted, duration, number
 
 _CORES = 2  # that a run keeps busy: a learner and an actor
-_FREE_SECONDS = 60.0  # for a learner to end that a killed suite has left behind
+_FREE_SECONDS = 60.0  # for a learner left behind by a killed suite to end
 _LOCK = ".lock"
 
 Outcome = Literal["finished", "failed", "stopped", "running elsewhere", "not trained"]
@@ -106,7 +106,7 @@ class _Progress:
             return f"run {self._total - self._left + self._begun} of {self._total}"
 
     def end(self) -> str:
-        """What is left when a run has ended: "; 3 runs left, about 0:40", by the mean of those that have."""
+        """The rest when a run has ended: "; 3 runs left, about 0:40", estimated from the mean of the ended runs."""
         with self._lock:
             self._ended += 1
             left = self._left - self._ended
@@ -130,10 +130,10 @@ def _carry_out_all(
 
 
 def _carry_out(member: Member, suite: Suite, commands: Commands, evaluate_only: bool, progress: _Progress) -> Outcome:
-    """Train and evaluate one run, as far as that is left to do."""
+    """Train and evaluate one run, except for what is already done."""
     which = progress.begin()
     if not _free(member.folder, commands.stopping):
-        _say(f"{member}: left out, because a learner works on {member.folder}")
+        _say(f"{member}: left out, because a learner is using {member.folder}")
         return "running elsewhere"
     record = _record(member, suite)
     try:
@@ -180,7 +180,7 @@ def _free(folder: Path, stopping: threading.Event) -> bool:
     """Wait until no learner works on a run's folder; False if one does for longer than it takes to stop."""
     deadline = time.monotonic() + _FREE_SECONDS
     while is_running(folder):
-        if time.monotonic() > deadline or stopping.wait(0.2):  # nothing tells of a lock's end
+        if time.monotonic() > deadline or stopping.wait(0.2):  # there is no notification of a lock's release
             return False
     return True
 
@@ -189,7 +189,7 @@ def _evaluation(out: str, *, in_suite: bool) -> dict[str, Any]:
     """The result of `seed eval --json`, as a record keeps it.
 
     Raises:
-        SeedError: the output is of another form.
+        SeedError: the output has another form.
     """
     try:
         found = json.loads(out.splitlines()[-1])
@@ -228,7 +228,7 @@ def _locked(results: Path) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise UsageError(
-            f"{results} belongs to another seed command: wait for it, or give another --results"
+            f"{results} is in use by another seed command: wait for it, or give another --results"
         ) from error
     except OSError as error:
         raise UsageError(f"{results} cannot be used for results ({error.strerror}): give another --results") from error

@@ -53,8 +53,8 @@ class _Head(Section):
     Attributes:
         description: one line.
         episodes: of each evaluation.
-        scores: scores of humans and of random play that the tasks are games or levels of (`seed eval --suite`); they
-            are the references then.
+        scores: the benchmark whose games or levels the tasks are (`seed eval --suite`); its human and random scores are
+            then the references.
     """
 
     description: Name
@@ -78,7 +78,7 @@ class Suite:
     Attributes:
         name: the file's name without its ending.
         path: the file.
-        argument: what names it on a command line, in any working folder.
+        argument: the argument that names it on a command line, in any working folder.
         description: one line.
         episodes: of each evaluation.
         scores: human and random scores of the tasks; None if tasks have references of their own.
@@ -142,7 +142,7 @@ def load_suite(name: str) -> Suite:
 
 
 def task_flags(task: Task, seed: int) -> dict[str, str]:
-    """Options of `seed train` and of `seed slurm`, without dashes, but for the values that are set."""
+    """Options of `seed train` and of `seed slurm`, without dashes, except the values of `set`."""
     flags = {"preset": task.preset, "env": task.env, "steps": str(task.steps), "seed": str(seed)}
     return {name: value for name, value in flags.items() if value}
 
@@ -187,7 +187,7 @@ def check_task(task: Task, found: scores.Suite | None) -> None:
     if len(set(task.seeds)) < len(task.seeds):
         raise UsageError(f"seeds = {list(task.seeds)} must differ: each is one run")
     if task.reference is not None and not task.source:
-        raise UsageError(f"reference = {task.reference:g} needs a source: who published it, with what")
+        raise UsageError(f"reference = {task.reference:g} needs a source: name who published it and the method")
     if found is None:
         return
     if task.reference is not None:
@@ -195,7 +195,7 @@ def check_task(task: Task, found: scores.Suite | None) -> None:
     games = [each.name for each in found.tasks]
     if environment.family != found.family or task.env not in games:
         raise UsageError(
-            f'env = "{task.env}" of {environment.family} is no {found.unit} of scores = "{found.name}": '
+            f'env = "{task.env}" of {environment.family} is not a {found.unit} of scores = "{found.name}": '
             f"{nearest_of(task.env, games)}"
         )
 

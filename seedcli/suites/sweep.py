@@ -70,7 +70,7 @@ class Head(Section):
 
 
 class Range(Section):
-    """A value that [random] draws: one of `choices`, or from `low` to `high`, whole if both are.
+    """A value that [random] draws: one of `choices`, or from `low` to `high`, an integer if both are.
 
     Attributes:
         log: uniform in the logarithm.
@@ -94,7 +94,7 @@ class Range(Section):
         return self
 
     def value(self, share: float) -> Any:
-        """The value at a share of the range, at least 0 and below 1; four digits of it."""
+        """The value at a share of the range, at least 0 and below 1; rounded to four significant digits."""
         if self.choices:
             return self.choices[int(share * len(self.choices))]
         assert self.low is not None and self.high is not None
@@ -200,7 +200,7 @@ def _points(path: Path, file: _File) -> Iterator[dict[str, Any]]:
     if file.list is not None:
         parts.append([dict(_keys(values)) for values in file.list])
     if file.random is None and file.sweep.samples:
-        raise UsageError(f"{path}: sweep.samples = {file.sweep.samples} draws points of [random]: give it that table")
+        raise UsageError(f"{path}: sweep.samples = {file.sweep.samples} draws points from [random]: add that table")
     if file.random is not None:
         parts.append(list(_draws(path, file)))
     if not parts and len(file.sweep.all_seeds) == 1:
@@ -226,7 +226,7 @@ def _grid(path: Path, table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _draws(path: Path, file: _File) -> Iterator[dict[str, Any]]:
-    """Points of [random]; each key has draws of its own, so that another key or more samples change none of them."""
+    """Points of [random]; each key has its own draws, so that adding a key or samples changes none of them."""
     assert file.random is not None
     if not file.random or not file.sweep.samples:
         missing = "sweep.samples, how many points to draw" if file.random else "keys, such as training.learning_rate"
@@ -258,14 +258,14 @@ def _keys(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def short_keys(points: Sequence[Values]) -> dict[str, str]:
-    """The keys that vary → "learning_rate" of "training.learning_rate", where no other key ends like that."""
+    """The keys that vary → "learning_rate" of "training.learning_rate", if no other key has the same ending."""
     keys = list(dict.fromkeys(key for values in points for key in values))
     leaves = [key.rsplit(".", 1)[-1] for key in keys]
     return {key: leaf if leaves.count(leaf) == 1 else key for key, leaf in zip(keys, leaves, strict=True)}
 
 
 def _names(points: Sequence[Values]) -> Iterator[str]:
-    """A name for each point, for its folder: from its values alone, so that other points keep theirs."""
+    """A name for each point, for its folder: from its values alone, so that the names of other points never change."""
     labels = short_keys(points)
     for values in points:
         whole = ",".join(f"{labels[key]}={_text(value)}" for key, value in values.items()) or "all"

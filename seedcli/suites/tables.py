@@ -53,7 +53,7 @@ class Grid:
 
 
 def state_line(outcome: SuiteOutcome) -> str:
-    """How many runs are in which state, and of how many tasks if not of all."""
+    """The number of runs in each state, and the number of tasks if not all are included."""
     states = Counter(run.state for run in outcome.runs)
     chosen, tasks = len(outcome.tasks), len(outcome.suite.tasks)
     part = f" of {chosen} of {counted(tasks, 'task')}" if chosen < tasks else ""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 _STEPS = (1.0, 2.0, 2.5, 5.0)  # and these times powers of ten
-_LOST = 1e-9  # differences below this share are those of rounding
+_LOST = 1e-9  # relative differences below this are rounding errors
 
 
 class Axis(NamedTuple):
@@ -26,7 +26,7 @@ class Axis(NamedTuple):
 def vertical_axis(low: float, high: float, height: int) -> Axis:
     """The smallest axis of `height` lines that holds all from `low` to `high` and has round values on whole lines.
 
-    One value alone is on the last line. Less than three lines have the values themselves.
+    A single value is on the last line. With fewer than three lines, the labels are the values themselves.
     """
     flat = high - low <= _LOST * max(abs(low), abs(high))
     if flat or height < 3:
@@ -45,8 +45,8 @@ def _plain(value: float) -> str:
 
 
 def _fits(low: float, high: float, gaps: int) -> Iterator[tuple[bool, float, int, float, int, int]]:
-    """Axes that hold the values, the least being the best: whether it has few labels, its range, how far it is from
-    five labels; then its step, the lines of a step, and what its last line stands for, in steps by lines."""
+    """Axes that hold the values, as tuples of which the least is the best axis: whether it has few labels, its range,
+    its difference from five labels; then its step, the lines per step, and its last line's value in step / lines."""
     wanted = 3 if gaps > 3 else 2
     for lines in range(2 if gaps > 3 else 1, gaps + 1):
         for step in _round_steps((high - low) * lines / gaps):

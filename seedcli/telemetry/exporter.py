@@ -94,7 +94,7 @@ class Exporter:
             family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         except (OSError, UnicodeError) as error:
             raise UsageError(
-                f'net.metrics_host = "{host}" is no address of this machine ({error}): use 127.0.0.1'
+                f'net.metrics_host = "{host}" is not an address of this machine ({error}): use 127.0.0.1'
             ) from error
         try:
             self._server = _Server(family, (str(address[0]), port))
@@ -255,7 +255,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
     server_version = "seed"
     sys_version = ""
-    default_request_version = "HTTP/1.0"  # 0.9 would have answers without headers
+    default_request_version = "HTTP/1.0"  # answers to 0.9 would have no headers
     command = ""
 
     def handle(self) -> None:

@@ -53,7 +53,7 @@ class View(Protocol):
 
 
 class _TimeLeft:
-    """Estimates the seconds left from the rates of the last lines; none from the first, which holds the start-up."""
+    """Estimates the seconds left from the rates of the last lines; none from the first, which includes the start-up."""
 
     def __init__(self) -> None:
         self._rates: deque[float] = deque(maxlen=10)

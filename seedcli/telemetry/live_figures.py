@@ -28,14 +28,14 @@ def figures(snapshot: Snapshot) -> dict[str, Rows]:
     if "entropy" in s.extra:
         learning.append(("entropy", number(s.extra["entropy"]), "bold"))
     learning += [
-        # A schedule ends with 0, not with a rate that is rounded to it.
+        # A schedule ends at exactly 0, which must not look like a rounded rate.
         ("learning rate", "0" if s.learning_rate == 0 else number(s.learning_rate), "bold"),
         ("gradient norm", number(s.grad_norm), "bold"),
     ]
     learning += [
         (name.replace("_", " "), number(value), "bold") for name, value in s.extra.items() if name != "entropy"
     ]
-    framed = s.env_frames != s.env_steps  # else they say the same
+    framed = s.env_frames != s.env_steps  # otherwise they are equal
     panels = {
         "speed": [
             ("steps/s", count(s.env_steps_per_second), "bold cyan"),

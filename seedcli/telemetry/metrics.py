@@ -45,7 +45,7 @@ class Profile:
 
 
 class Reservoir:
-    """The newest values of something, in a fixed ring; written by one thread, read by any.
+    """The newest values of a quantity, in a fixed ring buffer; written by one thread, read by any.
 
     A reader that races with the writer may see an older value, never one that was not written.
 
@@ -78,12 +78,12 @@ class Reservoir:
         self._written += len(values)
 
     def percentiles(self, *q: float) -> tuple[float, ...] | None:
-        """The percentiles `q` (0 to 100, linearly interpolated) of what is kept, or None where nothing is."""
+        """The percentiles `q` (0 to 100, linearly interpolated) of the values kept, or None if there are none."""
         count = len(self)
         return tuple(float(x) for x in np.percentile(self._ring[:count], q)) if count else None
 
     def mean(self) -> float | None:
-        """The mean of what is kept, or None where nothing is."""
+        """The mean of the values kept, or None if there are none."""
         count = len(self)
         return float(self._ring[:count].mean()) if count else None
 
@@ -98,7 +98,7 @@ class Snapshot:
 
     Attributes:
         time: Unix seconds.
-        env_steps: environment steps taken by all actors since training began (resumed runs count on).
+        env_steps: environment steps taken by all actors since training began (resumed runs continue the count).
         env_frames: simulator frames of those steps.
         env_steps_per_second: rate of `env_steps`.
         env_frames_per_second: rate of `env_frames`.
@@ -131,7 +131,7 @@ class Snapshot:
         actors_joining: actors that are joining.
         actors_lost: actors lost within the last minute.
         sessions_lost: sessions that ended without a GOODBYE, since the learner started.
-        protocol_errors: connections ended for breaking the protocol, since training began.
+        protocol_errors: connections ended for breaking the protocol, since this learner started.
         turned_away: closed connections of unauthenticated peers since the learner started; for gRPC only those that
             the learner had to close.
         environment_failures: environment failures reported by actors, since the learner started.
@@ -191,7 +191,7 @@ class Snapshot:
     def __post_init__(self) -> None:
         clash = sorted(self.extra.keys() & (GENERAL_METRICS | self.replay.keys()))
         if clash:
-            raise ValueError(f"the algorithm's metric {clash[0]!r} has the name of a general one; rename it")
+            raise ValueError(f"the algorithm's metric {clash[0]!r} has the name of a built-in one; rename it")
 
     def without_wall_clock(self) -> Snapshot:
         """A copy with None in every field that depends on the clock or the machine (deterministic mode)."""
@@ -276,7 +276,7 @@ class MetricsWriter:
             counters: the checkpoint's counters by field name, including "env_steps".
 
         Returns:
-            The environment steps from which on earlier points are void.
+            The environment steps from which on earlier points are invalid.
         """
         end, beyond = 0, counters["env_steps"] + 1
         for data in self._path.read_bytes().splitlines(keepends=True):

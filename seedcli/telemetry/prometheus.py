@@ -64,22 +64,24 @@ def _gauge(field: str, name: str, help: str, scale: float = 1.0) -> _Figure:
 FIGURES = (
     _gauge("time", "snapshot_timestamp_seconds", "When these figures were taken, Unix time."),
     _counter("env_steps", "Environment steps taken by all actors, over all starts of the run."),
-    _counter("env_frames", "Simulator frames those steps stand for."),
-    _gauge("env_steps_per_second", "env_steps_per_second", "Environment steps a second."),
-    _gauge("env_frames_per_second", "env_frames_per_second", "Simulator frames a second."),
+    _counter("env_frames", "Simulator frames of all environment steps, over all starts of the run."),
+    _gauge("env_steps_per_second", "env_steps_per_second", "Environment steps per second."),
+    _gauge("env_frames_per_second", "env_frames_per_second", "Simulator frames per second."),
     _counter("trained_steps", "Environment steps that training has consumed."),
     _counter("learner_updates", "Updates applied to the network."),
-    _gauge("updates_per_second", "learner_updates_per_second", "Updates a second."),
+    _gauge("updates_per_second", "learner_updates_per_second", "Updates per second."),
     _counter("episodes", "Episodes finished."),
     _gauge("episode_return", "episode_return", "Mean raw return of the episodes that finished last."),
     _gauge("episode_return_100", "episode_return_100", "Mean raw return of the last 100 episodes."),
     _gauge("episode_length", "episode_length_steps", "Mean length of the episodes that finished last."),
     _counter("evaluation_episodes", "Episodes finished by environments that only evaluate."),
-    _gauge("evaluation_return", "evaluation_return", "Mean raw return of those that finished last."),
-    _gauge("evaluation_return_20", "evaluation_return_20", "Mean raw return of the last 20 of them."),
+    _gauge("evaluation_return", "evaluation_return", "Mean raw return of the evaluation episodes that finished last."),
+    _gauge("evaluation_return_20", "evaluation_return_20", "Mean raw return of the last 20 evaluation episodes."),
     _gauge("policy_lag", "policy_lag_updates", "Mean updates between acting on a record and training on it."),
-    _gauge("policy_lag_max", "policy_lag_max_updates", "The largest of them."),
-    _gauge("weights_age", "inference_weights_age_updates", "Updates made since the weights that inference uses."),
+    _gauge(
+        "policy_lag_max", "policy_lag_max_updates", "Maximum updates between acting on a record and training on it."
+    ),
+    _gauge("weights_age", "inference_weights_age_updates", "Updates since inference received its weights."),
     _gauge("inference_batch_size", "inference_batch_environments", "Mean environments of an inference batch."),
     _gauge("loss", "learner_loss", "Loss of the last update."),
     _gauge("learning_rate", "learner_learning_rate", "Learning rate of the last update."),
@@ -101,14 +103,14 @@ _REPLAY = {
     "replay_size": _gauge("replay_size", "replay_unrolls", "Unrolls in the replay."),
     "replay_mb": _gauge("replay_mb", "replay_bytes", "Bytes that the unrolls in the replay take.", 1e6),
     "bytes_per_unroll": _gauge("bytes_per_unroll", "replay_unroll_bytes", "Bytes of an unroll on average."),
-    "replay_ratio": _gauge("replay_ratio", "replay_ratio", "Times an unroll has been trained on."),
-    "epsilon_min": _gauge("epsilon_min", "exploration_epsilon_min", "Least exploration of the environments."),
-    "epsilon_max": _gauge("epsilon_max", "exploration_epsilon_max", "Most exploration of the environments."),
+    "replay_ratio": _gauge("replay_ratio", "replay_ratio", "Average number of times a transition has been trained on."),
+    "epsilon_min": _gauge("epsilon_min", "exploration_epsilon_min", "Smallest exploration epsilon."),
+    "epsilon_max": _gauge("epsilon_max", "exploration_epsilon_max", "Largest exploration epsilon."),
 }
 # Of each device in each role: field of `DeviceFigures`.
 _DEVICE = (
     _gauge("utilisation", "device_utilisation_ratio", "Share of the time with a batch or an update in progress."),
-    _gauge("batches_per_second", "device_batches_per_second", "Inference batches, or updates, a second."),
+    _gauge("batches_per_second", "device_batches_per_second", "Inference batches, or updates, per second."),
     _gauge("batch_rows", "device_batch_rows", "Mean environments of an inference batch, unrolls of a training batch."),
     _gauge("transfer_share", "device_transfer_ratio", "Share of the time with a transfer to the device in progress."),
     _gauge(
@@ -127,12 +129,14 @@ class _LearnerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         status = self._status
-        yield InfoMetricFamily("seed_run", "What is trained.", value=dict(status.run))
+        yield InfoMetricFamily(
+            "seed_run", "Preset, folder, environment, algorithm and seed of the run.", value=dict(status.run)
+        )
         yield GaugeMetricFamily(
             "seed_run_target_steps", "Environment steps at which training ends.", status.total_steps
         )
         if status.turn_seconds is not None:
-            described = "Age of the inference thread's last turn when these figures were taken."
+            described = "Time since the inference thread's last progress, when these figures were taken."
             yield GaugeMetricFamily("seed_inference_turn_age_seconds", described, status.turn_seconds)
         if status.snapshot is not None:
             yield from _snapshot(status.snapshot)
@@ -141,7 +145,7 @@ class _LearnerCollector(Collector):
 
 
 def _one(figure: _Figure, value: float | None) -> Iterator[Metric]:
-    """A figure's metric; nothing where there is nothing to say."""
+    """A figure's metric; none if it has no value."""
     if value is not None:
         family = CounterMetricFamily if figure.kind == "counter" else GaugeMetricFamily
         yield family(figure.name, figure.help, value=float(value) * figure.scale)
@@ -152,7 +156,7 @@ def _snapshot(snapshot: Snapshot) -> Iterator[Metric]:
         yield from _one(figure, getattr(snapshot, figure.field))
     if snapshot.inference_latency_ms:
         family = GaugeMetricFamily(
-            "seed_inference_latency_seconds", "From a message's arrival to its answer.", labels=("quantile",)
+            "seed_inference_latency_seconds", "Time from a message's arrival to its answer.", labels=("quantile",)
         )
         for name, milliseconds in snapshot.inference_latency_ms.items():
             family.add_metric((_QUANTILES.get(name, name),), milliseconds / 1000)
@@ -180,7 +184,7 @@ def _devices(devices: Sequence[DeviceFigures]) -> Iterator[Metric]:
 
 
 def _clean(name: str) -> str:
-    """A part of a metric's name, from the name an algorithm has given a figure."""
+    """A part of a metric's name, from an algorithm's name for the figure."""
     return re.sub(r"[^a-zA-Z0-9_]", "_", name)
 
 
@@ -190,10 +194,12 @@ def _fleet(fleet: Sequence[ActorRow]) -> Iterator[Metric]:
         states.add_metric((state,), number)
     yield states
     environments = GaugeMetricFamily("seed_actor_environments", "Environments of an actor.", labels=_ACTOR)
-    steps = CounterMetricFamily("seed_actor_steps", "Environment records of its session.", labels=_ACTOR)
-    rate = GaugeMetricFamily("seed_actor_steps_per_second", "Environment steps it delivers.", labels=_ACTOR)
-    seen = GaugeMetricFamily("seed_actor_last_seen_seconds", "Since anything came from it.", labels=_ACTOR)
-    state_of = GaugeMetricFamily("seed_actor_state", "1 for the state it is in.", labels=(*_ACTOR, "state"))
+    steps = CounterMetricFamily(
+        "seed_actor_steps", "Environment records received in the actor's session.", labels=_ACTOR
+    )
+    rate = GaugeMetricFamily("seed_actor_steps_per_second", "Environment steps received per second.", labels=_ACTOR)
+    seen = GaugeMetricFamily("seed_actor_last_seen_seconds", "Time since the actor's last message.", labels=_ACTOR)
+    state_of = GaugeMetricFamily("seed_actor_state", "1 for the actor's current state.", labels=(*_ACTOR, "state"))
     for row in fleet:
         labels = (row.actor_id, row.transport, row.address)
         environments.add_metric(labels, row.envs)

@@ -16,7 +16,8 @@ from seedcli.training.devices import Devices, columns_of
 from seedcli.training.groups import Group, check_metrics, check_stop, check_targets, group_losses
 from seedcli.training.optimizer import Step, apply_where, clip_gradients
 
-# Updates that are traced one after the other. More of them run in a loop, whose graph does not grow with their number.
+# Up to this many updates are traced one after the other; more run in a loop, whose graph does not grow with their
+# number.
 _MOST_UNROLLED = 4
 
 
@@ -81,7 +82,7 @@ class _Outcome(NamedTuple):
 
 
 class _Progress(NamedTuple):
-    """What the next update on a batch must know of the ones before it.
+    """The state passed from one update on a batch to the next.
 
     Attributes:
         applied: updates applied, scalar int64.
@@ -222,7 +223,7 @@ class BatchUpdate:
         return unrolls.map_columns(lambda array, axis: tf.gather(array, part, axis=axis))
 
     def gradients(self, unrolls: UnrollBatch, scale: tf.Tensor | None) -> Gradients:
-        """Losses of columns, and of each the gradient with respect to its group's variables."""
+        """Losses of columns, and the gradient of each with respect to its group's variables."""
         groups = self._groups
         with tf.GradientTape(persistent=len(groups) > 1) as tape:
             outputs = self._agent.loss(unrolls)
@@ -237,7 +238,7 @@ class BatchUpdate:
         return Gradients(losses, gradients, dict(outputs.metrics), outputs.priorities, outputs.stop)
 
     def _of_all_parts(self, unrolls: UnrollBatch, scale: tf.Tensor | None) -> Gradients:
-        """The `gradients` of an update's columns: of parts that do not depend on each other, added up."""
+        """The `gradients` of an update's columns, summed over independent parts."""
         columns = self._config.columns_per_update * (self._config.unroll_length if self._shuffles else 1)
         size = columns // self._parts
         parts: list[Gradients] = [

@@ -33,7 +33,7 @@ class UnrollQueue:
         self._buffers: deque[UnrollBuffer] = deque()
         self._offset = 0
         self._columns = 0
-        self._wanted = 1  # columns that the consumer waits for: it is not woken for less
+        self._wanted = 1  # columns that the consumer waits for; fewer do not wake it
         self._closed = False
         self._ready = threading.Condition()
 

@@ -160,7 +160,7 @@ def find_checkpoint(path: Path) -> Checkpoint:
 
 
 def check_environment(checkpoint: Checkpoint, expected: EnvSpec, found: EnvSpec) -> None:
-    """Refuse to play an environment that is not the one of a checkpoint.
+    """Check that an environment is the one of a checkpoint.
 
     Args:
         checkpoint: named in the error.

@@ -111,7 +111,7 @@ def check_metrics(agent: Agent, metrics: Any) -> None:
     for name, value in metrics.items():
         if name in GENERAL_METRICS:
             raise UsageError(
-                f'{kind}.loss: the metric "{name}" has the name of a general one, which every line of metrics has: '
+                f'{kind}.loss: the metric "{name}" has the name of a built-in one, which every line of metrics has: '
                 "rename it"
             )
         found = f"a {type(value).__name__}"
@@ -122,7 +122,7 @@ def check_metrics(agent: Agent, metrics: Any) -> None:
 
 
 def _own_methods(kind: type, method: str) -> list[str]:
-    """Where a class of the user's own overrides a method, or one that it calls: "loss_outputs (my_agent.py:12)"."""
+    """Where a user's class overrides a method, or one that it calls: "loss_outputs (my_agent.py:12)"."""
     functions = [
         (base, function) for base in kind.__mro__ for function in vars(base).values() if inspect.isfunction(function)
     ]
@@ -141,7 +141,7 @@ def check_targets(agent: Agent, targets: Any, columns: int | None, transitions: 
         agent: the agent, for the message.
         targets: name → tensor.
         columns: columns of the batch; None: not known while tracing.
-        transitions: T, where minibatches are of single transitions; None: of columns.
+        transitions: T, where minibatches consist of single transitions; None: of columns.
     """
     kind = type(agent).__name__
     if not isinstance(targets, Mapping):

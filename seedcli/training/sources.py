@@ -161,7 +161,7 @@ class ReplaySource:
         fields = unroll_fields(agent, spec)
         codec = BlockCodec(fields)
         plain = is_plain(codec, config.replay)
-        # Compressed unrolls are unpacked whole, whatever is drawn of them.
+        # Compressed unrolls are always unpacked whole.
         records = algorithm.batch_records if plain else algorithm.records
         self._batch_bytes = batch_size * sum(
             field.nbytes // field.shape[0] * records if field.per_record else field.nbytes for field in fields
@@ -210,7 +210,7 @@ class ReplaySource:
         size, held = self.replay.size, self.replay.nbytes
         if not self._projected and size >= min(self._config.min_size, self._config.capacity):
             self._projected = True
-            # A better agent sees more of its game than the first unrolls show.
+            # A better agent sees more of its game than the first unrolls contain.
             self._check_memory(_GROWTH * held / size * self._config.capacity, "up to an estimated ", held)
 
     # -- in ---------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class ReplaySource:
             self._insertion.add("priorities", begun - taken)
             unrolls = self.replay.pack(stored_arrays(buffer, self._spec))
             self._partial = (unrolls, priorities, buffer.keep, 0)
-            # They hold the whole buffer, so it can be released before they are inserted.
+            # The packed unrolls copy the whole buffer, so it can be released before they are inserted.
             self._arena.release(buffer)
         unrolls, priorities, keep, start = self._partial
         waited = self.replay.insert_waited
@@ -252,7 +252,7 @@ class ReplaySource:
         return True
 
     def _priorities(self, buffer: UnrollBuffer) -> npt.NDArray[np.float32] | None:
-        """Initial priorities [E] as the agent computes them; None: the replay's own, or none at all."""
+        """Initial priorities [E] computed by the agent; None: the replay chooses them, or draws are uniform."""
         agent, rows = self._agent, buffer.rows
         if not (self._prioritized and isinstance(agent, InitialPriorities)):
             return None

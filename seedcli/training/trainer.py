@@ -107,8 +107,8 @@ class Trainer:
         shuffles = agent.algorithm.shuffles and config.minibatches > 1
         if shuffles and tf.nest.flatten(agent.initial_state(1)) and not isinstance(agent, RecordStates):
             raise UsageError(
-                f"{type(agent).__name__} has AlgorithmSpec.shuffles = True, but it also has a state, and only that "
-                "before an unroll's first record is stored: add record_states, return an empty initial_state, or leave "
+                f"{type(agent).__name__} has AlgorithmSpec.shuffles = True, but it also has a state, which is "
+                "stored only for the start of an unroll: add record_states, return an empty initial_state, or leave "
                 "shuffles out"
             )
         self._agent = agent
@@ -132,7 +132,7 @@ class Trainer:
     # -- on the host --------------------------------------------------------------------------------------------
 
     def trace(self, unrolls: UnrollBatch) -> None:
-        """Trace the update for batches of these shapes, which the first update would do otherwise; runs nothing.
+        """Trace the update for batches of these shapes, so that the first update need not; runs nothing.
 
         Args:
             unrolls: this host's part of a batch, host arrays, such as of `batches.zero_unrolls`.
@@ -146,7 +146,7 @@ class Trainer:
 
     def _arguments(self, unrolls: UnrollBatch, rate: float) -> tuple[Any, ...]:
         """The arguments of `BatchUpdate.train`."""
-        # Arrays, because TensorFlow's fast way to call a function takes no scalars of NumPy.
+        # Arrays, because TensorFlow's fast function calls do not accept NumPy scalars.
         scale = None if self.loss_scale is None else np.asarray(self.loss_scale, np.float32)
         return unrolls, np.asarray(rate, np.float32), scale, np.asarray(self.updates, np.int64)
 

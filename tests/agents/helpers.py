@@ -1,4 +1,4 @@
-"""What the agents' tests share: small environments, an acting loop, and batches of random unrolls."""
+"""Helpers for tests of agents: small environments, an acting loop, and batches of random unrolls."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def training_config(**values: Any) -> TrainingConfig:
 
 
 def random_records(spec: EnvSpec, length: int, columns: int, seed: int = 0, ends: float = 0.25) -> Records:
-    """Records [length, columns, ...] with many ends of episodes, no two of them in a row, as autoreset gives them."""
+    """Records [length, columns, ...] with many episode ends, never two in a row, as with autoreset."""
     rng = np.random.default_rng(seed)
     lead = (length, columns)
 
@@ -94,7 +94,7 @@ def random_records(spec: EnvSpec, length: int, columns: int, seed: int = 0, ends
 
 
 def unroll_batch(records: Records, state: Any, recorded: Sequence[str] = ("logits",)) -> UnrollBatch:
-    """Records as a training batch, some of their fields as what the algorithm recorded."""
+    """Records as a training batch; the fields `recorded` are those that the algorithm recorded."""
     return UnrollBatch(
         observation=map_arrays(tf.constant, records["observation"]),
         reward=tf.constant(records["reward"]),
@@ -125,7 +125,7 @@ def act_inputs(spec: EnvSpec, rows: int, seed: tuple[int, int] = (1, 2)) -> ActI
 
 
 def reset(network: RecurrentNetwork, state: Any, first: npt.NDArray[np.bool_]) -> Any:
-    """The state with the rows of `first` as at the start of an episode."""
+    """The state, with the rows of `first` reset to the start of an episode."""
     initial = network.initial_state(len(first))
 
     def choose(new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
@@ -164,7 +164,7 @@ def apply_gradients(
     variables: Sequence[keras.Variable],
     clip_norm: float,
 ) -> tf.Tensor:
-    """Clip gradients by their global norm and apply them where it is finite, on one device: the norm before."""
+    """Clip gradients by their global norm and apply them if it is finite, on one device; returns the unclipped norm."""
     if not optimizer.built:
         with tf.init_scope():
             optimizer.build(list(variables))

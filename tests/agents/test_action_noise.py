@@ -1,4 +1,4 @@
-"""Noise of categories that is kept: actions have the probabilities of the policy, but successive ones are alike."""
+"""Persistent noise of categories: actions have the policy's probabilities, but successive ones are correlated."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_numbers_are_kept_as_often_as_configured(algorithm: str, lstm: int) -> N
     actions, _, kept = played(make(VECTOR, algorithm=algorithm, lstm=lstm), VECTOR)
     same = [(old == new).mean() for old, new in zip(kept, kept[1:], strict=False)]
     assert same == pytest.approx([0.75] * (STEPS - 1), abs=0.04)
-    # A new number chooses the same of three categories in a third of the cases; the policy is almost uniform.
+    # A new number chooses the same one of three categories a third of the time; the policy is almost uniform.
     repeated = np.mean([(old == new).mean() for old, new in zip(actions, actions[1:], strict=False)])
     assert repeated == pytest.approx(0.75 + 0.25 / 3.0, abs=0.04)
     for numbers in (kept[0], kept[-1]):
@@ -94,7 +94,7 @@ def test_only_categories_have_it_and_only_if_configured(spec: EnvSpec, persisten
 
 @pytest.mark.parametrize("algorithm", ["vtrace", "ppo"])
 def test_training_uses_the_probabilities_of_the_policy_alone(algorithm: str) -> None:
-    """The loss is that of the same records without such noise, and transitions can be shuffled as without."""
+    """The loss is the same as without such noise, and transitions can still be shuffled."""
     values = {"fixed_targets": True} if algorithm == "vtrace" else {}
     one, other = (make(VECTOR, algorithm=algorithm, noise_persistence=p, **values) for p in (0.75, 0.0))
     assert "action_noise" not in one.algorithm.recorded and one.algorithm.shuffles and other.algorithm.shuffles
@@ -120,7 +120,7 @@ def test_quantiles_are_those_of_the_cumulative_probabilities() -> None:
 
 
 def test_given_numbers_do_the_same() -> None:
-    """As in exported policies: a column decides whether the number is kept, the next is a new one."""
+    """As in exported policies: one column decides whether the number is kept, the next holds a new one."""
     agent = make(VECTOR)
     inputs = act_inputs(VECTOR, 3)
     state = {"action_noise": tf.constant([[0.4], [0.4], [0.0]])}
@@ -134,7 +134,7 @@ def test_given_numbers_do_the_same() -> None:
 
 @pytest.mark.parametrize(("persistence", "reached"), [(0.0, 0.0), (0.9, 0.25)])
 def test_a_policy_that_knows_nothing_gets_further(persistence: float, reached: float) -> None:
-    """Steps to the left and right from a wall: how many walks of 200 are somewhen 59 away; a uniform policy none."""
+    """The share of 200-step random walks that get 59 steps away from a wall: 0 without persistence."""
     rows = 300
     agent = make(VECTOR, noise_persistence=persistence)
     state = agent.initial_state(rows)

@@ -1,4 +1,4 @@
-"""Direct calls of traced functions: equal to the bit to TensorFlow's own, whatever the structure and the batch size."""
+"""Direct calls of traced functions: bit-identical to TensorFlow's own, for every structure and batch size."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def plain(monkeypatch):
-    """A function that makes something with the `tf.function` in place of the direct call."""
+    """Returns a function that builds something with the `tf.function` in place of the direct call."""
 
     def make(maker):
         with monkeypatch.context() as patch:
@@ -106,7 +106,7 @@ def test_updating_directly_equals_updating_by_tf_function_to_the_bit(name, plain
                 for field, array in agent.algorithm.recorded.items()
             }
             unrolls = unroll_batch(records, agent.initial_state(4), ())._replace(recorded=recorded)
-            # Arrays of the host, which the trainer places, and tensors that have been placed before.
+            # Alternately host arrays, which the trainer places, and tensors that are already placed.
             if update % 2:
                 unrolls = tf.nest.map_structure(np.asarray, unrolls)
             if update == 4:
@@ -131,7 +131,7 @@ class _Pair(NamedTuple):
 
 
 def _shuffle(values: dict[str, Any], pair: _Pair, scale: Any) -> tuple[Any, ...]:
-    """Every kind of structure, out of the order of its names."""
+    """Uses every kind of structure, in an order other than that of the names."""
     total = values["b"] - values["a"]["z"]
     if scale is not None:
         total *= scale
@@ -214,7 +214,7 @@ def test_an_argument_that_has_no_use_may_be_anything():
     for rows_given in (1, 3):
         x = np.arange(rows_given, dtype=np.float32)
         equal(direct(x, x, np.float32([rows_given]), np.zeros(rows_given, np.int32)), x * 2)
-        equal(variable, np.float32([0.0, rows_given]))  # an effect alone is a use
+        equal(variable, np.float32([0.0, rows_given]))  # a side effect counts as a use
 
 
 def test_errors_are_those_of_tf_function():

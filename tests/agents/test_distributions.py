@@ -54,7 +54,7 @@ def test_shapes_and_seeds(spec: ActionSpec) -> None:
     first, again, other = (distribution.sample(params, tf.constant([1, i])).numpy() for i in (2, 2, 3))
     np.testing.assert_array_equal(first, again)
     assert (first != other).mean() > 0.2
-    # Unrolls have an axis more, which changes nothing.
+    # The extra axis of unrolls changes nothing.
     folded = np.reshape(params, (10, 5, -1)), np.reshape(first, (10, 5, *array.shape))
     np.testing.assert_array_equal(
         tf.reshape(distribution.log_prob(*folded), [-1]), distribution.log_prob(params, first)

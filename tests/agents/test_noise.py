@@ -1,4 +1,4 @@
-"""Random numbers of acting: from a seed those of TensorFlow, from given ones what NumPy makes of them."""
+"""Random numbers for acting: those of TensorFlow for a seed, those of a NumPy reference for given numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PPO: its loss and gradients against float64, what clips, what stops, and what all updates on a batch share."""
+"""PPO: loss and gradients against float64, clipping, early stopping, and the targets that all updates share."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_advantages_of_a_batch_are_normalised_without_invalid_columns_and_final_
 
 
 def test_advantages_count_as_a_hundredth_of_the_variance_of_the_returns_at_least() -> None:
-    """Values that explain more are those of a solved task: what is left of the advantages are their errors."""
+    """Values that explain more mean a solved task: the remaining advantages are errors of the values."""
     rng = np.random.default_rng(0)
     returns, noise = 50.0 + 2.0 * rng.normal(size=(T, B)), rng.normal(size=(T, B))
     mask = (rng.random((T, B)) < 0.7).astype(np.float32)
@@ -188,7 +188,7 @@ def test_advantages_count_as_a_hundredth_of_the_variance_of_the_returns_at_least
 def test_advantages_without_rewards_are_not_magnified_once_the_scale_of_values_is_known(
     normalize_values: bool, before: float, now: float, expected: float
 ) -> None:
-    """All that a batch without rewards has are differences between values, however small."""
+    """In a batch without rewards, advantages are only differences between values, however small."""
     agent, ones = make(normalize_values=normalize_values), tf.ones((T, B))
     if agent.network.value_scale is not None:
         returns = tf.constant(np.where(np.arange(T * B).reshape(T, B) % 2, 8.0, 12.0), tf.float32)
@@ -210,7 +210,7 @@ def test_normalised_values_make_the_loss_independent_of_the_unit_of_rewards(norm
         unrolls = unroll_batch(records, {}, ("logits", "value"))
         agent.observe(unrolls)
         unrolls = with_targets(agent, unrolls)
-        agent.network.value.bias.assign([0.4])  # the values have left the targets' by more than value_clip
+        agent.network.value.bias.assign([0.4])  # values now differ from the targets' by more than value_clip
         losses.append(
             [float(agent.loss(unrolls).loss), *(float(g.sum()) for g in loss_and_gradients(agent, unrolls)[1])]
         )
@@ -255,7 +255,7 @@ def test_actions_on_final_records_are_masked(spec: EnvSpec) -> None:
     assert after == before and np.isfinite(after)
     for old, new in zip(gradients, new_gradients, strict=True):
         np.testing.assert_array_equal(old, new)
-    # The observation that a truncated episode ended on is seen.
+    # The last observation of a truncated episode affects the loss.
     cut = {**records}
     cut["observation"] = records["observation"] + 3.0 * records["truncated"][..., None].astype(np.float32)
     assert result(cut)[0] != before
@@ -360,7 +360,7 @@ def test_without_an_lstm_minibatches_are_transitions_in_random_order(synchronous
 
 
 def _transition(agent: PPOAgent, unrolls: UnrollBatch, t: int, b: int) -> UnrollBatch:
-    """One transition as a batch of its own, by slices, with the state after the records before it."""
+    """One transition as a separate batch, by slicing, with the state after the records before it."""
     alone = unrolls.map_columns(lambda x, axis: x[:, b : b + 1] if axis else x[b : b + 1])
     state = alone.state
     final = tf.logical_or(alone.terminated, alone.truncated)
@@ -379,7 +379,7 @@ def test_an_lstm_trains_on_whole_unrolls() -> None:
     assert not agent.algorithm.shuffles
     (batch,) = training_batches(agent, 1)
     agent.algorithm = dataclasses.replace(agent.algorithm, shuffles=True)
-    with pytest.raises(UsageError, match=r"its state holds lstm_cell, lstm_hidden, which does not follow from the rec"):
+    with pytest.raises(UsageError, match=r"its state holds lstm_cell, lstm_hidden, which cannot be computed from"):
         Trainer(agent, config, 10**9).update(batch, env_steps=0)
 
 
@@ -437,7 +437,7 @@ def test_updates_stop_once_the_policy_has_moved_too_far(target_kl: float, stops:
     result = trainer.update(batch, env_steps=0)
     assert (0 < trainer.updates < 10) is stops and trainer.updates > 0
     assert ("updates_used" in result.metrics) is bool(target_kl)
-    # The stop keeps the policy near: what it would skip moves on.
+    # The stop keeps the policy close; the updates that it skips would move it further.
     unrolls = tf.nest.map_structure(tf.constant, batch.unrolls)
     kl = float(agent.loss(with_targets(agent, unrolls)).metrics["approx_kl"])
     assert kl > 0.05
@@ -447,7 +447,7 @@ def test_updates_stop_once_the_policy_has_moved_too_far(target_kl: float, stops:
 
 
 def test_a_run_without_rewards_says_so() -> None:
-    """Before it names settings that explain an equal policy for all observations where there are rewards."""
+    """This symptom comes first: the others explain a policy that ignores observations although there are rewards."""
     records = random_records(VECTOR, T + 1, B, seed=11)
     for spec, setting in ((VECTOR, "agent.noise_persistence"), (CONTINUOUS, "agent.noise_correlation")):
         first, *others = make(spec, normalize_values=True).algorithm.symptoms
@@ -467,7 +467,7 @@ def test_a_run_without_rewards_says_so() -> None:
     one = np.zeros_like(records["reward"])
     one[~records["first"] & (np.arange(T + 1) > 0)[:, np.newaxis]] = 0.5
     assert not first_symptom.shows(found(one))
-    assert not first_symptom.shows(found(np.zeros_like(one)))  # one was enough
+    assert not first_symptom.shows(found(np.zeros_like(one)))  # one reward was enough
 
 
 def test_symptoms_are_those_of_all_actor_critics_and_clipping() -> None:

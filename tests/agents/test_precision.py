@@ -1,4 +1,4 @@
-"""Precision: what is computed in 16 bits, what never is, and how far apart the outputs are."""
+"""Precision: what is computed in 16 bits, what never is, and the differences of the outputs."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_three_episodes_in_one_trace_by_hand() -> None:
     values = np.array([100, 16, 700, 24, 32, 40, 80, 48, 64], np.float32)[:, None]
     # One step: 0 → 1 + ½·16; 1 ends: 2; 2 final; 3 → 4 + ½·32; 4 → 2 + ½·40, the truncated record; 5 final; …
     np.testing.assert_array_equal(run(records, values, 0.5, 1)[:, 0], [9, 2, 700, 20, 22, 40, 32, 36])
-    # Two: 0 → 1 + ½·2; 3 → 4 + ½·2 + ¼·40; 6 → 8 + ½·4 + ¼·64; 7 has but one step left.
+    # Two: 0 → 1 + ½·2; 3 → 4 + ½·2 + ¼·40; 6 → 8 + ½·4 + ¼·64; 7 has only one step left.
     np.testing.assert_array_equal(run(records, values, 0.5, 2)[:, 0], [2, 2, 700, 15, 22, 40, 26, 36])
     # No episode here is longer.
     np.testing.assert_array_equal(run(records, values, 0.5, 7)[:, 0], [2, 2, 700, 15, 22, 40, 26, 36])

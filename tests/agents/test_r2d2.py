@@ -1,4 +1,4 @@
-"""The R2D2 agent: how it explores, that unrolls reproduce acting, its target network, and that it learns."""
+"""The R2D2 agent: exploration, unrolls that reproduce acting, the target network, and learning."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_stored_unroll_reproduces_acting(memory: tuple[int, int, bool], burn_i
     np.testing.assert_allclose(taken, kept["q_taken"][burn_in:], atol=1e-5)
     np.testing.assert_allclose(q.max(-1), kept["q_max"][burn_in:], atol=1e-5)
 
-    # Both networks being the one that acted, what is recorded gives the priorities of the loss.
+    # If both networks are the one that acted, the recorded fields give the priorities of the loss.
     initial = agent.initial_priorities(unrolls._replace(observation=None, action=None, state=None, weights=None))
     assert initial.shape == (B,) and initial.dtype == tf.float32 and (initial.numpy() > 0).all()
     priorities = agent.loss(unrolls).priorities

@@ -1,4 +1,4 @@
-"""The loss of R2D2 and its priorities against float64, and what they do not see."""
+"""The loss of R2D2 and its priorities against float64, and inputs that must not affect them."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_actions_on_final_records_are_masked(memory: dict[str, Any]) -> None:
     before, gradients = loss_and_gradients(agent, batch(agent, records))
 
     changed = {**records, "action": np.where(final, (records["action"] + 1) % 3, records["action"])}
-    if not memory:  # the reward of a first record is 0, and as such an input of a network that sees rewards
+    if not memory:  # with memory, the reward of a first record, 0, is an input of the network
         changed["reward"] = records["reward"] + 100.0 * records["first"].astype(np.float32)
         # The value after a termination is 0.
         changed["observation"] = records["observation"] + 3.0 * records["terminated"][..., None].astype(np.float32)
@@ -142,7 +142,7 @@ def test_actions_on_final_records_are_masked(memory: dict[str, Any]) -> None:
     for old, new in zip(gradients, new_gradients, strict=True):
         np.testing.assert_array_equal(old, new)
 
-    # The same changes elsewhere are seen, and so is the observation that a truncated episode ended on.
+    # The same changes elsewhere affect the loss, and so does the last observation of a truncated episode.
     other = {**records, "action": np.where(final, records["action"], (records["action"] + 1) % 3)}
     assert loss_and_gradients(agent, batch(agent, other))[0] != before
     cut = {**records}
@@ -174,7 +174,7 @@ def test_non_finite_rewards_reach_loss_and_priorities(burn_in: int, bad: float) 
     for priorities in (result.priorities.numpy(), agent.initial_priorities(unrolls).numpy()):
         assert not np.isfinite(priorities[2]) and np.isfinite(priorities[others]).all()
 
-    if burn_in:  # in the burn-in a reward is an input, or nothing
+    if burn_in:  # in the burn-in, a reward has no use but as an input
         agent = make(burn_in=burn_in, lstm=5, previous_action_reward=True, reward_input_clip=0.0)
         records["reward"][burn_in + 4, 2] = 0.0
         records["reward"][1, 2] = np.nan

@@ -1,4 +1,4 @@
-"""The SAC agent: its policy, its target critics, what it refuses, and how its parts are trained."""
+"""The SAC agent: its policy, target critics, refused settings, and the training of its parts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make(spec: EnvSpec = CONTINUOUS, **values: Any) -> SACAgent:
 
 
 def transitions(spec: EnvSpec = CONTINUOUS, seed: int = 11) -> Records:
-    """Single transitions of which some begin on a final record and some end on one, with actions inside the bounds."""
+    """Single transitions, some of which begin or end on a final record, with actions inside the bounds."""
     records = random_records(spec, 2, B, seed=seed)
     return {**records, "action": np.tanh(records["action"])}
 
@@ -85,7 +85,7 @@ def test_algorithm_spec() -> None:
         (MULTI_DISCRETE, "one of 3 and one of 2 and one of 4 categories: choose agent.algorithm vtrace"),
         (
             EnvSpec("test/open", ArraySpec((5,), "float32"), ActionSpec(size=3, unbounded=(0, 2))),
-            r"two bounds.*test/open has none for its numbers \[0, 2\]: choose agent.algorithm vtrace, or",
+            r"bounded actions.*test/open is unbounded in its numbers \[0, 2\]: choose agent.algorithm vtrace, or",
         ),
     ],
 )
@@ -161,7 +161,7 @@ def test_every_input_of_the_critics_matters(kind: str) -> None:
     assert q.shape == (2, B) and np.abs(q[0] - q[1]).min() > 1e-6
     gradients = tape.gradient(mixed, (inputs, action))
     assert all(np.abs(g).max() > 0.0 for g in tf.nest.flatten(gradients))
-    # The worth of an action depends on the observation: Q is no sum of a function of each.
+    # Q is not the sum of a function of the observation and a function of the action.
     swapped = agent.critics(inputs, tf.reverse(action, [0]))[0] - q[0]
     fixed = tf.nest.map_structure(lambda x: tf.repeat(x[:1], B, axis=0), inputs)
     alone = agent.critics(fixed, tf.reverse(action, [0]))[0] - agent.critics(fixed, action)[0]

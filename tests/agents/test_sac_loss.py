@@ -1,4 +1,4 @@
-"""The losses of SAC and their gradients against float64, and what they do not see."""
+"""The losses of SAC and their gradients against float64, and inputs that must not affect them."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_an_average_follows_weights_and_copies_statistics(in_graph: bool) -> Non
     trained = {id(variable) for variable in source.trainable_variables}
     kept = [id(variable) in trained for variable in source.variables]
     assert any(kept) and not all(kept)
-    target.trainable = False  # as a target network is: what counts is what the source trains
+    target.trainable = False  # as in a target network: the source's trainable variables decide
     call = tf.function(polyak) if in_graph else polyak
     old, new = _values(target), _values(source)
     expected = [value.astype(np.float64) for value in old]

@@ -53,7 +53,7 @@ def test_three_episodes_in_one_trace_by_hand() -> None:
 
 
 def reference_gae(records: dict[str, Array], values: Array, discount: float, lam: float) -> tuple[Array, Array]:
-    """Equation 16 as printed, a sum of discounted TD errors in float64, on each episode's piece by itself."""
+    """Equation 16 as printed, a sum of discounted TD errors in float64, separately for each episode."""
     length, columns = values.shape[0] - 1, values.shape[1]
     advantages = np.zeros((length, columns))
     final = records["terminated"] | records["truncated"]
@@ -130,7 +130,7 @@ def reference_vtrace(
     c_clip: float,
     lam: float,
 ) -> tuple[Array, Array]:
-    """Equation 1 as printed, a double sum in float64, on each episode's piece of the trace by itself."""
+    """Equation 1 as printed, a double sum in float64, separately for each episode's part of the trace."""
     length, columns = log_rho.shape
     vs = values[:-1].astype(np.float64)
     advantages = np.zeros((length, columns))
@@ -138,7 +138,7 @@ def reference_vtrace(
     for b in range(columns):
         start = 0
         while start < length:
-            end = next((t for t in range(start, length) if final[t, b]), length)  # the piece's last record
+            end = next((t for t in range(start, length) if final[t, b]), length)  # last record of the part
             rho = np.exp(log_rho[start:end, b].astype(np.float64))
             gamma = np.full(end - start, discount)
             if end > start and records["terminated"][end, b]:

@@ -1,4 +1,4 @@
-"""Running scales of values and advantages: what they are, that values keep, and that rewards may have any unit."""
+"""Running scales of values and advantages: their statistics, preserved values, and rewards of any unit."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_old_transitions_are_forgotten_at_the_horizon_whatever_the_batches() -> 
                 update(scale, head, values, values, values, np.ones_like(values))
         mean, _ = scale.moments()
         weights.append((float(mean) - 1.0) / 2.0)
-    # The weight of 1,000 new transitions, over that of all there were.
+    # The weight of 1,000 new transitions, divided by that of all transitions.
     expected = (1 - np.exp(-1000 / HORIZON)) / (1 - np.exp(-(1000 + HORIZON) / HORIZON))
     np.testing.assert_allclose(weights, expected, rtol=1e-3)
 
@@ -121,7 +121,7 @@ def agent(**values: Any) -> VTraceAgent:
 
 
 def batches(made: VTraceAgent, reward_scale: float, count: int = 8) -> list[UnrollBatch]:
-    """Unrolls whose recorded values are those the agent would have had, were its first batch already behind it."""
+    """Unrolls with the values that the agent would have recorded after its first batch."""
     found = []
     for i in range(count):
         records = random_records(VECTOR, T + 1, B, seed=i)

@@ -1,4 +1,4 @@
-"""Names of variables: by structure, each its own, the same however many layers were built before."""
+"""Names of variables: derived from the structure, unique, and independent of layers built before."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seedcli.agents.variables import named_variables
 from seedcli.training.trainer import Trainer
 from tests.agents.helpers import MIXED, agent_config, training_config
 
-# What they are configured with, and what they keep of each variable.
+# Name → settings, and what the optimizer stores for each variable.
 OPTIMIZERS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "adam": ({"optimizer": "adam"}, {"momentums", "velocities"}),
     "rmsprop": ({"optimizer": "rmsprop", "rmsprop_momentum": 0.0}, {"velocities"}),
@@ -36,7 +36,7 @@ class Odd(keras.layers.Layer):
 
 
 def test_names_are_places_in_the_structure() -> None:
-    keras.layers.Dense(3)(tf.zeros([1, 1]))  # Keras counts it
+    keras.layers.Dense(3)(tf.zeros([1, 1]))  # advances the layer counter of Keras
     names = set(named_variables(net=Odd()))
     assert names == set(named_variables(net=Odd()))
     assert {"net/by_name/left/kernel", "net/by_name/right/bias", "net/tables/0", "net/tables/1"} <= names

@@ -1,4 +1,4 @@
-"""The V-trace agent: what it samples, what its loss is, and what its loss does not see."""
+"""The V-trace agent: sampling, the loss, and inputs that must not affect the loss."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_probabilities_of_actions_are_those_given_the_noise_before() -> None:
     batch = evaluate(0.0)
     np.testing.assert_allclose(batch.log_pi, log_prob(batch.policy.numpy()), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(batch.log_mu, log_prob(records["mean_log_std"][:-1]), rtol=1e-4, atol=1e-4)
-    np.testing.assert_array_equal(evaluate(3.0).log_pi, batch.log_pi)  # the records have it, not the state
+    np.testing.assert_array_equal(evaluate(3.0).log_pi, batch.log_pi)  # the noise is from the records, not the state
 
 
 @pytest.mark.parametrize("memory", [{}, {"lstm": 5, "frame_stack": 3, "previous_action_reward": True}])
@@ -293,7 +293,7 @@ def test_actions_on_final_records_are_masked(memory: dict[str, Any]) -> None:
     changed = {**records}
     changed["action"] = np.where(final, (records["action"] + 1) % 3, records["action"])
     changed["logits"] = records["logits"] + final[..., None] * np.array([0.0, 5.0, -9.0], np.float32)
-    if not memory:  # the reward of a first record is 0, and as such an input of a network that sees rewards
+    if not memory:  # with memory, the reward of a first record, 0, is an input of the network
         changed["reward"] = records["reward"] + 100.0 * records["first"].astype(np.float32)
         # The value after a termination is 0.
         changed["observation"] = records["observation"] + 3.0 * records["terminated"][..., None].astype(np.float32)
@@ -302,7 +302,7 @@ def test_actions_on_final_records_are_masked(memory: dict[str, Any]) -> None:
     for old, new in zip(gradients, new_gradients, strict=True):
         np.testing.assert_array_equal(old, new)
 
-    # The same changes elsewhere are seen, and so is the observation that a truncated episode ended on.
+    # The same changes elsewhere affect the loss, and so does the last observation of a truncated episode.
     other = {**records, "action": np.where(final, records["action"], (records["action"] + 1) % 3)}
     assert loss_and_gradients(agent, unroll_batch(other, agent.initial_state(B)))[0] != before
     cut = {**records}
@@ -518,7 +518,7 @@ def test_a_policy_beyond_its_trust_region_gets_no_gradient() -> None:
     for clip in (0.0, 0.2):
         agent = make(policy_clip=clip, entropy_cost=0.0, baseline_cost=0.0)
         records = random_records(VECTOR, T + 1, B, seed=5)
-        # What was taken was all but impossible when it was: every ratio is far above 1.
+        # The actions taken were almost impossible under the behaviour policy: every ratio is far above 1.
         records["logits"] = 20.0 * (1.0 - np.eye(3, dtype=np.float32))[records["action"]]
         unrolls = unroll_batch(records, agent.initial_state(B))
         with tf.GradientTape() as tape:
@@ -526,5 +526,5 @@ def test_a_policy_beyond_its_trust_region_gets_no_gradient() -> None:
         outputs = evaluate(agent.network, unrolls, 0)
         assert outputs.policy.shape[-1] == 3
         gradients.append(tape.gradient(loss, agent.network.policy.bias).numpy())
-    # With the clip only actions worse than expected still count.
+    # With the clip, only actions with negative advantages still have a gradient.
     assert np.abs(gradients[0] - gradients[1]).max() > 1e-4

@@ -24,7 +24,7 @@ TINY: dict[str, Any] = {
     "telemetry.interval_seconds": 0.2,
     "telemetry.loggers": [],
 }
-# All that a network can remember.
+# Every kind of memory that a network can have.
 MEMORY: dict[str, Any] = {
     "agent.network.lstm": 8,
     "agent.network.frame_stack": 2,
@@ -54,7 +54,7 @@ def untrained(folder: Path, preset: str, env: str, **sets: Any) -> Path:
 
 
 def play(policy: seedcli.Policy, env: gymnasium.Env[Any, Any], episodes: int, seed: int) -> npt.NDArray[np.float64]:
-    """Returns of whole episodes, played as `seed eval --envs 1` plays: final observations are answered too."""
+    """Returns of whole episodes, played as `seed eval --envs 1` plays: it also acts on final observations."""
     observation, _ = env.reset(seed=seed)
     reward, first, ended, returns = 0.0, True, False, [0.0]
     while True:

@@ -1,4 +1,4 @@
-"""The examples of docs/python-api.md run as they stand, one after the other, on a tiny run."""
+"""The examples of docs/python-api.md run unchanged, one after the other, on a tiny run."""
 
 from __future__ import annotations
 

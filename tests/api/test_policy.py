@@ -1,4 +1,4 @@
-"""`seedcli.load_policy` on checkpoints of real runs: what it plays, remembers and refuses."""
+"""`seedcli.load_policy` on checkpoints of real runs: actions, memory and refused inputs."""
 
 from __future__ import annotations
 
@@ -139,7 +139,9 @@ def test_a_step_says_what_else_the_algorithm_knows(runs: dict[str, seedcli.Run])
     np.testing.assert_allclose(found.probabilities.sum(axis=-1), 1.0, rtol=1e-5)
     np.testing.assert_array_equal(found.greedy_action, found.logits.argmax(axis=-1))
     assert found.value.shape == (20,) and "value" in dir(found)
-    with pytest.raises(AttributeError, match="gives no q_values: it gives action, greedy_action, value, logits, prob"):
+    with pytest.raises(
+        AttributeError, match="returns no q_values: it returns action, greedy_action, value, logits, prob"
+    ):
         found.q_values  # noqa: B018 (an attribute that is not there)
 
     env = make("echo")
@@ -168,7 +170,7 @@ def test_wrong_arguments_are_refused_in_one_sentence(
     with pytest.raises(UsageError) as error:
         policy(*arguments)
     assert sentence in str(error.value)
-    policy(np.zeros((5, 4)))  # what was refused has left nothing behind
+    policy(np.zeros((5, 4)))  # refused calls have changed nothing
 
 
 def test_another_number_of_environments_needs_a_reset(runs: dict[str, seedcli.Run]) -> None:
@@ -177,7 +179,7 @@ def test_another_number_of_environments_needs_a_reset(runs: dict[str, seedcli.Ru
     for observation, what in ((np.zeros((2, 4)), "a batch of 2"), (np.zeros(4), "one environment")):
         with pytest.raises(UsageError) as error:
             policy(observation)
-        assert f"is of {what}, and those before were of a batch of 3: call policy.reset() first" in str(error.value)
+        assert f"is for {what}, and those before were for a batch of 3: call policy.reset() first" in str(error.value)
     assert policy(np.zeros((3, 4))).shape == (3,)
     for rows, sentence in (
         ([True], "rows is a mask of shape (1,): it must be (3,)"),

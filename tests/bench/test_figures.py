@@ -195,7 +195,7 @@ def test_bare_inference_and_training_count_environment_steps(preset: str, sets: 
 
 
 def test_the_rate_of_a_counter_is_fitted_to_all_lines() -> None:
-    # 100 a second, counted in jumps of 250: the two ends alone would say 94 or 125.
+    # 100 a second, counted in jumps of 250: the two ends alone would give 94 or 125.
     lines = [{"time": 1e9 + t, "trained_steps": 100 * t // 250 * 250} for t in range(0, 41)]
     assert bench_training._slope(lines, "trained_steps") == pytest.approx(100, rel=0.02)
 
@@ -258,7 +258,7 @@ def test_bench_replay_packs_real_frames_below_an_eighth(capsys: pytest.CaptureFi
     assert tree["entries"] == 10**6 and 0 < tree["sample_us"] and 0 < tree["update_us"]
     assert tree["bare_sample_us"] > 0
     small = result["transitions"]
-    # 17 + 6 + 1 float32, two flags and a version; an unroll's last record is stored twice, and its ends once more.
+    # 17 + 6 + 1 float32, two flags and a version; an unroll's last record is stored twice, and its end flags again.
     assert small["record_bytes"] == 106 and small["raw_mb"] == 106
     assert 0.5 < small["memory_ratio"] <= 1.1
     assert all(small[name] > 0 for name in ("insert_us", "bare_insert_us", "sample_us", "bare_sample_us"))

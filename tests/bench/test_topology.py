@@ -1,4 +1,4 @@
-"""`seed bench topology`: the splits it tries, that both sides run and wait for each other, and what it recommends."""
+"""`seed bench topology`: the splits it tries, both sides waiting for each other, and its recommendation."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_batch_is_half_of_the_fleet_or_as_configured() -> None:
 
 
 def bench(*arguments: str) -> dict[str, Any]:
-    """Run the command in a separate process, because TensorFlow splits its devices once a process."""
+    """Run the command in a separate process, because TensorFlow can split its devices only once per process."""
     command = [sys.executable, "-m", "seedcli", "bench", "topology", *arguments, "--seconds", "0.3", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
-# Loaded where they are installed and not missed where they are not: by setuptools in every Python, and by grpc.
+# Imported if they are installed, but not required: by setuptools in every Python, and by grpc.
 _OPTIONAL = ("_distutils_hack", "grpc_health")
 
 
@@ -22,7 +22,7 @@ def imported_packages() -> list[str]:
 
 
 def unlisted(packages: Iterable[str], requirements: Iterable[str]) -> set[str]:
-    """Those of some imported packages that neither the requirements nor what they require install."""
+    """The imported packages that neither the requirements nor their dependencies install."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 

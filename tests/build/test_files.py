@@ -47,7 +47,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Gives a built file: that of a release, or one built now."""
+    """Returns a function that gives a built file: that of a release, or one built now."""
     folder = Path(os.environ["RELEASE"]) if "RELEASE" in os.environ else tmp_path_factory.mktemp("files")
 
     def build(name: str, kind: str, *options: str) -> Path:
@@ -63,7 +63,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 class Node:
-    """A machine of its own, as far as processes can tell: a home and a PATH with Python and nothing else.
+    """Looks like a separate machine to its processes: a home, and a PATH with only Python.
 
     Attributes:
         home: also the working folder of its processes.
@@ -88,7 +88,7 @@ class Node:
         return process
 
     def close(self) -> None:
-        """Kill what still runs and remove the home: files unpack up to 3 GB, which pytest would keep."""
+        """Kill running processes and remove the home: files unpack up to 3 GB, which pytest would keep."""
         for process in self._processes:
             process.kill()
             process.wait()
@@ -117,7 +117,7 @@ def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def play(fleet: Fleet, node: Node, file: Path, *options: str, transports: Sequence[str] = ("grpc", "zmq")) -> list[str]:
-    """Train with one actor of the file over each transport, to the end; returns what the actors wrote."""
+    """Train with one actor of the file over each transport, to the end; returns the stderr of each actor."""
     learner = fleet.learner("--logdir", "run", "--no-live", *options)
     served = learner.wait_until_it_serves()
     addresses = [served[name] for name in transports]
@@ -156,7 +156,7 @@ def test_an_actor_file_refuses_to_learn(node: Node, built: Callable[..., Path]) 
 
 
 def other_python() -> str:
-    """A Python of another version than this one's; "" if there is none."""
+    """A Python of a different version; "" if there is none."""
     for minor in range(9, 20):
         name = shutil.which(f"python3.{minor}")
         if not name or minor == sys.version_info.minor:

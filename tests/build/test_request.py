@@ -1,4 +1,4 @@
-"""`seed build`: what it refuses, and what is left when it fails or is stopped."""
+"""`seed build`: refused requests, and the files left when it fails or is stopped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The sentence with which a build is refused; nothing is written."""
+    """The error message of a refused build, which must write nothing."""
     before = sorted(Path().rglob("*"))
     assert main(["build", *arguments]) == 2
     captured = capsys.readouterr()
@@ -108,7 +108,7 @@ def test_seed_outside_a_virtual_environment_is_refused(
 ) -> None:
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     sentence = refusal(capsys, "actor", "out")
-    assert f"{sys.base_prefix} is none" in sentence and "python3 -m venv" in sentence
+    assert f"{sys.base_prefix} is not one: create one" in sentence and "python3 -m venv" in sentence
 
 
 def test_a_package_that_cannot_be_packed_is_named_and_leaves_nothing() -> None:

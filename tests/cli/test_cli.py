@@ -1,4 +1,4 @@
-"""The command line: arguments reach a role, its end becomes the exit status. Roles are replaced, all else is real."""
+"""The command line: arguments reach a role, and its end becomes the exit status. Only roles are replaced."""
 
 import json
 import os
@@ -280,8 +280,8 @@ def test_doctor_and_bench_pass_all_options_on(role: Role, capsys: pytest.Capture
         ("actor", "no learner address given: give --connect HOST:PORT or --connect RUN_FOLDER, or set SEED_CONNECT"),
         ("actor --connect ,", 'no learner address given (--connect ",")'),
         ("actor --connect h:1,nonsense", '"nonsense" is not a learner\'s address'),
-        ("actor --connect h:1 --insecure --token-file T", "--insecure turns token and encryption off"),
-        ("actor --connect h:1 --insecure --tls-ca T", "--insecure turns token and encryption off"),
+        ("actor --connect h:1 --insecure --token-file T", "--insecure disables the token and encryption"),
+        ("actor --connect h:1 --insecure --tls-ca T", "--insecure disables the token and encryption"),
         ("token new --replace --token-file /proc/no/token", "/proc/no/token cannot be written"),
         ("actor --connect h:1 --envs 2 --streams 3", "--streams 3 must be at most --envs 2"),
         ("actor --connect h:1 --envs 0", "'--envs': 0 should be greater than or equal to 1"),
@@ -421,7 +421,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_help_is_fast() -> None:
-    """In processor time, which other processes delay little; the best of five runs counts."""
+    """In processor time, which other processes affect little; the best of five runs counts."""
 
     def seconds() -> float:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 import pytest
 
 from seedcli.cluster import rendezvous_server
-from tests.cluster.joining import BEAT, SILENCE, Hosts, wait_until
+from tests.cluster.joining import BEAT, TIMEOUT, Hosts, wait_until
 from tests.net.harness import LIMIT
 
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
     monkeypatch.setattr(rendezvous_server, "HEARTBEAT_SECONDS", BEAT)
-    monkeypatch.setattr(rendezvous_server, "HEARTBEAT_TIMEOUT_SECONDS", SILENCE)
+    monkeypatch.setattr(rendezvous_server, "HEARTBEAT_TIMEOUT_SECONDS", TIMEOUT)
     before = threading.active_count()
     hosts = Hosts()
     yield hosts

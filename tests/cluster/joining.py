@@ -19,7 +19,7 @@ from tests.net.protected import MINE
 from tests.ports import reserve_ports
 
 SECURITY = Security(MINE)
-BEAT, SILENCE = 0.1, 1.5
+BEAT, TIMEOUT = 0.1, 1.5
 
 
 def free_hosts(count: int) -> list[str]:

@@ -317,7 +317,7 @@ ADDRESSES = [{"grpc": f"h{host}:1", "zmq": f"h{host}:2"} for host in range(3)]
 
 
 class Fleet:
-    """What a host knows of the others, with a clock that the test sets."""
+    """A host's view of the others, with a clock that the test sets."""
 
     def __init__(self, index: int = 0, addresses: Any = ADDRESSES) -> None:
         self.own, self.loads, self.now = 0, [0, 0, 0], 0.0
@@ -420,7 +420,7 @@ def test_an_actor_is_redirected_once(kind: str) -> None:
 
 
 class Host:
-    """A learner host without a network: a real service on real sockets, in a thread, that acts with 0."""
+    """A learner host without a network: a real service on real sockets, in a thread, whose actions are all 0."""
 
     def __init__(self, kind: str) -> None:
         self.server = make_server(kind)

@@ -65,7 +65,7 @@ def test_messages_of_unauthenticated_peers_are_ignored(held: Hosts) -> None:
         intruder.connect(f"tcp://{hosts[0]}")
         body = status(1, training__batch_size=64).model_dump_json().encode()
         intruder.send_multipart([pack_header(Kind.HELLO, len(body)), body])
-        # A host that holds the token would have been refused by name of the key.
+        # A host that holds the token would have been refused with the name of the key.
         assert "did not join" in failure(chief, UsageError)
         assert not intruder.poll(0)
 

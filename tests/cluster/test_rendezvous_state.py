@@ -21,7 +21,7 @@ from seedcli.cluster.messages import Run, State, Status
 from seedcli.errors import ProtocolError, UsageError
 from seedcli.net.frames import Kind, pack_header
 from seedcli.net.security.curve import protect_client
-from tests.cluster.joining import BEAT, SECURITY, SILENCE, Hosts, failure, free_hosts, status, wait_until
+from tests.cluster.joining import BEAT, SECURITY, TIMEOUT, Hosts, failure, free_hosts, status, wait_until
 from tests.net.harness import LIMIT, TOKEN
 from tests.reliability.mutations import Mutator
 
@@ -95,7 +95,7 @@ def test_a_host_that_has_finished_is_not_lost(held: Hosts) -> None:
     joined = held.all(3)
     joined[2].close()
     joined[0].close()
-    time.sleep(2 * SILENCE)
+    time.sleep(2 * TIMEOUT)
     assert joined[1].failure == ""
 
 
@@ -109,7 +109,7 @@ def test_waiting_for_a_specification_ends_with_a_loss(held: Hosts) -> None:
 def test_a_host_reconnects(held: Hosts) -> None:
     chief, other = held.all(2)
     other._client._lost = "cut"  # type: ignore[union-attr]
-    time.sleep(2 * SILENCE)
+    time.sleep(2 * TIMEOUT)
     other.update(envs=5)
     wait_until(lambda: chief.state.loads == (0, 5))
     assert chief.failure == other.failure == ""
@@ -122,9 +122,9 @@ def test_a_restarted_chief_rejects_hosts_of_the_earlier_rendezvous(
     assert chief.server is not None
     monkeypatch.setattr(chief.server, "_send", lambda *, ended=False: None)  # as if it had been killed
     chief.close()
-    again = held.start(list(chief.hosts), 0, timeout=SILENCE + 1)
+    again = held.start(list(chief.hosts), 0, timeout=TIMEOUT + 1)
     assert "host 1" in failure(again, UsageError)
-    wait_until(lambda: bool(other.failure))  # on a busy machine it counts less silence than has passed
+    wait_until(lambda: bool(other.failure))  # on a busy machine it counts less time than has passed
     assert "host 0" in other.failure and "has not been heard" in other.failure
 
 
@@ -134,8 +134,8 @@ from seedcli.cluster import rendezvous_server
 from seedcli.cluster.rendezvous import Rendezvous
 from seedcli.net.security.keys import Security
 from seedcli.net.security.token import Token
-from tests.cluster.joining import BEAT, SILENCE, status
-rendezvous_server.HEARTBEAT_SECONDS, rendezvous_server.HEARTBEAT_TIMEOUT_SECONDS = BEAT, SILENCE
+from tests.cluster.joining import BEAT, TIMEOUT, status
+rendezvous_server.HEARTBEAT_SECONDS, rendezvous_server.HEARTBEAT_TIMEOUT_SECONDS = BEAT, TIMEOUT
 hosts, index = sys.argv[1].split(","), int(sys.argv[2])
 Rendezvous(hosts, status(index), Security(Token(sys.argv[3], "argv"))).join(20.0)
 print("joined", flush=True)
@@ -171,9 +171,9 @@ def test_a_host_that_dies_or_stalls_is_detected(held: Hosts, process: Any, victi
     os.kill(child.pid, number)
     begun = time.monotonic()
     for rendezvous in joined:
-        wait_until(lambda rendezvous=rendezvous: bool(rendezvous.failure), 3 * SILENCE)  # type: ignore[misc]
+        wait_until(lambda rendezvous=rendezvous: bool(rendezvous.failure), 3 * TIMEOUT)  # type: ignore[misc]
         assert f"host {victim} ({hosts[victim]}) has not been heard" in rendezvous.failure
-    assert time.monotonic() - begun > SILENCE - 2 * BEAT
+    assert time.monotonic() - begun > TIMEOUT - 2 * BEAT
 
 
 def test_malformed_messages_are_rejected() -> None:

@@ -57,7 +57,7 @@ def test_expected_presets_exist() -> None:
 
 
 def task_keys(resolved: Resolved) -> list[str]:
-    """Keys that define the task; the handling of failures does not."""
+    """Keys that define the task, without those for the handling of failures."""
     keys = [key for key in resolved.sources if key.startswith("environment.")]
     return [key for key in keys if key not in ("environment.restarts", "environment.step_timeout")]
 
@@ -148,7 +148,7 @@ def test_unknown_choices(flags: dict[str, str], sentence: str) -> None:
     if sentence:
         message = refusal(flags=flags)
         assert sentence in message and message.endswith(f"(from {next(iter(flags))})")
-    else:  # a class without a Config has the keys that all share; its use is refused when it is built
+    else:  # a class without a Config has only the common keys; it is refused when it is built
         assert load(flags=flags).config.environment.family == "pathlib:Path"
 
 

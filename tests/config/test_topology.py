@@ -113,14 +113,14 @@ def test_preset_without_topology_uses_available_devices(name: str, machine: str)
     if machine in ("laptop", "1gpu"):
         expected = Plan(platform=platform, devices=1, training=(0,), inference=(0,), columns=batch)  # type: ignore[arg-type]
     else:
-        # All minibatches are powers of two, which six does not divide, and each device needs a column of every one.
+        # Minibatch sizes are powers of two, which six does not divide, and each device needs a column of every one.
         number = min(4, batch // config.training.minibatches)
         training, inference = tuple(range(number)), tuple(range(number, 8))
         expected = Plan(platform, devices=8, training=training, inference=inference, columns=batch // number)  # type: ignore[arg-type]
     assert make_plan(config, MACHINES[machine]) == expected
 
 
-# What "auto" means ------------------------------------------------------------------------------------------------
+# The meaning of "auto" --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_hosts_share_a_batch() -> None:
     assert len(make_plan(config(10, **two_hosts()), EIGHT_GPUS).training) == 5
 
 
-# Sentences --------------------------------------------------------------------------------------------------------
+# Error messages ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

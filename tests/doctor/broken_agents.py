@@ -31,7 +31,7 @@ class KeyWithoutDefault(VTraceAgent):
 
 
 class KeyOfPython(VTraceAgent):
-    """Keeps the rules; its key is a word of Python."""
+    """Follows the rules; its key is a keyword of Python."""
 
     class Config(VTraceConfig):
         global_: float = Field(1.0, alias="global", description="a factor")
@@ -74,7 +74,7 @@ class ForgetsVariables(VTraceAgent):
 
 
 class ForgetsStatistics(VTraceAgent):
-    """Of the trained variables it holds every one."""
+    """Holds all trained variables."""
 
     def variables(self) -> dict[str, tf.Variable]:
         trained = {id(v.value) for v in self.network.trainable_variables}
@@ -260,7 +260,7 @@ class InfiniteGradient(Reinforce):
 
 
 class ForgetsMask(VTraceAgent):
-    """Adds a term for the actions taken, also for those that the environment ignored."""
+    """Adds a term for all actions taken, including those that the environment ignored."""
 
     def loss_outputs(
         self, batch: Any, unrolls: Any, policy_loss: Any, squared_error: Any, metrics: Any, stop: Any = None

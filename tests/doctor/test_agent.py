@@ -1,4 +1,4 @@
-"""`seed doctor --agent`: agents that keep the rules pass, and one that breaks a rule is told which."""
+"""`seed doctor --agent`: agents that follow the rules pass; otherwise the broken rule is named."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seedcli.doctor.examination import examine_apart
 _TINY = ("agent.network.hidden=[8]", "training.unroll_length=5")
 _REPLAY = ("agent.dueling_hidden=4", "agent.n_step=2", "training.burn_in=2", "agent.network.lstm=4")
 
-# Class → the check that names it, and words of what it says.
+# Class → the check that names it, and words of its message.
 BROKEN = {
     "ConfigOfNothing": ("class", "its Config must be a subclass of AgentConfig"),
     "KeyWithoutDefault": ("class", "the key temperature of its Config needs a default value"),
@@ -49,7 +49,7 @@ BROKEN = {
     "TargetsByColumn": ("targets", "the second axis must be the 4 columns of the batch"),
     "LossOfEachColumn": ("loss", "must be a scalar float32 tensor"),
     "LossOfOtherGroup": ("loss", 'no loss for the parameter group "policy"'),
-    "GeneralMetric": ("loss", 'the metric "env_steps" has the name of a general one'),
+    "GeneralMetric": ("loss", 'the metric "env_steps" has the name of a built-in one'),
     "MetricOfEachColumn": ("loss", 'the metric "kl" is float32 [5, 4]: it must be a scalar'),
     "ForgotReturn": ("loss", "ForgotReturn.loss returns None: it must return LossOutputs"),
     "ForgotReturnOfLoss": ("loss", "look for a `return` that is missing in loss (broken_agents.py:"),
@@ -183,7 +183,7 @@ def test_the_command_checks_in_a_process_of_its_own(capfd: pytest.CaptureFixture
 
 
 def _examined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the command check in this process, which has TensorFlow already."""
+    """Run the checks in this process, which has already imported TensorFlow."""
     monkeypatch.setattr(doctor_agent, "examine", lambda request, **_: check_agent(request))
 
 

@@ -141,7 +141,7 @@ CPU = {"type": "CPU", "name": None}
 def _tensorflow_sees(
     monkeypatch: pytest.MonkeyPatch, folder: Path, devices: list[dict[str, Any]], inventory: Inventory
 ) -> None:
-    """Have the probe report the devices of another machine, which has a driver."""
+    """Make the probe report the devices of another machine, which has a driver."""
     seen = {"version": "2.x", "seconds": 1.0, "devices": devices, "inventory": asdict(inventory)}
     smi = folder / "nvidia-smi"
     smi.write_text("#!/bin/sh\nfor i in 1 2; do echo 'NVIDIA H200, 143771'; done\n", encoding="utf-8")
@@ -183,7 +183,7 @@ def test_a_preset_that_does_not_fit_is_a_finding() -> None:
     finding = describe_topology(config, Inventory(gpus=2, cores=4, models=("a", "b")))
     assert (finding.status, finding.required, finding.value) == ("missing", True, None)
     assert finding.detail == "topology.inference_devices = 4 is more than the 2 GPUs of this machine: lower it"
-    # A sentence may end with the text of another error, which is no advice.
+    # A sentence may end with the text of another error, which is not advice.
     damaged = describe_topology(config, Inventory(gpus=8), {"TF_CONFIG": "[]"})
     assert damaged.detail.startswith("TF_CONFIG ") and damaged.advice == ""
 

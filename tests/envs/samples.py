@@ -137,7 +137,7 @@ class Unseeded(Walk):
 
 
 class SeedIgnored(Walk):
-    """Plays the same episodes whatever the seed."""
+    """Plays the same episodes for every seed."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         return super().reset(seed=7 if seed is not None else None)

@@ -37,7 +37,7 @@ def test_correct_environment_passes(name: str) -> None:
     ("name", "check", "status", "words"),
     [
         ("Raises", "play", "failure", r"environment 0 of .*Raises-v0 failed in step: RuntimeError: the simulator fell"),
-        ("NotANumber", "play", "failure", r"environment 0 of .* gave the observation nan, which is no finite float32"),
+        ("NotANumber", "play", "failure", r"environment 0 of .* returned the observation nan, which is not a finite"),
         ("OutOfBounds", "spaces", "warning", r"^observation\[1\] went beyond the bounds"),
         ("DeadSensor", "frames", "warning", r"^observation\[1\] never changed in"),
         ("NoReward", "rewards", "warning", r"each of [\d,]+ rewards was 0"),

@@ -163,7 +163,7 @@ def test_closing_twice_is_safe(case: Case) -> None:
     env.close()
 
 
-# Of several CartPoles without pictures Gymnasium's vector environment is stepped, which shares one random generator.
+# Several CartPoles without rendering use Gymnasium's vector environment, which has one random generator for all.
 @pytest.mark.parametrize(("name", "envs"), [("CartPole", 1), ("pong", 2), ("DMLab", 2), ("football", 2)])
 def test_rendering_shows_the_first_environment_and_changes_nothing(
     name: str, envs: int, monkeypatch: pytest.MonkeyPatch

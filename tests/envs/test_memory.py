@@ -8,7 +8,7 @@ import numpy as np
 from seedcli.specs import ActionSpec, ArraySpec
 from tests.envs.helpers import POSITIONS, Played, gymnasium_config, play
 
-# CartPole without its vector environment, which draws its states in another order.
+# CartPole without its vector environment, which draws initial states in another order.
 _ONE_BY_ONE = "CartPoleOneByOne-v0"
 gymnasium.register(_ONE_BY_ONE, "gymnasium.envs.classic_control.cartpole:CartPoleEnv", max_episode_steps=500)
 

@@ -1,4 +1,4 @@
-"""Environments that get a process of their own, because their family declares that they need it."""
+"""Environments that run in a separate process because their family declares that they need it."""
 
 from __future__ import annotations
 

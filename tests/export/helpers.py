@@ -19,7 +19,7 @@ from seedcli.models.formats import FORMATS
 from seedcli.specs import ArraySpec, EnvSpec, map_arrays
 from seedcli.training.checkpoint import Checkpointer
 
-# All that a network can remember, and what it is given besides observations.
+# Every kind of memory that a network can have, and every input besides observations.
 MEMORY = (
     "agent.network.hidden=[8]",
     "agent.network.lstm=8",
@@ -75,7 +75,7 @@ def cartpole_run(folder: Path) -> Path:
 
 
 def function_of(agent: Agent, spaces: Any, *, greedy: bool = True, batch: int | None = None) -> ActingFunction:
-    """Its acting function, in the role of evaluation where it has one."""
+    """The acting function of an agent, in the role of evaluation if it has one."""
     role = "evaluation" if "evaluation" in agent.algorithm.roles else "training"
     return ActingFunction(Acting(agent, role, spaces, greedy, batch))
 
@@ -98,7 +98,7 @@ def observations(spec: EnvSpec, rows: int, rng: np.random.Generator) -> Any:
             drawn = rng.normal(size=shape)
         else:
             drawn = rng.integers(0, 2 if array.dtype == "bool" else 127, shape)
-            if len(array.shape) == 3:  # pictures that are bright in another half
+            if len(array.shape) == 3:  # images whose left half is darker
                 drawn[:, :, : array.shape[1] // 2] //= rng.integers(1, 100, (rows, 1, 1, 1))
         return np.asarray(drawn).astype(array.dtype)
 

@@ -1,6 +1,6 @@
-"""`seed export`, `seed eval --model`, `seed bench policy` and `load_policy` on models: what is played and refused.
+"""`seed export`, `seed eval --model`, `seed bench policy` and `load_policy` on models, valid and refused ones.
 
-One run remembers everything a network can, observes a Dict and answers with numbers; the other is a plain CartPole.
+One run has every kind of memory, Dict observations and Box actions; the other is a plain CartPole.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def echo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def models(echo: Path) -> Mapping[str, Path]:
-    """Of the agent that remembers, one in each format."""
+    """Models of the agent with memory, one in each format."""
     found = paths(echo.parent)
     for name, path in found.items():
         assert main(["export", str(echo), str(path), "--format", name]) == 0
@@ -109,7 +109,7 @@ def test_what_a_model_needs_is_what_its_network_uses(echo: Path, models: Mapping
     assert [each.name for each in onnx.load(sampled).graph.input] == ["observation", "noise"]
     readme = Path(f"{models['onnx']}.README.md").read_text()
     assert "| `first` | bool | [N] |" in readme and "-2 to 6, each" in readme and "next_state_lstm_cell" in readme
-    # The example of each README runs as it stands, in a process that has not loaded the others.
+    # The example of each README runs unchanged, in a process that has not loaded the others.
     for path in (models["onnx"], models["tflite"], sampled):
         (code,) = re.findall(r"^```python\n(.*?)^```$", Path(f"{path}.README.md").read_text(), re.DOTALL | re.MULTILINE)
         done = subprocess.run(
@@ -183,17 +183,17 @@ def test_a_fixed_batch_answers_just_as_many(cartpole: Path, capsys: pytest.Captu
     policy = seedcli.load_policy(path)
     assert policy(np.zeros((2, 4))).shape == (2,)
     policy.reset()
-    with pytest.raises(UsageError, match="answers 2 environments at once and is given 1"):
+    with pytest.raises(UsageError, match="has a fixed batch size of 2 and is given 1"):
         policy(np.zeros(4))
     status, out, _ = seed(capsys, "eval", "--model", path, "--json", "--episodes", 3)
     assert status == 0 and json.loads(out)["episodes"] == 3
-    assert "It answers 2 environments at once" in Path(f"{path}.README.md").read_text()
+    assert "It computes actions for 2 environments at once" in Path(f"{path}.README.md").read_text()
     status, _, err = seed(capsys, "bench", "policy", path)
-    assert status == 2 and "answers 2 environments at once and this measures one" in err
+    assert status == 2 and "has a fixed batch size of 2 and this measures 1" in err
 
 
 def bench(path: Path) -> dict[str, Any]:
-    """What `seed bench policy` prints, in a process of its own, because it keeps to one core."""
+    """The report of `seed bench policy`, run in a separate process because it restricts itself to one core."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "seedcli", "bench", "policy", str(path), "--seconds", "0.2", "--json"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=250, check=False)
@@ -224,7 +224,7 @@ def refusal(path: Path) -> str:
 
 
 def described(source: Path, target: Path, change: Any) -> Path:
-    """A copy of an ONNX model with another description."""
+    """A copy of an ONNX model with a changed description."""
     model = onnx.load(source)
     entry = model.metadata_props[0]
     entry.value = change(entry.value)
@@ -240,17 +240,17 @@ def test_models_that_cannot_be_used_are_refused_in_one_sentence(
         for part in (0, 100, len(content) // 2, len(content) - 10):
             cut = tmp_path / f"cut{models[name].suffix}"
             cut.write_bytes(content[:part])
-            assert "truncated" in refusal(cut) or "has lost its end" in refusal(cut)
+            assert "truncated" in refusal(cut)
     empty = tmp_path / "folder"
     empty.mkdir()
     (empty / "saved_model.pb").write_bytes((models["savedmodel"] / "saved_model.pb").read_bytes()[:500])
-    assert "cannot be loaded by TensorFlow: it is truncated, damaged or no such model" in refusal(empty)
+    assert "cannot be loaded by TensorFlow: it is truncated, damaged or not such a model" in refusal(empty)
     assert "does not exist" in refusal(tmp_path / "none.onnx")
 
     other = onnx.load(sampled)
     del other.metadata_props[:]
     onnx.save(other, tmp_path / "other.onnx")
-    assert "has no description of an agent: seed export has not written it" in refusal(tmp_path / "other.onnx")
+    assert "has no description of an agent: it was not written by seed export" in refusal(tmp_path / "other.onnx")
     bad = tmp_path / "bad.onnx"
     assert "format 9 and this version" in refusal(
         described(sampled, bad, lambda x: x.replace('"format":1', '"format":9'))
@@ -296,13 +296,13 @@ def test_a_model_is_not_taken_for_a_run(sampled: Path, capsys: pytest.CaptureFix
     [
         (("policy.bin",), "policy.bin does not say which format is wanted: end its name in .onnx or .tflite"),
         (("policy.tflite", "--format", "onnx"), "with --format onnx must end in .onnx"),
-        (("policy.onnx", "--format", "savedmodel"), "with --format savedmodel is a folder"),
+        (("policy.onnx", "--format", "savedmodel"), "with --format savedmodel must be a folder"),
         (("there.onnx",), "there.onnx exists: name another file, or give --overwrite"),
         (
             ("run", "--format", "savedmodel", "--overwrite"),
             "run is a folder of other files, which --overwrite does",
         ),
-        (("none/policy.onnx",), "is no folder that you may write to; create it first"),
+        (("none/policy.onnx",), "is not a folder that you may write to; create it first"),
     ],
 )
 def test_a_place_that_cannot_be_written_is_refused_before_anything_else(

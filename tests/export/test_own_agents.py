@@ -1,4 +1,4 @@
-"""`seed export` of algorithms that are no part of seed: operations, observations and outputs of their own."""
+"""`seed export` of algorithms outside seed, with their own operations, observations and outputs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_model_takes_observations_that_the_agent_does_not_read(
         status, _, err = seed(capsys, "export", run, path, "--format", name, "--batch", 1)
         assert status == 0, err
         np.testing.assert_allclose(seedcli.load_policy(path)(observation), expected, rtol=1e-5, atol=1e-5)
-    assert "It answers 1 environment at once" in (tmp_path / "policy.onnx.README.md").read_text()
+    assert "It computes actions for 1 environment at once" in (tmp_path / "policy.onnx.README.md").read_text()
 
 
 def test_details_with_the_name_of_another_output_are_refused(
@@ -94,4 +94,4 @@ def test_details_with_the_name_of_another_output_are_refused(
     monkeypatch.syspath_prepend(str(tmp_path))
     run = make_run(tmp_path / "run", "cartpole_vtrace", "CartPole-v1", "agent.algorithm=named_agent:Named")
     status, _, err = seed(capsys, "export", run, tmp_path / "policy.onnx")
-    assert status == 2 and "gives a detail 'action', and the model has another output action: rename" in err
+    assert status == 2 and "returns a detail 'action', but the model has another output action: rename" in err

@@ -1,4 +1,4 @@
-"""The examples of docs/deployment.md run as they stand, the first two without seedcli."""
+"""The examples of docs/deployment.md run unchanged, the first two without seedcli."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_example_with_a_dict_observation_casts_it(tmp_path: Path, monkeypatc
     monkeypatch.syspath_prepend(tmp_path)
     run = make_run(tmp_path / "run", "gymnasium_vtrace", "my_package:Beacon-v0")
     assert main(["export", str(run), str(tmp_path / "beacon.onnx")]) == 0
-    del sys.modules["my_package"]  # other pages have another one
+    del sys.modules["my_package"]  # other pages define a different one
     example = next(code for code in code_of(PAGE) if "Beacon" in code)
     done = subprocess.run(
         [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False

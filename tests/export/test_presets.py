@@ -1,4 +1,4 @@
-"""The agent of every preset, in every format, answers as the agent itself does, with a state of its own."""
+"""The model of every preset's agent, in every format, acts as the agent does and keeps its own state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.export.helpers import function_of, observations, paths, random_agent
 ROWS, STEPS = 3, 12
 # Variants have the agent of their base.
 PRESETS = [name for name in preset_names() if len(list(preset_layers(name))) == 1]
-ENVS = {"gymnasium_sac": "Pendulum-v1"}  # where the preset's own has other actions than it supports
+ENVS = {"gymnasium_sac": "Pendulum-v1"}  # where the preset's environment has actions that its agent does not support
 
 
 def spaces(preset: str) -> PlainSpaces:

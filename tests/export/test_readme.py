@@ -1,4 +1,4 @@
-"""The example of the README beside a model prepares observations of every form as the policy reads them."""
+"""The example in the README of a model prepares observations of every form as the policy reads them."""
 
 from __future__ import annotations
 

@@ -158,14 +158,14 @@ def make_engine(
 
 
 def take_answers(engine: StepEngine) -> list[Answer]:
-    """Run the batches that are due; returns what they send."""
+    """Run the batches that are due; returns the answers sent."""
     sent: list[Answer] = []
     assert engine.answer(sent.append) == len(sent)
     return sent
 
 
 def take_unblocked(engine: StepEngine) -> list[Answer]:
-    """The answers that need not wait any more."""
+    """The answers that no longer need to wait."""
     sent: list[Answer] = []
     assert engine.unblock(sent.append) == len(sent)
     return sent

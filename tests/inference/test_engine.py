@@ -22,7 +22,7 @@ from tests.inference.helpers import FakeGroup, Player, make_engine, take_answers
     lanes=st.integers(0, 3),
 )
 def test_unrolls_cover_all_records_without_gaps(burn_in, length, sizes, order, lengths_seed, lanes):
-    """Unrolls of stride T cover a stream's records without gaps, whatever the order of messages.
+    """Unrolls of stride T cover a stream's records without gaps, in any order of messages.
 
     `lanes`: 0: one policy; otherwise a group of devices.
     """
@@ -62,7 +62,7 @@ def test_unrolls_cover_all_records_without_gaps(burn_in, length, sizes, order, l
             take_answers(engine)
         collect()
         take_unblocked(engine)
-    collect()  # what unblocking completed
+    collect()  # unrolls that unblocking completed
 
     records = burn_in + length + 1
     for player in players:

@@ -11,7 +11,7 @@ from tests.inference.helpers import Player, answered, make_engine, take_answers,
 
 
 def play(engine, players):
-    """A row of every stream that waits for none, and the answers; returns the indices of the streams answered."""
+    """Send a row of every stream that is not waiting; returns the indices of the streams answered."""
     for player in players:
         if not player.stream.pending and not player.stream.closed:
             player.send()
@@ -86,7 +86,7 @@ def test_evaluation_streams_do_not_wait():
     order=st.randoms(use_true_random=False),
 )
 def test_training_never_waits_for_streams_that_wait_for_it(batch_size, length, sizes, order):
-    """Streams of any size come and go; whenever none can go on, the queue has a batch."""
+    """Streams of any size come and go; whenever all of them wait, the queue has a batch."""
     pace = Pace(batch_size)
     engine, arena, _, unrolls = make_engine(max_envs=256, length=length, training_batch=batch_size, pace=pace)
     players = make_players(engine, sizes)

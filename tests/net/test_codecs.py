@@ -1,4 +1,4 @@
-"""Codecs: arrays round-trip to the bit; corrupt payloads raise ProtocolError and write nothing out of bounds."""
+"""Codecs: arrays round-trip bit-exactly; corrupt payloads raise ProtocolError and write nothing out of bounds."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_third_value_is_an_environment_error(name: str) -> None:
     raw = np.full(18, 3, np.uint8)
     round_trip(codec, raw)
     raw[7] = 4
-    with pytest.raises(EnvironmentFailed, match="another value than 3 and 200"):
+    with pytest.raises(EnvironmentFailed, match="a value other than 3 and 200"):
         codec.encode(raw)
 
 

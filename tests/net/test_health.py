@@ -1,4 +1,4 @@
-"""The learner's gRPC port serves grpc.health.v1, to which clients, and with which status when the learner stops."""
+"""grpc.health.v1 on the learner's gRPC port: the clients it serves, and its status when the learner stops."""
 
 from __future__ import annotations
 

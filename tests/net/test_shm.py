@@ -1,4 +1,4 @@
-"""The shared-memory transport: packets on its socket that no actor sends, long answers, and who is served first."""
+"""The shared-memory transport: invalid packets on its socket, long answers, and fairness between actors."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class OneAtATime:
 
 
 def test_no_actor_starves_another() -> None:
-    """Three actors with frames waiting are served in turn, however little is taken at once."""
+    """Three actors with frames waiting are served in turn, even if each call takes one frame."""
     server, handler = make_server("shm"), OneAtATime()
     clients = [ShmClient(server.address.removeprefix("shm://")) for _ in range(3)]
     try:

@@ -1,4 +1,4 @@
-"""A family whose simulator dies beside TensorFlow, and says so, unless CARELESS is set."""
+"""A family whose simulator crashes beside TensorFlow, and declares it, unless CARELESS is set."""
 
 from __future__ import annotations
 

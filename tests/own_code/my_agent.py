@@ -1,4 +1,4 @@
-"""A user's algorithm: V-trace with one more term in the loss, and a key of its own."""
+"""A user's algorithm: V-trace with an extra loss term and its own key."""
 
 from __future__ import annotations
 

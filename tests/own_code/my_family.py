@@ -1,4 +1,4 @@
-"""A user's family of environments, with a key of its own."""
+"""A user's family of environments with its own key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ShortConfig(EnvironmentConfig):
 
 
 class ShortFamily(Family):
-    """CartPole, whatever the id says, cut after `environment.longest` steps."""
+    """CartPole for every id, cut after `environment.longest` steps."""
 
     Config = ShortConfig
 

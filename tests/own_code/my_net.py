@@ -1,4 +1,4 @@
-"""A user's torso, with a key of its own."""
+"""A user's torso with its own key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's transport, with a port of its own: ZeroMQ's sockets under another name and on another port."""
+"""A user's transport with its own port: ZeroMQ's sockets under another name and on another port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of users' code are one sentence and status 2, and leave no run behind."""
+"""Errors in users' code give a one-sentence message and status 2, and leave no run behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.system.harness import LIMIT, TINY, Fleet, Process, fleet_in, sets
 
 pytestmark = pytest.mark.timeout(4 * LIMIT)
 
-# Found before anything starts: the name → words of the sentence.
+# Found before anything starts: the name → words of the message.
 REFUSED = {
     "my_agent.py:Agent": "write my_agent:Agent, without .py",
     "./agents/my_agent.py:Agent": "write agents.my_agent:Agent, without .py",
@@ -146,7 +146,7 @@ class YieldsNumbers(VTraceAgent):
         def conflicts(self, config):
             yield 3
 """
-# The option → words of the sentence.
+# The option → words of the message.
 REFUSED_CLASSES = {
     "--family broken:NoFamily": "must be a subclass of seedcli.envs.Family",
     "--family broken:NoMake": "has no method make, which builds its environments",
@@ -215,7 +215,7 @@ def test_a_class_of_an_installed_package(
         assert main(["presets", "show", "cartpole_vtrace", "--family", "short"]) == 0
         assert "environment.longest" in capsys.readouterr().out
         assert main(["presets", "show", "cartpole_vtrace", "--family", "no_class"]) == 2
-        assert "the entry point os.path:join is no class" in capsys.readouterr().err
+        assert "the entry point os.path:join is not a class" in capsys.readouterr().err
     finally:
         FAMILIES.__dict__.pop("installed", None)
 

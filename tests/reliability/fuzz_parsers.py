@@ -79,7 +79,7 @@ class Fleet:
         return self._engine
 
     def turn(self) -> None:
-        """Let the service handle all messages."""
+        """Make the service handle all messages."""
         while self.service.turn(block=False):
             while self._engine is not None and self._unrolls:
                 self._arena.release(self._unrolls.pop())
@@ -281,7 +281,7 @@ def _admissions(fleet: Fleet) -> None:
     assert redirect.header.kind == Kind.REDIRECT
     fleet.service.reception.place = None
     crowd = [Intruder(fleet) for _ in range(MAX_UNAUTHENTICATED + 5)]
-    with mock.patch.object(handshakes, "PROOF_SECONDS", 3600.0):  # none is too old before the last, however slow
+    with mock.patch.object(handshakes, "PROOF_SECONDS", 3600.0):  # so that none times out before the last one is sent
         for intruder in crowd:
             intruder.ask(Kind.HELLO, fleet.hello())
     assert (

@@ -1,4 +1,4 @@
-"""Hostile connections at both ports of a learner in training: by how much they slow it, and that none is admitted."""
+"""Hostile connections at both ports of a learner in training: how much they slow it down, and that none is admitted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
 
 
 class _Visitor:
-    """Actors that join and leave again meanwhile."""
+    """Actors that join and leave during the measurement."""
 
     def __init__(self, addresses: dict[str, str], security: Security) -> None:
         self._addresses = addresses
@@ -168,7 +168,7 @@ def _attack(fleet: Fleet, subject: Subject, options: argparse.Namespace) -> Proc
 
 
 def _watch(subject: Subject, seconds: float, most: list[Any]) -> tuple[float, float]:
-    """Let it train for `seconds`; returns steps per second and the cores that the learner used."""
+    """Watch it train for `seconds`; returns steps per second and the cores that the learner used."""
     first = now = subject.read()
     while now.time - first.time < seconds:
         time.sleep(0.2)

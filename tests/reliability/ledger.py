@@ -1,7 +1,7 @@
 """The check of `tests.system.records` for long runs whose learner is killed: immediate, and in bounded memory.
 
 Each learner process appends the position of every environment to its own file, and reads those of the processes before
-it: records that they have counted must not come again.
+it: records that they have counted must not appear again.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class _ZmqLine:
         await self._sockets[0].send_multipart([header, payload])
 
     async def heartbeat(self, header: bytes) -> None:
-        if not self._beats:  # like an actor, a second connection once it is admitted
+        if not self._beats:  # like an actor: opens a second connection once it is admitted
             self._sockets[1].connect(self._address)
             self._beats = True
         await self._sockets[1].send_multipart([header, b""])

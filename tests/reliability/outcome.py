@@ -26,7 +26,7 @@ _LONG_SECONDS = 60.0
 
 def resumed_at(process: Process) -> int:
     """Environment steps of the checkpoint that a learner has resumed from, by its log; 0: none."""
-    found = re.search(r"continuing from \S+ at ([\d,]+) environment steps", process.stderr)
+    found = re.search(r"resuming from \S+ at ([\d,]+) environment steps", process.stderr)
     return int(found[1].replace(",", "")) if found else 0
 
 

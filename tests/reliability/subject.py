@@ -125,7 +125,7 @@ class Subject:
         return last(self.run, name)
 
     def failures(self, joined: int = 0) -> list[str]:
-        """What went wrong so far, one sentence each; `joined` other actors may each have logged a line."""
+        """The failures so far, one sentence each; `joined` other actors may each have logged a line."""
         found = []
         if not self.learner.running:
             found.append(f"the learner has ended: {self.learner.stderr[-500:]}")

@@ -24,7 +24,7 @@ _EXPECTED = (
     r"connections of unauthenticated peers were closed",
     r"no learner (has published its address|answered) ",
     r"the learner has been silent for \d+ s",
-    r"the learner does not know this session any more",
+    r"the learner no longer knows this session",
     r"the connection to the learner at \S+ (was closed|broke)",
     r"the learner at \S+ ended the handshake",
     r"no handshake within \d+ s",
@@ -53,7 +53,7 @@ class Lines:
         self._offset += end
         lines = []
         for line in data[:end].splitlines():
-            # After the file was cut, this may begin inside a line, or with a line that was read before.
+            # After the file was truncated, this may begin inside a line, or with a line already read.
             with contextlib.suppress(ValueError):
                 found = json.loads(line)
                 if isinstance(found, dict) and found.get("time", 0.0) > self._newest:

@@ -27,7 +27,7 @@ class Browser:
 
     Attributes:
         complaints: texts of console errors and warnings, uncaught exceptions and refused requests.
-        requests: addresses that the page asked for.
+        requests: addresses that the page requested.
     """
 
     def __init__(self, profile: Path) -> None:
@@ -100,11 +100,11 @@ class Browser:
         deadline = time.monotonic() + _SECONDS
         while "Page.loadEventFired" not in self._events:
             self._read(deadline)
-        # Two frames later what watches sizes has drawn.
+        # After two frames the page's size observers have drawn.
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def run(self, expression: str) -> Any:
-        """The value of a JavaScript expression, after its promise."""
+        """The value of a JavaScript expression, awaited if it is a promise."""
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")

@@ -100,7 +100,7 @@ def test_groups_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert slow["iqm"]["value"] == 44.0 and slow["steps_per_second"] == pytest.approx(100)
     assert fast["final_return"] == {"value": 120.0, "low": None, "high": None}
     reached, never = slow["thresholds"]
-    # 38 at 4,000 steps (40) by both; the clock starts at the first line.
+    # Both reach 38 at 4,000 steps (40); the clock starts at the first line.
     assert reached == {
         "threshold": 38.0, "reached": 2, "of": 2, "env_steps": 4000.0, "minutes": pytest.approx(0.5),
         "within_env_steps": 4000,
@@ -286,9 +286,9 @@ def test_what_cannot_be_shown_is_refused_in_one_sentence(
         ): "cannot share an axis; plot the runs of one task at a time",
         ("plot", str(fresh)): "has no metrics yet: the first line of metrics.jsonl is written some seconds after",
         ("plot", str(no_episode)): "no episode has ended yet in any of these runs",
-        ("plot", str(deterministic), "--x", "minutes"): "deterministic run, which keeps no time: use --x env_steps",
+        ("plot", str(deterministic), "--x", "minutes"): "deterministic run, which records no time: use --x env_steps",
         ("plot", a1, "--out", "curve.gif"): "--out curve.gif must end in .png or .svg or .pdf",
-        ("plot", a1, "--out", str(tmp_path / "none" / "a.png")): "is no folder that you may write to; create it first",
+        ("plot", a1, "--out", str(tmp_path / "none" / "a.png")): "is not a folder that you may write to; create it",
         ("plot", a1, "--group-by", "training.batchsize"): "did you mean training.batch_size?",
         ("plot", a1, "--group-by", "zzz"): "none of these runs has such a key",
         ("plot", a1, "--x", "hours"): "'hours' is not one of 'env_steps', 'minutes'",

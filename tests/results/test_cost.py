@@ -1,4 +1,4 @@
-"""What a billion frames cost: the published figures of SEED RL, and a made-up run reckoned by hand."""
+"""The cost of a billion frames: the published figures of SEED RL, and a made-up run calculated by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seedcli.results.cost import Fleet, Prices, measure
 from seedcli.results.runs import RunData, read_run
 from tests.results.helpers import line, make_run
 
-# Google Cloud's prices of an hour in 2019: a core of n1-standard, a P100, a core of a TPU v3.
+# Google Cloud's hourly prices in 2019: a core of n1-standard, a P100, a core of a TPU v3.
 CPU, P100, TPU = 0.0475, 1.46, 1.0
 
 
@@ -63,7 +63,7 @@ def session(**profile: dict[str, float]) -> dict[str, Any]:
 
 def test_a_run_is_measured_from_its_first_update_on(tmp_path: Path) -> None:
     lines = metrics()
-    lines[0]["time"] -= 1000.0  # actors were long in coming
+    lines[0]["time"] -= 1000.0  # actors joined late
     found = measure(make_run(tmp_path / "run", lines, sessions=[session()]))
     assert found.fleet == Fleet(pytest.approx(400.0), gpus=2, learner_cores=16.0, actor_cores=10.0)
     assert (found.stepping, found.busy, found.shared) == (pytest.approx(0.8), pytest.approx(0.4), False)
@@ -108,7 +108,7 @@ def test_the_command_prints_both_costs(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_actors_of_every_learner_host_are_counted(tmp_path: Path) -> None:
-    """Frames, devices and cores are of all hosts, the metrics' actors of the first."""
+    """Frames, devices and cores are those of all hosts; the actors in the metrics are those of the first."""
     run = make_run(tmp_path / "run", metrics(), sessions=[session()])
     with (run / "config.toml").open("a") as file:
         file.write('[topology]\nhosts = ["a:1", "b:1"]\n')
@@ -134,7 +134,7 @@ def test_lines_written_meanwhile_are_left_out(tmp_path: Path, monkeypatch: pytes
     ("lines", "sessions", "sentence"),
     [
         (metrics()[:4], [session()], "too few lines of metrics with updates"),
-        ([{**each, "time": None} for each in metrics()], [session()], "a deterministic run keeps no time"),
+        ([{**each, "time": None} for each in metrics()], [session()], "a deterministic run records no time"),
         (metrics(), [], "does not say how many cores its learner had: give --learner-cores"),
     ],
 )

@@ -54,7 +54,7 @@ def test_the_page_says_what_a_reader_needs(runs: list[str], tmp_path: Path) -> N
         "config.toml",
     ):  # fmt: skip
         assert text in page, text
-    # Nothing comes from elsewhere, and names of folders are text.
+    # The page loads nothing external, and names of folders are escaped as text.
     assert not re.search(r'(?:src|href)="(?!data:)', page)
     assert re.findall(r"https?:[^\"' ]*", page) == ["http://www.w3.org/2000/svg"]
     assert "<script>alert" not in page

@@ -32,8 +32,8 @@ def test_columns_hold_the_fields_asked_for(tmp_path: Path) -> None:
     ("damage", "sentence"),
     [
         ('{"a": 1', "line 2 is not a JSON object"),
-        ("[1]", "line 2 is no line of metrics"),
-        ('{"a": "1"}', "line 2 is no line of metrics"),
+        ("[1]", "line 2 is not a line of metrics"),
+        ('{"a": "1"}', "line 2 is not a line of metrics"),
     ],
 )
 def test_damage_before_the_last_line_is_refused(tmp_path: Path, damage: str, sentence: str) -> None:

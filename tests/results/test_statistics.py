@@ -13,8 +13,8 @@ from seedcli.results.runs import read_run
 from seedcli.results.statistics import estimate, mean, mean_curve, median_reached
 from tests.results.helpers import line, make_run
 
-# [runs, tasks], and what rliable 1.2.0 says (aggregate_iqm, aggregate_mean and their 95 % intervals of 50,000
-# resamples). It is no dependency of the tests: it needs 500 MB, and pandas below 3.
+# [runs, tasks], and results of rliable 1.2.0 (aggregate_iqm, aggregate_mean and their 95 % intervals of 50,000
+# resamples). It is not a dependency of the tests: it needs 500 MB, and pandas below 3.
 RLIABLE = [
     (
         [[19.47], [18.99], [19.99], [20.4], [12.5]],
@@ -53,13 +53,13 @@ def test_estimates_are_those_of_rliable(
     spread = max(iqm[2] - iqm[1], average[2] - average[1])
     for found, expected in ((estimate(tasks), iqm), (estimate(tasks, mean), average)):
         assert found.value == pytest.approx(expected[0], rel=1e-12)
-        # Both intervals are of random resamples.
+        # Both intervals come from random resamples.
         assert found.low == pytest.approx(expected[1], abs=0.03 * spread)
         assert found.high == pytest.approx(expected[2], abs=0.03 * spread)
 
 
 def test_resampling_stays_within_tasks() -> None:
-    """Tasks far apart whose runs agree leave nothing to chance; runs that differ within one task do."""
+    """Tasks whose runs agree add no variance, however far apart they are; runs that differ within a task do."""
     apart = [np.array([0.0, 0.0]), np.array([100.0, 100.0]), np.array([200.0, 200.0, 200.0])]
     assert estimate(apart, mean)[1:] == pytest.approx([800 / 7, 800 / 7])
     found = estimate([*apart[:2], np.array([0.0, 400.0])], mean)

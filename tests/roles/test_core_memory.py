@@ -1,4 +1,4 @@
-"""A learner whose device runs out of memory while it is built or resumed ends with a list of what takes the memory."""
+"""A learner whose device runs out of memory while it is built or resumed ends with a list of what uses the memory."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ HALF = [0.0, 1.0] * 50  # mean 0.5, standard deviation 0.5
         ([-100.0] * 100, [-104.0] * 20, False),
         (HALF, [0.0] * 20, True),
         (HALF, [0.0, 1.0] * 4 + [0.0] * 12, False),  # mean 0.2, not 0.5: three standard errors are 0.37
-        (HALF, [0.0] * 4, False),  # four failures of a coin are chance
+        (HALF, [0.0] * 4, False),  # four failures in a row can be chance
         (HALF, [0.3] * 1000, False),  # significant, but less than half a standard deviation
         ([1.0] * 19, [0.0] * 20, False),
         ([1.0] * 20, [0.0] * 20, True),

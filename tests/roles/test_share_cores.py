@@ -14,7 +14,7 @@ from seedcli.roles.learner.core import share_cores
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """What was set: threads within an operation and between operations. The machine has eight cores."""
+    """The numbers of threads set within an operation and between operations. The machine has eight cores."""
     chosen: dict[str, int] = {}
     for name in ("intra", "inter"):
         monkeypatch.delenv(f"TF_NUM_{name.upper()}OP_THREADS", raising=False)

@@ -22,7 +22,7 @@ def git(folder: Path, *words: str) -> str:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """seedcli, imported from a folder of its own."""
+    """seedcli, imported from a separate folder."""
     folder = tmp_path / "seedcli"
     folder.mkdir()
     (folder / "__init__.py").write_text("")

@@ -1,4 +1,4 @@
-"""Signals that send a process to stop, sent to real processes."""
+"""Signals that stop a process, sent to real processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ try:
 except Stopped as stopped:
     sys.exit(stopped.status)
 """
-# An extension module may import another one, and go on without it whatever its import raises.
+# An extension module may import another one, and continue without it whatever its import raises.
 SWALLOWED = """
 import contextlib, sys, time
 from seedcli.roles.stopping import Signals, Stopped, raising_stopped

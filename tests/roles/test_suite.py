@@ -103,7 +103,7 @@ def evaluate(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tupl
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """Run `seed eval`, which must be refused with status 2; returns the sentence."""
+    """Run `seed eval`, which must be refused with status 2; returns the message."""
     status = main(["eval", *map(str, arguments)])
     captured = capsys.readouterr()
     assert status == 2 and captured.out == "", captured
@@ -290,7 +290,7 @@ def test_a_game_outside_the_suite_is_left_out(tmp_path: Path, capsys: pytest.Cap
     make_run(tmp_path / "b", "adventure", 1)
     (run,) = suite_runs.choose_runs(tmp_path, load_suite("atari57"))
     assert run.task.name == "pong"
-    assert "atari/adventure is no game of atari57" in capsys.readouterr().err
+    assert "atari/adventure is not a game of atari57" in capsys.readouterr().err
     other = Suite("other", "gymnasium", (Task("pong", 0, 1),))
     assert main(["eval", "--suite", "atari57", str(tmp_path / "b")]) == 2
     with pytest.raises(CheckpointError, match="none of the 2 runs"):
@@ -421,7 +421,7 @@ def test_levels_are_evaluated_on_their_held_out_versions(
     make_run(runs / "c", "rooms_exploit_deferred_effects_test", 300, lab=True)
     make_run(runs / "d", "lt_chasm", 300, lab=True)
     install_lab(monkeypatch, tmp_path)
-    monkeypatch.setenv(LOG, str(tmp_path / "labs"))  # they are in other processes, apart from TensorFlow
+    monkeypatch.setenv(LOG, str(tmp_path / "labs"))  # they run in other processes, separate from TensorFlow
     chart = tmp_path / "chart.png"
     arguments = ["--suite", "dmlab30", str(runs), "--episodes", "4", "--envs", "2", "--sample", "--chart", str(chart)]
     assert main(["eval", *arguments, "--json"]) == 0
@@ -442,7 +442,7 @@ def test_levels_are_evaluated_on_their_held_out_versions(
     scores = [game["human_normalised"] for game in found["games"]]
     assert found["aggregate"]["capped_mean"]["value"] == pytest.approx(plain_capped_mean(scores))
     for level in ("rooms_exploit_deferred_effects_test", "lt_chasm"):
-        assert f"dmlab/{level} is no level of dmlab30" in captured.err
+        assert f"dmlab/{level} is not a level of dmlab30" in captured.err
     assert "bar chart of 2 levels" in captured.err and chart.stat().st_size > 0
     assert main(["eval", *arguments]) == 0
     out = " ".join(capsys.readouterr().out.split())

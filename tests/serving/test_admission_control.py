@@ -152,7 +152,7 @@ def test_connections_are_found_and_ended_when_no_descriptor_is_left(
 ) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     intruder, actor = port.visit(), port.visit(trusted=True)
-    # Soon nothing more can be opened, not even a folder; every descriptor that is open is below the limit, as always.
+    # Soon nothing more can be opened, not even a folder; all open descriptors are below the limit, as always.
     highest = max(map(int, os.listdir("/dev/fd")))
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 10, limits[1]))
     monkeypatch.setattr(admission_control, "PROOF_SECONDS", 0.5)

@@ -31,7 +31,7 @@ class Watched:
         return {name: row.state for name, row in self.look().items()}
 
     def pass_seconds(self, seconds: float) -> None:
-        """Advance the clock, and let the service handle its messages."""
+        """Advance the clock, and make the service handle its messages."""
         self.fleet.now += seconds
         self.fleet.turn()
 

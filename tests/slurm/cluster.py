@@ -115,7 +115,7 @@ class Job:
         """Start a requeued job, which would wait two minutes; sets further values of the job."""
         self.wait_for_state("PENDING")
         wait_for(lambda: not self.cluster.steps(self.number), f"the end of all steps of job {self.number}")
-        # SLURM counts in seconds: a start in the second in which the last run ended finds its credential revoked.
+        # SLURM counts in seconds: a job that starts in the second in which its last run ended has a revoked credential.
         updates = [f"{name}={value}" for name, value in {"StartTime": "now+3", **values}.items()]
         self.cluster.call("scontrol", "update", f"JobId={self.number}", *updates)
 

@@ -50,7 +50,7 @@ def assert_continued(job: Job, *stopped_at: int, learner: str = "") -> None:
     Args:
         job: to check.
         stopped_at: steps of the checkpoints at which it was stopped.
-        learner: name of the log of the learner that holds the run; empty: of the only one.
+        learner: log name of the learner that owns the run; empty: the only learner.
     """
     steps = [line["env_steps"] for line in metrics(job.run)]
     assert steps == sorted(steps) and steps[0] < min(stopped_at) and max(stopped_at) < steps[-1]

@@ -18,7 +18,7 @@ SLURM = '[slurm]\nactors = 4\ntime = "1-0"\n'
 
 
 def test_each_run_is_a_job_that_bash_submits(tmp_path: Path) -> None:
-    """With a `seed` and an `sbatch` that write down what they are given."""
+    """With an `sbatch` that records its input."""
     suite = write_suite(tmp_path, SUITE.replace("[1, 2, 3]", "[1, 2]") + SLURM)
     finish(members(suite, tmp_path / "results")["easy", 2], {}, [1.0, 1.0])
     script = submit_script(suite, suite.tasks, tmp_path / "results")

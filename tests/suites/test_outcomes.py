@@ -1,4 +1,4 @@
-"""What a suite has reached: states, figures, tables, chart and JSON, from files of runs that were not trained."""
+"""The outcome of a suite: states, figures, tables, chart and JSON, from files of runs that were not trained."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_human_normalised_suites_have_statistics_over_tasks(tmp_path: Path) -> N
     assert outcome.tasks[0].reference == 7127.7
     found = outcome.aggregate("greedy")
     assert found["median"].value == pytest.approx(0.9) and found["mean"].value == pytest.approx(0.9)
-    # rliable's is over the runs of all tasks, 0.5, 0.7, 1.0 and 1.4, not over the means of tasks.
+    # rliable's interquartile mean is over the runs of all tasks, 0.5, 0.7, 1.0 and 1.4, not over the means of tasks.
     assert found["iqm"].value == pytest.approx(0.85)
     page = markdown(outcome, "chart.png")
     assert (
@@ -147,7 +147,7 @@ def test_unequal_numbers_of_seeds_have_statistics_too(tmp_path: Path) -> None:
     found = outcome.aggregate("greedy")
     assert found["mean"].value == pytest.approx((2.7 / 4 + 1.2) / 2) and found["iqm"].value == pytest.approx(0.75)
     assert all(each.low < each.value < each.high for each in found.values())
-    # Beside the interquartile mean of returns stands that of the scores: of 0.2 and 0.4, not of all four.
+    # The cell also shows the interquartile mean of the scores: of 0.2 and 0.4, not of all four.
     assert task_grid(outcome).rows[0][5].endswith(", 30%")
 
 
@@ -175,7 +175,7 @@ def test_results_of_other_settings_are_refused(tmp_path: Path) -> None:
     suite = write_suite(tmp_path)
     finish(members(suite, tmp_path)["easy", 1], {}, [40.0])
     changed = write_suite(tmp_path, SUITE.replace("1_000", "5_000"))
-    with pytest.raises(UsageError, match="was begun as seed train .*--steps 1000 .*give another --results"):
+    with pytest.raises(UsageError, match="was started as seed train .*--steps 1000 .*give another --results"):
         gather(changed, tmp_path)
 
 
@@ -185,9 +185,9 @@ def test_runs_of_jobs_are_refused_for_other_settings(tmp_path: Path) -> None:
     make_run(run.folder, [line(1000, 4.0)], preset="cartpole_vtrace", steps=1000, checkpoint=1000)
     assert is_trained(run) and gather(write_suite(tmp_path), tmp_path).runs[0].state == "to be evaluated"
     for old, new, sentence in (
-        ("1_000", "5_000", "begun with run.steps = 1000, and its file now says 5000: give another --results"),
-        ('batch_size" = 8', 'batch_size" = 64', "begun with training.batch_size = 8, and its file now says 64"),
-        ("cartpole_vtrace", "gymnasium_vtrace", 'run.preset = "cartpole_vtrace", and its file now says "gymnasium'),
+        ("1_000", "5_000", "started with run.steps = 1000, but its file now says 5000: give another --results"),
+        ('batch_size" = 8', 'batch_size" = 64', "started with training.batch_size = 8, but its file now says 64"),
+        ("cartpole_vtrace", "gymnasium_vtrace", 'run.preset = "cartpole_vtrace", but its file now says "gymnasium'),
     ):
         changed = write_suite(
             tmp_path, SUITE.replace(old, new).replace("[tasks.easy]", '[tasks.easy]\nenv="CartPole-v1"')
@@ -222,7 +222,7 @@ def test_table_writes_page_json_and_chart(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_runs_of_another_machine_are_read_from_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The table of two machines is that of one on which all of its runs were made."""
+    """The combined table of two machines equals that of one machine with all runs."""
     suite = write_suite(tmp_path)
     both, first, second = (tmp_path / name for name in ("both", "first", "second"))
     for seed, means in ((1, [60.0, 60.0]), (2, [20.0, 30.0])):
@@ -242,7 +242,7 @@ def test_runs_of_another_machine_are_read_from_its_table(tmp_path: Path, capsys:
     for name in ("mine.md", "mine.json"):
         assert (first / name).read_text() == (both / name).read_text()
     assert imread(first / "mine-curves.png").shape == imread(both / "mine-curves.png").shape
-    # A table of a table, without any run's folder.
+    # A table made from a table, without the folder of any run.
     assert main([*command, str(tmp_path / "none"), "--with", str(first / "mine.json"), "--out", str(tmp_path)]) == 0
     assert (tmp_path / "mine.json").read_text() == (both / "mine.json").read_text()
 
@@ -309,8 +309,8 @@ def test_tables_of_other_settings_are_refused(tmp_path: Path, capsys: pytest.Cap
     write_files(gather(suite, tmp_path), tmp_path)
     table = tmp_path / "mine.json"
     for old, new, sentence in (
-        ("1_000", "5_000", "easy, seed 1 has the command seed train .* and the suite says seed train .*5000"),
-        ("threshold = 50", "threshold = 60", "easy, seed 1 has the threshold 50.0, and the suite says 60.0"),
+        ("1_000", "5_000", "easy, seed 1 has the command seed train .* but the suite says seed train .*5000"),
+        ("threshold = 50", "threshold = 60", "easy, seed 1 has the threshold 50.0, but the suite says 60.0"),
     ):
         changed = write_suite(tmp_path, SUITE.replace(old, new))
         with pytest.raises(UsageError, match=sentence):

@@ -1,4 +1,4 @@
-"""What a suite prints while it runs."""
+"""The output of a running suite."""
 
 from __future__ import annotations
 

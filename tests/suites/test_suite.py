@@ -1,4 +1,4 @@
-"""Suites: files that are read, and sentences for those that cannot be."""
+"""Suites: valid files, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ TASK = HEAD + '[tasks.one]\npreset = "cartpole_vtrace"\nsteps = 10\nseeds = [1]\
         (TASK.replace("tasks.one", 'tasks."a/b"'), 'the name of a task may hold letters, digits'),
         (TASK.replace("[tasks", "[task"), "unknown key task: did you mean tasks?"),
         (HEAD + "[tasks]", "tasks = {} must hold at least 1"),
-        (TASK.replace('"x"', '"x"\nscores = "atari57"'), 'env = "" of gymnasium is no game of scores = "atari57"'),
+        (TASK.replace('"x"', '"x"\nscores = "atari57"'), 'env = "" of gymnasium is not a game of scores = "atari57"'),
         ("[suite", "is not valid TOML"),
     ],
 )  # fmt: skip

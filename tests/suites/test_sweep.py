@@ -129,7 +129,7 @@ training.optimizer = { choices = ["adam", "rmsprop"] }
         ("repetitions = 0\n" + GRID, "sweep.repetitions = 0 must be at least 1"),
         ("[random]\nagent.discount = { low = 0.1, high = 1 }\n", "[random] needs sweep.samples, how many points to"),
         ("samples = 3\n[random]\n", "[random] needs keys, such as"),
-        ("samples = 3\n" + GRID, "sweep.samples = 3 draws points of [random]: give it that table"),
+        ("samples = 3\n" + GRID, "sweep.samples = 3 draws points from [random]: add that table"),
         ("samples = 3\n[random]\nagent.discount = { low = 1 }\n", "must have a low below its high, not low = 1 and"),
         ("samples = 3\n[random]\nagent.discount = { low = 0, high = 1, log = true }\n", "must have a low above 0 with"),
         ("samples = 3\n[random]\nagent.discount = { lo = 0, high = 1 }\n", "unknown key lo: did you mean low?"),
@@ -177,7 +177,7 @@ setup = ["setup_line() { :; }"]
 
 
 def test_a_job_array_runs_each_run_once(tmp_path: Path) -> None:
-    """With an `srun` and a `seed` that write down what they are given."""
+    """With fake programs: `srun` runs its command, and `seed` records its arguments."""
     sweep = load(tmp_path, HEAD + GRID + SLURM, name="two words")
     results = tmp_path / "it's here"
     first, *others = members_of(sweep.suite.tasks, results)

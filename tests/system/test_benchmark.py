@@ -1,4 +1,4 @@
-"""`seed benchmark run`: killed at any moment it resumes, repeats nothing, and shows what failed."""
+"""`seed benchmark run`: it resumes after a kill at any time, repeats nothing, and shows failures."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_killed_suite_resumes_and_repeats_no_finished_run(fleet: Fleet) -> Non
 
     suite = fleet.start(*command)
     suite.ends_with(1)
-    suite.killed = True  # its status is right
+    suite.killed = True  # its exit status is expected
     record = read(results / "counter" / "seed-1.json")
     assert record["trained"] and set(record["evaluations"]) == {"greedy", "sampled"}
     assert all(len(found["returns"]) == 2 for found in record["evaluations"].values())
@@ -97,7 +97,7 @@ def test_an_interrupted_suite_stops_its_trainings_with_a_checkpoint(fleet: Fleet
     other = fleet.start("benchmark", "run", "mine.toml", "--results", "results")
     other.ends_with(2)
     other.killed = True
-    assert "results belongs to another seed command: wait for it" in other.sentence
+    assert "results is in use by another seed command: wait for it" in other.sentence
     before = checkpoints(run)[-1]
     suite.send(signal.SIGINT)
     suite.ends_with(130)

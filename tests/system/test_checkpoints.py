@@ -62,9 +62,7 @@ def test_torn_checkpoint_is_reported_and_the_one_before_it_resumed(fleet: Fleet,
 
     resumed = fleet.learner("--resume", "--logdir", str(run), "--steps", "1e12", *THREADED)
     resumed.wait_until_it_serves()
-    wait_for(
-        lambda: f"continuing from {run / 'checkpoints' / str(older)} at {older:,}" in resumed.stderr, "the learner"
-    )
+    wait_for(lambda: f"resuming from {run / 'checkpoints' / str(older)} at {older:,}" in resumed.stderr, "the learner")
     for text in (resumed.stderr, (run / "learner.log").read_text()):
         (line,) = [line for line in text.splitlines() if said in line]
         assert f"it is set aside as damaged-{torn.name}" in line

@@ -43,7 +43,7 @@ def _mode(run: Path) -> tuple[bool, bool]:
 
 
 def _check_last_100(resumed: Path, before: Path) -> None:
-    """The mean of the last 100 episodes includes those of before the resume."""
+    """The mean of the last 100 episodes includes those before the resume."""
     (state,) = (before / "checkpoints").glob(f"{checkpoints(before)[-1]}/state.json")
     counters = json.loads(state.read_text())["counters"]
     returns, episodes = list(counters["recent_returns"]), counters["episodes"]
@@ -78,9 +78,9 @@ def test_a_learner_refuses_a_deterministic_run(fleet: Fleet, run: Path) -> None:
         learner = fleet.start("learner", "--logdir", "run", "--steps", "1600", *arguments)
         learner.ends_with(2)
         assert learner.sentence == (
-            "seed: run.deterministic = true (from run run) is for seed train, which has its actors in its own thread: "
-            "use seed train --resume --logdir run, or train with threads from here on with --set "
-            "run.deterministic=false"
+            "seed: run.deterministic = true (from run run) is for seed train, which runs its actors in its own thread: "
+            "use seed train --resume --logdir run, or give --set run.deterministic=false to train with threads from "
+            "here on"
         )
     assert ((run / "config.toml").read_bytes(), (run / "metrics.jsonl").read_bytes()) == before
 

@@ -1,4 +1,4 @@
-"""Errors of users: one sentence that names the error, and its exit status."""
+"""User errors: one sentence that names the error, and its exit status."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def learner(processes: Fleet) -> Learner:
     return learner
 
 
-# Before the tests with an actor, which would step beside the three learners for as long as they take to start.
+# Before the tests with an actor, which would otherwise step while the three learners start.
 def test_a_folder_has_one_learner(learner: Learner, processes: Fleet) -> None:
     for extra in ([], ["--resume"], ["--overwrite"]):
         second = processes.learner("--preset", "cartpole_vtrace", "--logdir", "run", *extra)

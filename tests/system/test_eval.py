@@ -274,7 +274,7 @@ def assert_pictures_change(path: Path) -> None:
 
 def test_a_video_of_cartpole(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     video = tmp_path / "cartpole.mp4"
-    # Sampled actions, with which the pole of an untrained agent stands longer.
+    # Sampled actions: with them an untrained agent balances the pole for longer.
     status, out, err = evaluate(capsys, str(run.folder), "--sample", "--episodes", "1", "--json", "--video", str(video))
     assert status == 0 and json.loads(out)["episodes"] == 1
     assert str(video) in err

@@ -57,7 +57,7 @@ gymnasium.register("Faulty-v0", entry_point="faulty:Faulty", disable_env_checker
 """
 SENTENCES = {
     "raises": "failed in step: RuntimeError: the simulator broke",
-    "nan": "gave the observation nan",
+    "nan": "returned the observation nan",
     "shape": "(4,)",
     "hangs": "has not returned for",
 }

@@ -83,7 +83,7 @@ def unauthenticated_frames() -> dict[str, list[bytes]]:
 
 
 def over_zmq(address: str, parts: list[bytes]) -> None:
-    """Send a message and wait for what the learner says to it."""
+    """Send a message and wait for the learner's response."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
         dealer.connect(address.replace("zmq://", "tcp://"))
@@ -93,7 +93,7 @@ def over_zmq(address: str, parts: list[bytes]) -> None:
 
 
 def over_grpc(address: str, parts: list[bytes]) -> None:
-    """Send a message and wait for what the learner says to it."""
+    """Send a message and wait for the learner's response."""
     messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None ends the stream
     messages.put(b"".join(parts))
     with grpc.insecure_channel(address) as channel:

@@ -95,7 +95,7 @@ def test_a_host_without_data_times_out(fleet: Fleet) -> None:
 def test_a_host_that_is_stopped_before_training_stops_the_others(fleet: Fleet) -> None:
     chief, member = learners(fleet, 2, *RUN)
     chief.wait_until_it_serves()
-    wait_for(lambda: "connected with host 0" in member.stderr, "the member serves too")
+    wait_for(lambda: "connected to host 0" in member.stderr, "the member serves too")
     member.send(signal.SIGTERM)
     member.ends_with(143)
     chief.ends_with(1, limit=30)
@@ -110,7 +110,7 @@ FAULTY = (*RUN, "--set", "topology.host_timeout=20")
 def test_a_host_that_stalls_while_tensorflow_connects_times_out(fleet: Fleet) -> None:
     fleet.environ[FAULT] = "stopped"
     chief, member = learners(fleet, 2, *FAULTY, modules=("seedcli", "tests.system.hosts"))
-    wait_for(lambda: "TensorFlow connects" in chief.stderr, "the hosts have joined")
+    wait_for(lambda: "TensorFlow is connecting" in chief.stderr, "the hosts have joined")
     begun = time.monotonic()
     chief.ends_with(-signal.SIGKILL, limit=35)
     assert time.monotonic() - begun > 18 and NOT_CONNECTED in chief.sentence

@@ -90,7 +90,7 @@ def test_training_continues_when_output_is_not_read(tmp_path: Path, environ: dic
 
 
 def test_output_of_an_environment_does_not_block_its_actor(fleet: Fleet) -> None:
-    """More output than a pipe holds, whose parent reads it only at the end."""
+    """More output than a pipe holds; the parent reads it only at the end."""
     values = ["environment.family=gymnasium", "environment.id=seedcli.envs.testing:Counter-v0", "run.steps=1e9"]
     values.append("environment.kwargs={ chatter = 2000 }")
     trained = fleet.start(

@@ -1,4 +1,4 @@
-"""The examples of the guides to one's own algorithm, network and environment train as they stand."""
+"""The examples in the guides to custom algorithms, networks and environments train unchanged."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_examples_of_the_guides_train(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(400)
 def test_the_tutorial_runs(tmp_path: Path) -> None:
-    """One seed and few steps of what its reader runs."""
+    """With one seed and fewer steps than its reader runs."""
     page = "your-own-algorithm.md"
     (tmp_path / "my_agent.py").write_text(example(page, "class RatioAgent(VTraceAgent)"))
     doctor = [sys.executable, "-m", "seedcli", "doctor", "--agent", "my_agent:RatioAgent"]

@@ -1,4 +1,4 @@
-"""Actors that join, leave, are killed and stall: every record is trained on in its place, once."""
+"""Actors that join, leave, are killed and stall: every record is trained on once, and in its place."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Training:
         """Wait until `envs` environments are connected and each has finished another unroll."""
         self.wait(lambda: self.envs == envs, f"{envs} environments are connected")
         before = len(self.book.finished)
-        # Streams take turns, but not equally; so many columns include some of each.
+        # Streams do not take equal turns; this many columns include some of each.
         self.wait(lambda: len(self.book.finished) >= before + 10 * envs, "unrolls of all environments")
         trained = self.trained_steps
         self.wait(lambda: self.trained_steps > trained, "training continues")

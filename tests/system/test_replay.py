@@ -100,11 +100,11 @@ def test_a_replay_survives_a_killed_learner(fleet: Fleet, tmp_path: Path) -> Non
     lines = [line for line in metrics(run) if all(line[name] <= checkpoint.counters[name] for name in COUNTERS)]
     ports = [int(addresses[name].rpartition(":")[2]) for name in ("grpc", "zmq")]
     resumed = fleet.learner("--resume", "--logdir", "run", ports=ports)
-    wait_for(lambda: "continuing from" in resumed.stderr, "the training continues")
+    wait_for(lambda: "resuming from" in resumed.stderr, "the training continues")
     # The first line is of the restored replay, before any new step.
     wait_for(lambda: len(metrics(run)) > len(lines), "a line")
     first = metrics(run)[len(lines)]
-    held = sum(array.nbytes for unroll in unrolls for array in unroll.values())  # of small records: plain
+    held = sum(array.nbytes for unroll in unrolls for array in unroll.values())  # small records are stored plain
     assert first["replay_size"] == 400 and first["replay_mb"] == pytest.approx(held / 1e6)
     for name in COUNTERS:
         assert checkpoint.counters[name] <= first[name] <= checkpoint.counters[name] + 2000
@@ -117,7 +117,7 @@ def test_a_replay_survives_a_killed_learner(fleet: Fleet, tmp_path: Path) -> Non
     after, later = _kept(find_checkpoint(run), run / "replay")
     assert kept.next < after.next and kept.sampled < after.sampled
     assert _check_records(later)
-    # What both hold is the same; serials count on, so no unroll has taken the number of another.
+    # The unrolls in both are equal; serials continue, so no unroll has taken the number of another.
     both = range(after.oldest, kept.next)
     for serial in both:
         for name, values in unrolls[serial - kept.oldest].items():
@@ -171,7 +171,7 @@ def _lines(run: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_equal_seeds_produce_equal_runs_with_a_replay(fleet: Fleet) -> None:
-    """Equal to the byte; another seed differs; a resumed run continues with its replay."""
+    """Byte-identical; another seed differs; a resumed run continues with its replay."""
     values = sets(*SMALL, "replay.capacity=200", "training.checkpoint_seconds=1000")
     options = ["--preset", "recall_r2d2", "--steps", "2500", "--actors", "2", *values]
     runs = [
@@ -228,7 +228,7 @@ def test_unrolls_with_a_non_finite_reward_are_dropped_and_training_continues(fle
     lines = _losing_rewards(fleet, 60, 4_000)
     end = lines[-1]
     assert end["learner_updates"] > 20 and end["dropped_updates"] == 0 and end["actors"] <= 1
-    # An unroll of 13 records that begins every 8 holds one record in 60 in about 13 of 60 cases.
+    # Unrolls of 13 records begin every 8 records: about 13 of 60 contain a lost reward, which is one record in 60.
     unrolls = end["dropped_unrolls"] + end["replay_size"]
     assert 0.1 < end["dropped_unrolls"] / unrolls < 0.4
     assert end["env_steps"] >= 4_000 and end["protocol_errors"] == 0

@@ -93,7 +93,7 @@ def test_an_environment_that_dies_beside_tensorflow_is_trained_and_evaluated(fle
 
 @pytest.fixture
 def labs(fleet: Fleet) -> Fleet:
-    """A fleet that plays the double of DeepMind Lab."""
+    """A fleet whose environments use the double of DeepMind Lab."""
     fleet.environ["PYTHONPATH"] = os.pathsep.join([MODULE_PATH, str(ROOT)])
     fleet.environ["XDG_CACHE_HOME"] = str(fleet.folder / "cache")
     fleet.environ["TMPDIR"] = str(fleet.folder / "tmp")

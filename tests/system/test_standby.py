@@ -58,7 +58,7 @@ def test_a_standby_takes_over_and_actors_follow(fleet: Fleet) -> None:
     assert checkpoint.env_steps < lost["env_steps"]
 
     standby.wait_until_it_serves()
-    resumed = re.search(r"continuing from \S+ at ([\d,]+) environment steps", standby.stderr)
+    resumed = re.search(r"resuming from \S+ at ([\d,]+) environment steps", standby.stderr)
     assert resumed and int(resumed[1].replace(",", "")) == checkpoint.env_steps
     wait_for(
         lambda: metrics(run)[-1]["time"] > lost["time"] and last(run, "actors_stepping") == 4,

@@ -27,7 +27,7 @@ agent.entropy_cost = [0.0, 0.01]
 
 
 def trained(results: Path) -> list[Path]:
-    """Folders of the runs that have taken their steps, by their records."""
+    """Folders of the runs whose records say that they are trained."""
     records = sorted(results.glob("*/seed-*.json"))
     return [record.with_suffix("") for record in records if json.loads(record.read_text())["trained"]]
 

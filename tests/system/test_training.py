@@ -112,7 +112,7 @@ def test_actors_of_a_killed_training_end_and_sigterm_stops_the_resumed_one(fleet
     train = fleet.start("train", "--resume", "--logdir", "run")
     resumed_at = checkpoints(run)[-1]
     # Until then the file holds the lines of the first run.
-    wait_for(lambda: "continuing from" in train.stderr, "the training continues")
+    wait_for(lambda: "resuming from" in train.stderr, "the training continues")
     wait_until(run, train, resumed_at + 500)
     children = train.children()
     assert stop(train, signal.SIGTERM) == 143
@@ -161,7 +161,7 @@ def test_a_stopped_learner_writes_a_checkpoint_and_its_actors_time_out(fleet: Fl
 
 
 def test_equal_seeds_produce_equal_runs(fleet: Fleet) -> None:
-    """Equal to the byte; another seed differs."""
+    """Byte-identical; another seed differs."""
     options = ["--preset", "cartpole_vtrace", "--steps", "1500", "--envs", "4", "--actors", "2", "--deterministic"]
     options += sets(*TINY, "training.unroll_length=4", "training.batch_size=4")
     runs = [

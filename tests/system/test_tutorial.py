@@ -1,4 +1,4 @@
-"""The tutorial, docs/tutorial.md, runs as it stands."""
+"""The tutorial, docs/tutorial.md, runs unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROGRAMS = f'seed() {{ {sys.executable} -m seedcli "$@"; }}; python() {{ {sys.ex
 
 
 def save(block: re.Match[str], folder: Path) -> None:
-    """Save a file under the name that the text gave last."""
+    """Save a block under the last file name in the text before it."""
     name = re.findall(r"`(\w+\.py)`", PAGE[: block.start()])[-1]
     (folder / name).write_text(block[2])
 

@@ -1,4 +1,4 @@
-"""Axes of charts made of characters have round values at even distances and hold every value."""
+"""Axes of character charts have round, evenly spaced values and cover every value."""
 
 from __future__ import annotations
 

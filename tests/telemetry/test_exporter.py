@@ -335,7 +335,7 @@ def test_an_unavailable_port_is_a_usage_error() -> None:
         with pytest.raises(UsageError, match=rf"port {number} on 127.0.0.1 is in use: .* --metrics-port …") as e:
             open_exporter(NetConfig(metrics_port=number))
         assert e.value.exit_status == 2
-    with pytest.raises(UsageError, match=r'net.metrics_host = "no host" is no address'):
+    with pytest.raises(UsageError, match=r'net.metrics_host = "no host" is not an address'):
         Exporter("no host", 0)
     with pytest.raises(UsageError, match=r"cannot listen on port 0 of 192.0.2.1 .*net.metrics_host"):
         Exporter("192.0.2.1", 0)

@@ -359,7 +359,7 @@ def test_the_curve_has_an_axis_and_fills_its_panel(width: int, height: int) -> N
 
 def test_time_left_is_that_of_the_recent_speed() -> None:
     left = _TimeLeft()
-    # Start-up: the first line with steps is no measure, and none before it.
+    # During start-up, up to and including the first line with steps, there is no estimate.
     for steps, rate in ((0, 0.0), (200, 100.0)):
         left.add(snapshot(steps, env_steps_per_second=rate))
         assert left.seconds(snapshot(steps), 100_000) is None

@@ -87,7 +87,7 @@ def test_profile_is_cheap_and_readable_while_written() -> None:
     finally:
         stop.set()
         thread.join(timeout=10)
-    # A fraction of a microsecond: less than twice what any such sum takes, the best of several rounds of each.
+    # A fraction of a microsecond: less than twice the time of a plain sum, the best of several rounds of each.
     sums: dict[str, float] = {}
     adding = min(timeit.repeat(lambda: profile.add("wire", 0.1), number=10_000, repeat=10))
     plain = min(timeit.repeat(lambda: sums.update(wire=sums.get("wire", 0.0) + 0.1), number=10_000, repeat=10))

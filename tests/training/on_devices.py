@@ -209,7 +209,7 @@ def target_networks(devices: Devices) -> dict[str, Any]:
 
 
 def joined(number: int, parts: int) -> Any:
-    """The orders of columns on one device that make the minibatches which `number` devices make together."""
+    """Orders of columns with which one device forms the minibatches of `number` devices."""
 
     def orders(seed: int, updates: Any, epochs: int, replica: int, columns: Any) -> Any:
         each = columns // number

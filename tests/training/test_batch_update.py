@@ -169,7 +169,7 @@ def test_updates_equal_a_plain_loop_of_optimizer_steps_to_the_bit(epochs: int, m
 
 
 def _both(monkeypatch: pytest.MonkeyPatch, config: TrainingConfig, batches: list[TrainingBatch], **values: Any) -> Any:
-    """What the two forms leave behind and return."""
+    """The final state and the results of the two forms."""
     found = []
     for most in (1, 1000):
         monkeypatch.setattr(batch_update, "_MOST_UNROLLED", most)
@@ -214,7 +214,7 @@ def test_stop_skips_exactly_the_remaining_updates(monkeypatch: pytest.MonkeyPatc
         assert agent.numbers == list(range(1, used + rest + 1))
         assert trainer.trained_steps == T * B * ((used > 0) + (rest > 0))
     assert _same(forms[0][0], forms[1][0])
-    # The one that stopped is evaluated, and nothing after it in the loop.
+    # The update that stops is evaluated, and none after it in the loop.
     assert len(forms[0][2].log) == min(6, used + 1) + min(6, rest + 1)
     if stop_after == 100:
         agent, trainer = _trainer(config)  # never stops

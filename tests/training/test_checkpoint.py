@@ -85,7 +85,7 @@ def test_one_checkpoint_per_given_hours_is_kept(tmp_path):
     writer = _writer(tmp_path, _variables(1.0), keep=1, keep_every_hours=1.0)
     for hour in range(5):
         path = writer.save(_counters(hour + 1), wait=True)
-        # Made half an hour apart, by their recorded times.
+        # The recorded times are half an hour apart.
         state = json.loads((path / "state.json").read_text())
         state["time"] = 1_000_000.0 + 1800 * hour
         (path / "state.json").write_text(json.dumps(state))

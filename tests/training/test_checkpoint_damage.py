@@ -105,7 +105,7 @@ def test_a_newer_format_is_an_error(tmp_path: Path) -> None:
 def test_a_run_resumed_before_the_damage_keeps_its_new_checkpoints(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Their numbers are smaller than those of the damaged ones, which must not be kept in their place."""
+    """Their numbers are smaller than those of the damaged ones, which must not be kept instead."""
     folder = tmp_path / "checkpoints"
     writer, variable = make_writer(folder, keep=2)
     for env_steps in (100, 200, 300):

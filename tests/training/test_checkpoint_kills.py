@@ -33,7 +33,7 @@ class Killing:
         self._env_steps = 0
 
     def kill(self, moment: float = 0.0, event: int = 0) -> bool:
-        """Have a writer killed and check its files; returns False if it ended by itself before."""
+        """Kill a writer and check its files; returns False if it ended by itself first."""
         assert self._process.stdin is not None and self._process.stdout is not None
         print(self.newest + 1, self._env_steps, moment, event, file=self._process.stdin, flush=True)
         assert select.select([self._process.stdout], [], [], LIMIT)[0], "no answer"

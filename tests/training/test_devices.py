@@ -88,7 +88,7 @@ def test_several_devices_train_like_one(found: dict[Any, Any], algorithm: str, d
 
 
 def test_target_critics_and_temperature_are_among_what_two_devices_train(found: dict[Any, Any]) -> None:
-    """Otherwise the comparison above would say nothing of them."""
+    """Otherwise the comparison above would say nothing about them."""
     values = dict(zip(found["sac", 2]["names"], found["sac", 2]["variables"], strict=False))
     pairs = [name for name in values if name.startswith("critics/") and name.endswith("kernel")]
     assert pairs and all((values[name] != values[f"target_{name}"]).any() for name in pairs)

@@ -184,8 +184,8 @@ ONE = tf.constant(1.0)
             'MyAgent.loss returns for the group "actor" float64 of shape (): it must be a scalar float32 tensor',
         ),
         ({"loss": {"actor": 0.0, "critic": ONE}}, 'for the group "actor" a float: it must be a scalar float32 tensor'),
-        ({"metrics": {"env_steps": ONE}}, 'the metric "env_steps" has the name of a general one, which every line'),
-        ({"metrics": {"replay_size": ONE}}, 'MyAgent.loss: the metric "replay_size" has the name of a general one'),
+        ({"metrics": {"env_steps": ONE}}, 'the metric "env_steps" has the name of a built-in one, which every line'),
+        ({"metrics": {"replay_size": ONE}}, 'MyAgent.loss: the metric "replay_size" has the name of a built-in one'),
         (
             {"metrics": {"kl": tf.ones([3, 2])}},
             'the metric "kl" is float32 [3, 2]: it must be a scalar, such as a mean',

@@ -103,7 +103,7 @@ def test_a_learner_is_restored_from_its_checkpoint(tmp_path: Path) -> None:
     _assert_same_replay(core.source, resumed.source)
     for mine, theirs in zip(core.agent.variables().values(), resumed.agent.variables().values(), strict=True):
         np.testing.assert_array_equal(mine, theirs)
-    # Both continue identically, to the bit: draws, losses and new priorities.
+    # Both continue bit-identically: draws, losses and new priorities.
     for each in (core, resumed):
         _play_and_train(each, 10, seed=2)
     _assert_same_replay(core.source, resumed.source)

@@ -141,7 +141,7 @@ def rig(tmp_path: Path, storage: str) -> Iterator[Callable[..., Rig]]:
 
 
 def test_every_sampled_column_equals_the_played_one(rig: Callable[..., Rig]) -> None:
-    """Field by field, after buffers were reused, over a whole turn of the replay."""
+    """Field by field, after buffers were reused, over a full cycle of the replay."""
     it = rig("replay.capacity=20", "replay.window=1000")
     checked = set()
     for _ in range(40):
@@ -317,7 +317,7 @@ def test_a_replay_too_large_for_the_machine_is_refused_before_anything_is_insert
         rig("replay.capacity=1_000_000")
     message = str(caught.value)
     # 268 bytes an unroll, 268 MB: 0.9 · 50/268 of a million fit, less four batches.
-    about = "about " if storage == "compressed" else ""  # of plain ones it is exact
+    about = "about " if storage == "compressed" else ""  # exact with plain storage
     assert f"replay.capacity = 1,000,000 unrolls take {about}268.0 MB, and this machine has 50.0 MB" in message
     assert "lower replay.capacity to 167,896 or set replay.capacity_gb to 0.045" in message and "\n" not in message
     assert rig("replay.capacity=1_000_000", "replay.capacity_gb=0.045").replay.size == 0
@@ -380,7 +380,7 @@ def test_uniform_draws_compute_no_priorities(rig: Callable[..., Rig], monkeypatc
     for b, serial in enumerate(batch.serials.tolist()):
         np.testing.assert_array_equal(batch.unrolls.reward[:, b], it.played[serial]["reward"])
     it.source.trained(batch, None)
-    it.source.trained(batch, np.ones(B, np.float32))  # of a loss that knows of no way to sample
+    it.source.trained(batch, np.ones(B, np.float32))  # from a loss that does not know the sampling method
     assert "priority_mean" not in it.source.stats()
 
 

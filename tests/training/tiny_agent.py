@@ -44,8 +44,8 @@ class Network(keras.layers.Layer):
 class TinyAgent:
     """Both losses depend on both functions: actor (a·x + c·x − r)², critic (c·x − 0.3·a·x − y)² with targets y.
 
-    `stop_after` updates it stops, and the critic's loss is multiplied by `critic`. Numbers of updates, and the batches
-    that it is given, are logged where it is trained on one device.
+    After `stop_after` updates it stops, and the critic's loss is multiplied by `critic`. Numbers of updates, and the
+    batches that it is given, are logged if it is trained on one device.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class TinyAgent:
         self._critic = critic
         self._logs = logs
         self._updates = tf.Variable(0, trainable=False, dtype=tf.int64)
-        # TensorFlow keeps the order of operations on a variable, but not that of Python functions: one of the first
-        # update may run beside the loop of the others. So each takes its place in the logs from a variable.
+        # TensorFlow keeps the order of operations on a variable, but not that of Python functions: one of the
+        # first update may run in parallel with the loop of the others. So a variable gives each its place in the logs.
         self._places = tf.Variable(0, trainable=False, dtype=tf.int64)
         self._log: list[tuple[int, dict[str, npt.NDArray[Any]]]] = []
         self._numbers: list[tuple[int, int]] = []
@@ -111,7 +111,7 @@ class TinyAgent:
             tf.numpy_function(self._note, (self._places.assign_add(1), *fields), [])
         stop = None
         if self._stop_after is not None:
-            # Replica 0 is certain and the others object a little, so that their mean decides.
+            # Replica 0 votes strongly and the others weakly against it, so that the mean decides.
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
             vote = tf.where(tf.equal(replica, 0), 3.0, -0.5)
             stop = tf.where(self._updates >= self._stop_after, vote, -vote)
@@ -159,7 +159,7 @@ def tiny_batch(columns: int, seed: int = 0) -> TrainingBatch:
 def train_by_hand(
     config: TrainingConfig, batches: list[TrainingBatch], rates: tuple[float, float] = (1.0, 0.1), critic: float = 1.0
 ) -> tuple[dict[str, npt.NDArray[np.float64]], list[dict[str, float]]]:
-    """The same in float64 NumPy: Adam on whole batches, each `config.epochs` times, every group clipped by itself.
+    """The same in float64 NumPy: Adam on whole batches, each `config.epochs` times, every group clipped separately.
 
     Returns:
         The kernels of actor, critic and their averages, and of each update the losses and the norms of the gradients.

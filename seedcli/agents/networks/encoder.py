@@ -107,7 +107,7 @@ class PreviousAction:
         return one_hot(state - 1, self._array) if self._array.categories else state
 
 
-# What of an `Encoder`'s state before a record follows from earlier records, without any layer.
+# Parts of an `Encoder`'s state before a record that follow from earlier records, without any layer.
 RECORDED_STATES = ("frames", "frame_count", "previous_action")
 
 
@@ -162,7 +162,7 @@ class Encoder(keras.layers.Layer):
         return self._stack.step(observation, {})[0]
 
     def step(self, observation: Any, reward: tf.Tensor, state: State) -> tuple[list[tf.Tensor], State]:
-        """Features of one record by each tower, of which a graph computes only those that are used.
+        """Features of one record from each tower; a graph computes only those that are used.
 
         Args:
             observation: [N, ...] in the environment's dtypes, by name if its specification has names.
@@ -188,7 +188,7 @@ class Encoder(keras.layers.Layer):
     def unroll(
         self, observation: Any, reward: tf.Tensor, action: tf.Tensor, first: tf.Tensor, state: State
     ) -> tuple[list[tf.Tensor], State]:
-        """Features of every record of an unroll by each tower, as by repeated `step`, reset where `first`.
+        """Features of every record of an unroll from each tower, as from repeated `step`, reset where `first`.
 
         Args:
             observation: [L, B, ...] in the environment's dtypes, by name if its specification has names.

@@ -42,7 +42,8 @@ def one_hot(values: tf.Tensor, array: ArraySpec, dtype: tf.DType = tf.float32) -
 
 
 _IMAGE_STRIDE = 4  # every fourth image of an unroll is used for the statistics
-# Records after which the statistics of images describe more than the starts of episodes, where environments look alike.
+# Records after which the statistics of images describe more than the starts of episodes, where environments look
+# similar.
 _SETTLED = 10_000
 
 
@@ -99,7 +100,7 @@ class FrameStack:
         Args:
             observation: [N, ...].
             state: [N, S-1, *shape], or None if S is 1.
-            seen: [N, S] bool, whether each frame of a stack is of the episode; only a normalizer needs it.
+            seen: [N, S] bool, whether each frame of a stack belongs to the episode; only a normalizer needs it.
 
         Returns:
             The torso's input [N, ...], and the next state.
@@ -118,7 +119,7 @@ class FrameStack:
         Args:
             observation: [L, B, ...].
             state: [B, S-1, *shape], or None if S is 1.
-            seen: S masks [L, B] bool, one per frame of a stack: whether it is of the record's episode.
+            seen: S masks [L, B] bool, one per frame of a stack: whether it belongs to the record's episode.
 
         Returns:
             The torso's input [L·B, ...], and the state after the last record.
@@ -146,7 +147,7 @@ class FrameStack:
         Args:
             observation: [L, B, ...].
             state: [B, S-1, *shape], before record 0.
-            kept: S-1 masks [N] bool, whether each frame is of the record's episode.
+            kept: S-1 masks [N] bool, whether each frame belongs to the record's episode.
             index: [N] int32, t·B + b for record t of column b.
         """
         swap = [1, 0, *range(2, 2 + len(self.shape))]
@@ -297,16 +298,16 @@ class ObservationStack:
         map_arrays(one, self._stacks, observation)
 
     def settled(self) -> tf.Tensor:
-        """1 once the statistics of all normalized images are of at least 10,000 records, else 0; scalar float32."""
+        """1 once the statistics of all normalized images cover at least 10,000 records, else 0; scalar float32."""
         counts = [normalizer.count.value for normalizer in self.normalizers.values() if normalizer.image]
         if not counts:
             return tf.constant(1.0)
         return tf.cast(tf.reduce_min(tf.stack(counts)) * _IMAGE_STRIDE >= _SETTLED, tf.float32)
 
     def _seen(self, first: tf.Tensor, count: tf.Tensor | None) -> list[tf.Tensor]:
-        """Whether each frame of a record's stack is of its episode: S masks [L, B] bool, the oldest frame first."""
+        """Whether each frame of a record's stack belongs to its episode: S masks [L, B] bool, oldest frame first."""
         length, before = tf.shape(first)[0], self._size - 1
-        # Episodes are numbered from 0, that of the state; missing frames of the state get -1.
+        # Episodes are numbered from 0, the episode of the state; missing frames of the state get -1.
         episode = tf.cumsum(tf.cast(first, tf.int32), axis=0)
         frame_episode = tf.pad(episode, [[before, 0], [0, 0]])
         if count is not None:

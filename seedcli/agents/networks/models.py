@@ -25,7 +25,7 @@ from seedcli.specs import EnvSpec, map_arrays
 
 @contextlib.contextmanager
 def default_seeds_from(seed: int) -> Iterator[None]:
-    """Let Keras draw the seeds of initialisers that have none, such as those of a user's own torso, from `seed`."""
+    """Make Keras draw the seeds of initialisers that have none, such as those of a user's torso, from `seed`."""
     before = random.getstate()
     random.seed(seed)
     try:
@@ -136,14 +136,14 @@ class PolicyValueNetwork(RecurrentNetwork):
         return 2 if config.separate_value else 1
 
     def make_heads(self, config: Any, spec: EnvSpec, rng: np.random.Generator) -> None:
-        # An initial policy that is nearly uniform, or centred on 0, explores whatever the features are.
+        # An initial policy that is nearly uniform, or centred on 0, explores regardless of the features.
         initializer = orthogonal(rng, 0.01)
         if spec.action.size:
             self.policy = GaussianHead(spec.action.size, config.initial_std, initializer)
         else:
             self.policy = keras.layers.Dense(sum(spec.action.categories), kernel_initializer=initializer, name="policy")
-        # Normalised values start near 0, whatever the scale of rewards. Values of exactly 0 would leave the policy
-        # without any gradient until the first reward, hence without exploration but that of random actions.
+        # Normalised values start near 0, regardless of the scale of rewards. Values of exactly 0 would leave the policy
+        # without any gradient until the first reward, so only random actions would explore.
         initializer = orthogonal(rng, 1e-6 if config.normalize_values else 1.0)
         self.value = keras.layers.Dense(1, kernel_initializer=initializer, name="value")
         self.value_scale = ValueScale() if config.normalize_values else None

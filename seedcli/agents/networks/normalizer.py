@@ -15,8 +15,8 @@ class Normalizer(keras.layers.Layer):
     """clip((x − mean) / √(variance + 10⁻⁸), ±10); before the first update clip(x · unit, ±10).
 
     Mean and variance are per element. Images use a single variance, the mean over all pixels, because constant pixels
-    have none. Subtracting the mean emphasises what moves: in Atari Pong the background is 23 times as large as the
-    root of that variance.
+    have no variance. Subtracting the mean emphasises moving objects: in Atari Pong the background is 23 times as large
+    as the root of that variance.
 
     The statistics are non-trainable variables: number of records, mean, and sum of squared deviations from it. They
     are float64 to keep small updates of large sums.

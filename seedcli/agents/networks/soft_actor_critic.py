@@ -20,7 +20,7 @@ from seedcli.specs import EnvSpec
 # Haarnoja et al. clip here: exp(2) is far wider than the bounds, and exp(-20) is deterministic.
 _LEAST_LOG_STD, _MOST_LOG_STD = -20.0, 2.0
 
-# Name of the action beside the arrays of an observation; none of those can begin with a slash.
+# Name of the action among the arrays of an observation, whose names cannot begin with a slash.
 _ACTION = "/action"
 
 
@@ -43,8 +43,8 @@ class GaussianPolicyNetwork(RecurrentNetwork):
 class TwinCritics(keras.layers.Layer):
     """Two independent Q functions Q(s, a) of the same architecture; built, so that their variables exist.
 
-    The action joins the vectors of the observation as input of the configured torso. With images, whose torsos do not
-    see the action, an MLP of `agent.network.hidden` follows on the features of all arrays.
+    The action and the vectors of the observation are inputs of the configured torso. With images, whose torsos do not
+    receive the action, an MLP of `agent.network.hidden` processes the features of all arrays.
     """
 
     def __init__(self, config: Any, spec: EnvSpec, inputs: Any, seed: int, precision: str = "float32") -> None:
@@ -58,7 +58,7 @@ class TwinCritics(keras.layers.Layer):
             precision: precision of the torsos; the heads compute in float32.
         """
         super().__init__(name="critics")
-        # Not the numbers that the policy's layers, of the same sizes, are drawn from.
+        # Not the policy's seed: its layers have the same sizes.
         rng = np.random.default_rng([seed, 1])
         network = config.network
         both = EnvSpec(spec.name, {**spec.arrays, _ACTION: spec.action.array}, spec.action)

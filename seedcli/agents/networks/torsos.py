@@ -167,14 +167,14 @@ def _flatten(x: tf.Tensor) -> tf.Tensor:
 
 
 def apply(torso: Any, x: Any) -> tf.Tensor:
-    """Features [N, F] of a torso; notes F in its attribute `units`.
+    """Features [N, F] of a torso; stores F in its attribute `units`.
 
     Raises:
-        UsageError: a torso of the user's own fails, or gives something else.
+        UsageError: a user's torso fails, or returns something else.
     """
     try:
         features = torso(x)
-    except UsageError as error:  # of a part of a `MixedTorso`, with Keras' words around it
+    except UsageError as error:  # from a part of a `MixedTorso`, within Keras' message
         raise UsageError(message_line(error)) from error
     except tf.errors.OpError:
         raise
@@ -244,8 +244,8 @@ def takes_images(config: NetworkConfig, array: ArraySpec) -> bool:
 def make_torso(config: NetworkConfig, spec: EnvSpec, rng: np.random.Generator) -> Any:
     """The configured torso, not yet built.
 
-    For a Dict observation each image has its own torso. All other arrays are concatenated into the input of one more:
-    an MLP, or the configured torso if that takes no images.
+    For a Dict observation each image has its own torso. All other arrays are concatenated into the input of one more
+    torso: an MLP, or the configured torso if that takes no images.
     """
     torso: Any = TORSOS.load(config.torso)
     _check_class(torso, config.torso)
@@ -268,9 +268,9 @@ def _made(torso: Any, config: NetworkConfig, rng: np.random.Generator) -> Any:
 
 
 def _check_class(torso: Any, name: str) -> None:
-    """Raise UsageError if a class is no Keras layer with a method `call` that is built with (config, rng)."""
+    """Raise UsageError unless a class is a Keras layer with a method `call` and is built with (config, rng)."""
     try:
-        inspect.signature(torso.__init__).bind(torso, "config", "rng")  # of the class, Keras' __new__ takes anything
+        inspect.signature(torso.__init__).bind(torso, "config", "rng")  # not the class: Keras' __new__ takes anything
     except TypeError as error:
         raise UsageError(f"the torso {name} must take (config, rng) when it is built: {error}") from error
     if not issubclass(torso, keras.layers.Layer):

@@ -3,10 +3,10 @@
 Facts about that module that this file builds on (python/dmlab_module.c of github.com/google-deepmind/lab): a setting
 and its value are strings; an action is an int array [7] of exactly C's int; a seed is a Python int; `step` with
 `num_steps` returns the sum of the rewards, and stops at the end of an episode; after that end there is no observation;
-every array it returns is a fresh one; it holds the interpreter's lock while it simulates and while it compiles a map;
-each Lab of a process loads a library of its own, so that several can be there; levels write their log to C's stdout. A
-seed determines the episodes of a fresh Lab, but a later reset of the same Lab with the same seed begins elsewhere. A
-missing map ends the process (exit status 1), an error in a level's script aborts it.
+every array it returns is a fresh one; it holds the GIL while it simulates and while it compiles a map; each Lab of a
+process loads its own library, so several can coexist; levels write their log to C's stdout. A seed determines the
+episodes of a fresh Lab, but a later reset of the same Lab with the same seed begins elsewhere. A missing map ends the
+process (exit status 1), an error in a level's script aborts it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _stdout_lock = threading.RLock()
 @contextlib.contextmanager
 def _stdout_is_stderr() -> Iterator[None]:
     """Redirect stdout, which is for results, to stderr for the simulator and the map compilers that it starts."""
-    with _stdout_lock:  # of two threads in here, the second would keep the first one's stderr as its stdout
+    with _stdout_lock:  # otherwise a second thread would save, as stdout, the stderr of the first
         try:
             stdout = os.dup(1)
         except OSError:  # a process without a stdout
@@ -94,7 +94,7 @@ def hash_instruction(text: str) -> npt.NDArray[np.float32]:
 
     Feature hashing (Weinberger et al., arXiv 0902.2206): each word, and each pair of neighbouring words, adds 1 or -1
     to one component. The pairs tell "the red hat in the blue room" from "the blue hat in the red room". Case and
-    punctuation do not count. An empty text is all zeros. The array is read-only.
+    punctuation are ignored. An empty text is all zeros. The array is read-only.
     """
     words = "".join(char if char.isalnum() else " " for char in text.lower()).split()
     vector = np.zeros(INSTRUCTION_SIZE, np.float32)
@@ -118,8 +118,8 @@ class LabVectorEnv:
 
     Environment i of seed s draws the seeds of its episodes from a RandomState seeded with (s + i) mod 2³¹, as SEED RL
     does. Episodes are numbered from 0 at each reset, because levels may use the number. Each reset but the first
-    builds the simulators again, because only those of a fresh one repeat; about 5 file descriptors and 3 to 5 MiB each
-    time are not given back.
+    rebuilds the simulators, because only the episodes of a fresh one are reproducible; each time, about 5 file
+    descriptors and 3 to 5 MiB are not released.
 
     Attributes:
         spec: named "dmlab/<level>"; `frames_per_step` is the number of frames an action is repeated.
@@ -138,7 +138,7 @@ class LabVectorEnv:
 
         Raises:
             ImportError: there is no module `deepmind_lab` on this machine.
-            UsageError: an unknown level, or a field or setting that means nothing here.
+            UsageError: an unknown level, or a field or setting that does not apply here.
             EnvironmentFailed: the simulator cannot load the level.
         """
         check_level(config.id)
@@ -171,13 +171,13 @@ class LabVectorEnv:
             self.close()
             if not isinstance(error, Exception):
                 raise
-            remedy = "; take it out of environment.kwargs" if "Invalid setting" in str(error) else ""
+            remedy = "; remove it from environment.kwargs" if "Invalid setting" in str(error) else ""
             raise EnvironmentFailed(f"{self.spec.name} cannot be built: {first_line(error)}{remedy}") from error
         if controls != _CONTROLS:
             self.close()
             raise EnvironmentFailed(
                 f"{self.spec.name} has the controls {', '.join(controls)} where {', '.join(_CONTROLS)} are expected; "
-                "take options that add controls out of environment.kwargs"
+                "remove options that add controls from environment.kwargs"
             )
         # Of each environment: where its episodes' seeds come from, their number, the last picture and instruction,
         # and whether its episode is over.
@@ -218,7 +218,7 @@ class LabVectorEnv:
 
         Raises:
             EnvironmentFailed: an action is out of range, the simulator failed, or it gave a picture of another shape.
-                A reward that is not finite is passed on: the learner drops what holds it.
+                A non-finite reward is passed on: the learner drops the unroll that holds it.
         """
         check_actions(actions, self.num_envs, self.spec.action, self.spec.name)
         out.reward[...] = 0
@@ -252,8 +252,8 @@ class LabVectorEnv:
         frame = observations[_FRAME]
         if frame.shape != self._frame_shape or frame.dtype != np.uint8:
             raise EnvironmentFailed(
-                f"environment {index} of {self.spec.name} gave a picture {frame.dtype} {list(frame.shape)} "
-                f"where uint8 {list(self._frame_shape)} was asked for"
+                f"environment {index} of {self.spec.name} returned a frame {frame.dtype} {list(frame.shape)} "
+                f"where uint8 {list(self._frame_shape)} was requested"
             )
         self._seen[index] = frame, observations[_INSTRUCTION] if self._hashed else ""
 

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 AUTO = "auto"
 _MOST_BYTES = 4 * 2**30  # of the user's cache folder
-_WRITES = 100  # after which its size is looked at again
+_WRITES = 100  # after which its size is checked again
 
 
 def open_level_cache(folder: str) -> LevelCache | None:
@@ -67,7 +67,7 @@ class LevelCache:
         self._prune()
 
     def fetch(self, key: str, pk3_path: str) -> bool:
-        """Copy the map of `key` to `pk3_path`; False where it is not there."""
+        """Copy the map of `key` to `pk3_path`; False if it is not cached."""
         try:
             path = self._path(key)
             shutil.copyfile(path, pk3_path)
@@ -81,7 +81,7 @@ class LevelCache:
         return True
 
     def write(self, key: str, pk3_path: str) -> None:
-        """Keep the map at `pk3_path` as that of `key`, if there is none yet."""
+        """Store the map at `pk3_path` under `key`, if there is none yet."""
         path = self._path(key)
         if path.exists():
             return
@@ -92,7 +92,7 @@ class LevelCache:
                 temporary = target.name
                 shutil.copyfileobj(source, target)
                 target.flush()
-                os.fsync(target.fileno())  # or a crash could leave the name with half a map
+                os.fsync(target.fileno())  # otherwise a crash could leave a truncated map
             os.chmod(temporary, 0o644)  # other users' actors may share the folder
             os.replace(temporary, path)
             self._writes += 1

@@ -24,7 +24,7 @@ DMLAB_30: tuple[str, ...] = tuple(
     """.split()
 )
 
-# Those of DMLab-30 that only test: what was held out of the two rooms levels named _train.
+# The levels of DMLab-30 that are only for testing: the held-out parts of the two rooms levels named _train.
 DMLAB_30_TEST: tuple[str, ...] = ("rooms_collect_good_objects_test", "rooms_exploit_deferred_effects_test")
 
 # Levels at the top of game_scripts/levels: those of the first release.
@@ -38,13 +38,13 @@ FIRST_LEVELS: tuple[str, ...] = tuple(
 
 _DMLAB_30_FOLDER = "contributed/dmlab30/"
 
-# What IMPALA tests with, and SEED RL's adapter too: levels that are held out load, and every seed is mixed with this
-# number, so that no episode of a test was an episode of training.
+# Test settings of IMPALA and of SEED RL's adapter: held-out levels can be loaded, and every seed is mixed with this
+# number, so that no test episode was a training episode.
 TEST_SETTINGS = {"allowHoldOutLevels": "true", "mixerSeed": str(0x600D5EED)}
 
-FRAMES_PER_SECOND = 60  # the speed that DMLab-30's levels, and the published results, are for
+FRAMES_PER_SECOND = 60  # the frame rate of DMLab-30's levels and of the published results
 
-# Settings that other fields hold. What a level is called is an argument of its own.
+# Settings that have their own fields. The name of a level is a separate argument.
 _ELSEWHERE = {"width": "environment.width", "height": "environment.height", "levelName": "environment.id"}
 # Commands for the engine's console. Without this one, each simulator listens on two UDP ports of all interfaces.
 _CONSOLE, _NO_NETWORK = "appendCommand", "+set net_enabled 0"
@@ -76,7 +76,7 @@ def lab_settings(config: LabConfig) -> dict[str, str]:
     `environment.kwargs` comes last: "datasetPath", which two psychlab levels need, or a level's own options.
 
     Raises:
-        UsageError: a setting that has a field of its own, or that is no name or no text, number or truth value.
+        UsageError: a setting that has its own field, has an invalid name, or is not text, a number, true or false.
     """
     settings = {
         "width": str(config.width),

@@ -4,7 +4,7 @@ Both give the same matches: fed with the engine seeds that envpool reports, gfoo
 record for record. Facts about envpool that its documentation does not say and this file builds on (each has a test):
 environment i is seeded with seed + i, at construction alone; a step after a final record gives the first record of the
 next episode and ignores the action; an episode on its last two steps is flagged truncated even where a goal ended it,
-so flags are not taken from here; an action outside 0 to 18 is taken for something; every array it returns is a fresh
+so flags are not taken from here; an action outside 0 to 18 is accepted; every array it returns is a fresh
 one; and the engines of a dropped pool stay in memory, about 46 MB each.
 """
 
@@ -132,7 +132,7 @@ class GfootballEngine:
         """As the interface says; every episode's seed is drawn from that of its environment."""
         self._random = [np.random.default_rng((seed + i) % SEEDS) for i in range(len(self._envs))]
         for env in self._envs:
-            # Teams may change roles from one episode to the next by this number.
+            # Teams may swap roles between episodes, depending on this number.
             env.unwrapped._config.update({"episode_number": 1})
         self._final = np.zeros(len(self._envs), np.bool_)
         return self._snapshot([self._start(i) for i in range(len(self._envs))])
@@ -140,7 +140,7 @@ class GfootballEngine:
     def _start(self, index: int) -> Any:
         seed = int(self._random[index].integers(_ENGINE_SEEDS))
         env = self._envs[index]
-        # The package would keep one seed for all episodes, and the order in which it moves the teams with it.
+        # The package would keep one seed for all episodes, and with it the order in which it moves the teams.
         env.unwrapped._config.update({"game_engine_random_seed": seed, "reverse_team_processing": bool(seed % 2)})
         return env.reset()
 
@@ -163,7 +163,7 @@ class GfootballEngine:
         return Snapshot(np.stack(planes), score, owner, left, self._final.copy())
 
     def close(self) -> None:
-        """Give the engines back to the package, which keeps them for the next environments."""
+        """Return the engines to the package, which keeps them for the next environments."""
         for env in self._envs:
             env.close()
         self._envs = []

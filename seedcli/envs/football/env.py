@@ -46,7 +46,7 @@ class FootballVectorEnv:
     An observation is the super mini-map, [72, 96, 4] uint8 of 0 and 255: planes of the left (our) team, the right team,
     the ball and the active player; our goal is at the first column, the opponent's at the last. Rewards are those of
     `FootballRewards`. An episode that ends by its scenario's clock is truncated: the clock is not in the observation,
-    so to the agent it comes from outside. One that ends by a goal, by the ball going out of play or by its loss (the
+    so for the agent the limit is external. One that ends by a goal, by the ball going out of play or by its loss (the
     academy's scenarios) is terminated.
 
     A second reset rebuilds envpool's engines, and the old ones stay in memory: about 46 MB for each environment.
@@ -117,7 +117,7 @@ class FootballVectorEnv:
         """Take actions [E] in 0 to 18 and write the next records into `out`.
 
         Raises:
-            EnvironmentFailed: an action is out of range, the engine's package failed, or it gave something else than
+            EnvironmentFailed: an action is out of range, the engine's package failed, or it gave something other than
                 planes of 0 and 255; or nothing was reset yet.
         """
         check_actions(actions, self.num_envs, self.spec.action, self.spec.name)
@@ -153,15 +153,15 @@ class FootballVectorEnv:
         shape = (self.num_envs, *PLANES)
         if planes.shape != shape or planes.dtype != np.uint8:
             raise EnvironmentFailed(
-                f"{self.spec.name} gave an observation of {planes.dtype} {list(planes.shape)} "
+                f"{self.spec.name} returned an observation of {planes.dtype} {list(planes.shape)} "
                 f"where uint8 {list(shape)} is expected"
             )
-        # Eight cells at a time: their lowest bits, spread over the whole bytes, must give the cells again.
+        # Check eight cells at a time: their lowest bits, spread over the whole bytes, must reproduce the cells.
         words = np.ascontiguousarray(planes).reshape(self.num_envs, -1).view(np.uint64)
         if (words != (words & np.uint64(0x0101010101010101)) * np.uint64(MARKED)).any():
             index, *cell = (int(n) for n in np.argwhere((planes != 0) & (planes != MARKED))[0])
             raise EnvironmentFailed(
-                f"environment {index} of {self.spec.name} gave the value {planes[(index, *cell)]} at {cell}, "
+                f"environment {index} of {self.spec.name} returned the value {planes[(index, *cell)]} at {cell}, "
                 f"which is neither 0 nor {MARKED}"
             )
 

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from seedcli.envs.football.rewards import ACTIVE, BALL, LEFT_TEAM, PLANES, RIGHT_TEAM, cell_centres
 
-HEIGHT, WIDTH = 464, 640  # pixels, multiples of 16 as video encoders like them
+HEIGHT, WIDTH = 464, 640  # pixels, multiples of 16 for video encoders
 
 _SCALE = 3  # drawn larger by this factor and scaled down, which smooths edges
 _TOP = 46  # pixels of the score line

@@ -41,7 +41,7 @@ class FootballRewards:
 
     "scoring" is the goals our (left) team scored since the last record, minus those it let in. "checkpoints" adds 0.1
     for each of ten zones around the opponent's goal, once an episode, when our team holds the ball there (a zone
-    includes those farther out), and on a goal of ours 0.1 for each that is left.
+    includes those farther out), and on a goal of ours 0.1 for each zone not yet rewarded.
 
     Attributes:
         collected: [E] zones of the running episode that have been rewarded.
@@ -54,7 +54,7 @@ class FootballRewards:
         self.collected = np.zeros(num_envs, np.int64)
 
     def start(self, which: npt.NDArray[np.bool_]) -> None:
-        """Forget the episodes of the environments in `which` [E]; their records are first ones, of reward 0."""
+        """Begin new episodes in the environments `which` [E]; their records are first ones, of reward 0."""
         self._lead[which] = 0
         self.collected[which] = 0
 

@@ -1,3 +1,3 @@
 """Any Gymnasium environment: vector environments of it, and its spaces as those of `specs`. It may import what `envs`
-may, and gymnasium. No other family knows of it.
+may, and gymnasium. No other family depends on it.
 """

@@ -28,10 +28,10 @@ _log = logging.getLogger(__name__)
 
 # What this file passes to gymnasium.make itself.
 _RESERVED = ("id", "max_episode_steps", "render_mode", "disable_env_checker", "vectorization_mode")
-# What draws without a screen, as MUJOCO_GL names it, and the library it needs; EGL may use a GPU.
+# Renderers that need no screen, by their MUJOCO_GL names, and the library each needs; EGL may use a GPU.
 _OFFSCREEN = {"egl": "EGL", "osmesa": "OSMesa"}
 _FRAMES_PER_SECOND = 30
-_OTHER_KWARGS = "give it its own, or none with --set 'environment.kwargs={}'"
+_OTHER_KWARGS = "give kwargs that it takes, or none with --set 'environment.kwargs={}'"
 # Failures of an environment's code; sys.exit() in it must not end the process with status 0.
 FAILURES = (Exception, SystemExit)
 SEEDS = 2**31  # seeds wrap round here, so that every simulator can take them
@@ -78,7 +78,7 @@ def _without_version(env_id: str) -> str:
 
 
 def require_id(env_id: str) -> None:
-    """The same, where a module that cannot be imported is refused too."""
+    """Like `check_id`, but refuse a module that cannot be imported too."""
     try:
         check_id(env_id)
     except ImportError as error:
@@ -89,7 +89,7 @@ def require_id(env_id: str) -> None:
 
 
 def has_simulator(config: GymnasiumConfig) -> bool:
-    """Whether what makes an environment can be imported here.
+    """Whether the creator of an environment can be imported here.
 
     Raises:
         UsageError: its id or module is unknown.
@@ -103,18 +103,18 @@ def has_simulator(config: GymnasiumConfig) -> bool:
 
 
 def registration(env_id: str) -> Any:
-    """What is registered under an id that `check_id` has passed."""
+    """The registration of an id that has passed `check_id`."""
     return gymnasium.spec(env_id.rpartition(":")[2])
 
 
 def _creator(env_id: str) -> Any:
-    """What makes a registered environment: its class, or a function."""
+    """The creator of a registered environment: its class, or a function."""
     entry = registration(env_id).entry_point
     return gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
 
 
 def _parameters(env_id: str) -> Mapping[str, inspect.Parameter] | None:
-    """What makes an environment takes; None if any keyword, or if its module cannot be loaded here."""
+    """The parameters of an environment's creator; None if it takes any keyword, or its module cannot be loaded here."""
     try:
         parameters = inspect.signature(_creator(env_id)).parameters
     except (*FAILURES, ImportError):
@@ -149,7 +149,7 @@ def check_kwargs(config: GymnasiumConfig, source: str) -> None:
 
 
 def frames_per_second(config: GymnasiumConfig) -> float:
-    """Steps in a second of the environment's own time: "render_fps" of its metadata, 30 where it says nothing.
+    """Steps in a second of the environment's own time: "render_fps" of its metadata, 30 if it has none.
 
     Raises:
         UsageError, EnvironmentFailed: as for building it, which is done where its class leaves that open.
@@ -157,7 +157,7 @@ def frames_per_second(config: GymnasiumConfig) -> float:
     check_id(config.id)
     found = getattr(_creator(config.id), "metadata", {}).get("render_fps")
     if found is None:
-        # MuJoCo's know their time step when they are built.
+        # MuJoCo environments know their time step only once they are built.
         env = GymnasiumVectorEnv(config, 1)
         try:
             found = env.envs[0].metadata.get("render_fps", _FRAMES_PER_SECOND)
@@ -173,23 +173,23 @@ def is_mujoco(env_id: str) -> bool:
 
 @functools.cache
 def _log_mujoco(message: str) -> None:
-    """Log what MuJoCo says, once a process: it repeats itself for every environment that is built."""
+    """Log a message of MuJoCo once per process: MuJoCo repeats it for every environment that is built."""
     _log.log(logging.DEBUG if "deprecated" in message else logging.WARNING, "MuJoCo: %s", message.strip())
 
 
 def _prepare_mujoco(name: str, render: bool) -> None:
-    """Send MuJoCo's warnings to the log, and where pictures are wanted choose what draws them without a screen.
+    """Send MuJoCo's warnings to the log, and for rendering choose a renderer that needs no screen.
 
     Raises:
-        SimulatorMissing: MuJoCo is not installed, or nothing here can draw its pictures.
+        SimulatorMissing: MuJoCo is not installed, or no renderer for it works here.
     """
     headless = not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     if render and headless and not os.environ.get("MUJOCO_GL"):
         found = [backend for backend, library in _OFFSCREEN.items() if ctypes.util.find_library(library)]
         if not found:
             raise SimulatorMissing(
-                f"{name} cannot be drawn on this machine, which has neither a screen nor the libraries to draw without "
-                "one: apt-get install libegl1 libgl1-mesa-dri (or libosmesa6)"
+                f"{name} cannot be rendered on this machine, which has neither a screen nor the libraries to render "
+                "without one: apt-get install libegl1 libgl1-mesa-dri (or libosmesa6)"
             )
         os.environ["MUJOCO_GL"] = found[0]  # before MuJoCo is imported, which reads it
     try:
@@ -223,7 +223,7 @@ class GymnasiumVectorEnv:
 
         Raises:
             UsageError: an unknown id or module, a reserved keyword, an unsupported space, an unknown observation key,
-                or pictures asked of an environment that gives none.
+                or rendering requested of an environment that has none.
             EnvironmentFailed: the environment's own code failed.
         """
         self.num_envs = num_envs
@@ -232,7 +232,7 @@ class GymnasiumVectorEnv:
         require_id(config.id)
         for key in _RESERVED:
             if key in config.kwargs:
-                raise UsageError(f"environment.kwargs must not hold {key!r}, which has a place of its own")
+                raise UsageError(f"environment.kwargs must not hold {key!r}, which seed sets itself")
 
         self.envs: list[gymnasium.Env[Any, Any]] = []
         try:
@@ -248,7 +248,7 @@ class GymnasiumVectorEnv:
                     if getattr(env, space) != getattr(first, space):
                         raise EnvironmentFailed(
                             f"environment {index} of {self._name} has the {space} {getattr(env, space)} where "
-                            f"environment 0 has {getattr(first, space)}; all of a run must have the same"
+                            f"environment 0 has {getattr(first, space)}; all environments of a run must have the same"
                         )
         except BaseException as error:
             self.close()
@@ -266,10 +266,10 @@ class GymnasiumVectorEnv:
         self._truncated = np.zeros(num_envs, np.bool_)
 
     def _make(self, config: GymnasiumConfig, *, render: bool) -> gymnasium.Env[Any, Any]:
-        # Given only where it is wanted: an environment that draws nothing need not know the argument.
+        # Passed only if needed: an environment without rendering need not accept the argument.
         drawing: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
         no_pictures = UsageError(
-            f"{self._name} gives no pictures: what makes it must take render_mode, and its "
+            f"{self._name} cannot render: its entry point must take render_mode, and its "
             'metadata["render_modes"] must hold "rgb_array"'
         )
         parameters = _parameters(config.id) if render else None
@@ -313,9 +313,9 @@ class GymnasiumVectorEnv:
         """Take actions [E, *spec.action.array.shape] and write the next records into `out`.
 
         Raises:
-            EnvironmentFailed: the environment's own code failed, an action is out of range or not finite, or an
-                observation is not finite or not what the observation space says. A reward that is not finite is
-                passed on: the learner drops what holds it.
+            EnvironmentFailed: the environment's own code failed, an action is out of range or non-finite, or an
+                observation is non-finite or does not match its space. A non-finite reward is passed on: the learner
+                drops the unroll that holds it.
         """
         native = self._actions.read(actions, self.num_envs)
         newest, rewards, terminated, truncated = self._newest, self._rewards, self._terminated, self._truncated
@@ -335,7 +335,7 @@ class GymnasiumVectorEnv:
 
     def _write(self, out: Rows) -> None:
         self._observations.write(self._newest, out.observation)
-        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, which the learner names
+        with np.errstate(over="ignore"):  # values beyond float32 become infinite, which the learner reports
             out.reward[...] = self._rewards
         out.terminated[...] = self._terminated
         out.truncated[...] = self._truncated
@@ -349,7 +349,7 @@ class GymnasiumVectorEnv:
         """The first environment as an RGB picture [height, width, 3] uint8.
 
         Raises:
-            EnvironmentFailed: it was not built with `render`, or gives something else.
+            EnvironmentFailed: it was not built with `render`, or does not give such a picture.
         """
         if not self._rendering:
             raise EnvironmentFailed(f"{self._name} was built without rendering; build it with render=True")

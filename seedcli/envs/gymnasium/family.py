@@ -9,7 +9,7 @@ from seedcli.envs.gymnasium.config import GymnasiumConfig
 
 
 class GymnasiumFamily(Family):
-    """Any Gymnasium environment. Its pictures are drawn in a process of their own: its renderer may be anything."""
+    """Any Gymnasium environment. Its pictures are drawn in a separate process: its renderer may be anything."""
 
     Config = GymnasiumConfig
     preset: ClassVar[str] = "gymnasium_vtrace"

@@ -45,7 +45,7 @@ class KeyChoice:
         if self.used == {leaf}:
             return wrapping(None)
         if leaf in self.keys:
-            return f"take {leaf!r} out of {SETTING} = {json.dumps(self.keys)}, or wrap the environment"
+            return f"remove {leaf!r} from {SETTING} = {json.dumps(self.keys)}, or wrap the environment"
         return f"leave it out with {self._dropping((leaf,))}, or wrap the environment"
 
     def _dropping(self, leaves: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Observations and actions as plain environments have them, one or a batch, and as the arrays of a specification.
+"""Converts observations and actions, one or a batch, between plain environments and the arrays of a specification.
 
 A plain environment is what `gymnasium.make` gives, without the adapter of this package around it.
 """
@@ -37,7 +37,7 @@ class PlainSpaces:
     def read(self, observation: Any) -> tuple[Any, int | None]:
         """Read the observation of one environment, or of a batch, which has one more axis in front.
 
-        Of a Dict, parts that the specification leaves out may be missing and are not looked at; those of inner Dicts
+        Of a Dict, parts that the specification leaves out may be missing and are ignored; those of inner Dicts
         may also be called "outer/inner".
 
         Args:
@@ -92,8 +92,8 @@ class PlainSpaces:
         for name, other in sizes.items():
             if other != size:
                 raise UsageError(
-                    f"the observation {first!r} is of {_counted(size)} and {name!r} of {_counted(other)}: all parts "
-                    "must be of the same environments"
+                    f"the observation {first!r} is for {_counted(size)} and {name!r} for {_counted(other)}: all parts "
+                    "must be for the same environments"
                 )
         return size
 
@@ -107,7 +107,7 @@ class PlainSpaces:
             [N, ...] in shape and type of the action space; see `unbatched` for one environment.
 
         Raises:
-            EnvironmentFailed: an action is not finite.
+            EnvironmentFailed: an action is non-finite.
         """
         return self._actions.read(actions, len(actions))
 
@@ -117,13 +117,13 @@ class PlainSpaces:
         flat = native.reshape(len(native), -1)
         if array.categories:
             return (flat - units.offset).astype(array.dtype).reshape(len(native), *array.shape)
-        # Bounds that leave no choice scale by 0.
+        # Equal bounds have scale 0.
         scale = np.where(units.scale == 0.0, 1.0, units.scale)
         return ((flat - units.offset) / scale).astype(array.dtype)
 
     @property
     def units(self) -> ActionUnits:
-        """How agents' actions become the environments'."""
+        """The conversion of agents' actions to the environments'."""
         return self._actions.units
 
     @property
@@ -242,7 +242,7 @@ def _as_array(leaf: Leaf, value: Any) -> npt.NDArray[Any]:
     try:
         return np.asarray(value)
     except ValueError as error:  # of parts of different lengths
-        raise UsageError(f"the {leaf.what} is no array: it must be {_wanted(leaf)}") from error
+        raise UsageError(f"the {leaf.what} is not an array: it must be {_wanted(leaf)}") from error
 
 
 def _read_leaf(leaf: Leaf, rows: npt.NDArray[Any], out: npt.NDArray[Any], batch: bool) -> None:
@@ -255,7 +255,7 @@ def _read_leaf(leaf: Leaf, rows: npt.NDArray[Any], out: npt.NDArray[Any], batch:
             if wrong := leaf.difference(row):
                 raise UsageError(f"{where} {wrong}") from error
             if out.dtype.kind == "f" and not np.isfinite(out[index]).all():
-                raise UsageError(f"{where} the {leaf.what} with a number that is no finite {out.dtype}") from error
+                raise UsageError(f"{where} the {leaf.what} with a number that is not a finite {out.dtype}") from error
         raise
 
 

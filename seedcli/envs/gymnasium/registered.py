@@ -25,7 +25,7 @@ class RegisteredVectorEnv:
 
     Attributes:
         spec, num_envs, observation_bounds, notice: as of `GymnasiumVectorEnv`.
-        one_generator: the environments draw from one random generator, so one of them cannot be repeated alone.
+        one_generator: the environments draw from one random generator, so a single one of them cannot be reproduced.
         envs: the vector environment, until it is closed.
     """
 
@@ -69,7 +69,7 @@ class RegisteredVectorEnv:
         native = self._actions.read(actions, self.num_envs)
         try:
             observations, reward, terminated, truncated, _ = self.envs[0].step(native)
-            with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, which the learner names
+            with np.errstate(over="ignore"):  # values beyond float32 become infinite, which the learner reports
                 for name, value, rows in (
                     ("reward", reward, out.reward),
                     ("terminated", terminated, out.terminated),
@@ -86,7 +86,7 @@ class RegisteredVectorEnv:
         return EnvironmentFailed(f"{self._name} failed in {where}: {first_line(error)}{place_of(error)}")
 
     def render(self) -> npt.NDArray[np.uint8]:
-        """Not offered: pictures are those of an instance."""
+        """Not supported: instances render pictures."""
         raise EnvironmentFailed(f"{self._name} was built without rendering; build it with render=True")
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ def make_registered(config: GymnasiumConfig, num_envs: int) -> RegisteredVectorE
     """Build the vector environment that is registered for an id; arguments are those of `GymnasiumVectorEnv`.
 
     Returns:
-        None if none is registered, or the one that is cannot stand for instances of the id; the log says why.
+        None if none is registered, or the registered one cannot replace instances of the id; the log says why.
 
     Raises:
         UsageError, EnvironmentFailed: as for `GymnasiumVectorEnv`.
@@ -108,7 +108,7 @@ def make_registered(config: GymnasiumConfig, num_envs: int) -> RegisteredVectorE
     registered = registration(config.id)
     if registered.vector_entry_point is None:
         return None
-    why = "it is registered with wrappers of an instance" if registered.additional_wrappers else _unfit(config)
+    why = "it is registered with wrappers for single instances" if registered.additional_wrappers else _unfit(config)
     if why:
         _log.info("%s is stepped one by one, without the vector environment registered for it: %s", config.id, why)
         return None
@@ -126,21 +126,21 @@ def _make(config: GymnasiumConfig, num_envs: int) -> VectorEnv[Any, Any, Any]:
 
 
 def _unfit(config: GymnasiumConfig) -> str:
-    """Why an id's vector environment cannot stand for instances, the end of a sentence; "": it can."""
+    """Why an id's vector environment cannot replace instances, the end of a sentence; "": it can."""
     instances = GymnasiumVectorEnv(config, 1)
     vector = None
     try:
         vector = _make(config, 1)
         if vector.num_envs != 1:
-            return f"asked for 1 environment it makes {vector.num_envs}"
+            return f"it makes {vector.num_envs} environments when asked for 1"
         for space in ("observation_space", "action_space"):
             own, expected = getattr(vector, f"single_{space}"), getattr(instances.envs[0], space)
             if own != expected:
-                return f"its {space} is {own}, that of an instance {expected}"
+                return f"its {space} is {own}, but that of an instance is {expected}"
         if vector.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP:
             return "it does not reset in the step after an end (AutoresetMode.NEXT_STEP)"
         if vector.metadata.get("jax"):
-            return "those of Gymnasium for JAX put all environments back by a step where one is reset"
+            return "Gymnasium's vector environments for JAX set all environments back by a step when one is reset"
         return ""
     except FAILURES as error:
         return first_line(error)

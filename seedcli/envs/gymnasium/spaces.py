@@ -34,7 +34,7 @@ class Observations:
 
     A Box keeps its shape and type, but float64 is sent as float32, uint16 as int32 and uint32 as int64. Discrete and
     MultiDiscrete become int32 that count from 0, MultiBinary bool. A Dict becomes arrays by name; those of an inner
-    Dict are named "outer/inner". Keys that are left out must be present, but are not checked.
+    Dict are named "outer/inner". Omitted keys must be present, but are not checked.
 
     Args:
         space: of one environment.
@@ -133,9 +133,9 @@ class Observations:
             for index, observation in enumerate(observations):
                 wrong = self._difference(self._space, observation, ())
                 if wrong:
-                    raise EnvironmentFailed(f"environment {index} of {self._name} gave {wrong}") from error
+                    raise EnvironmentFailed(f"environment {index} of {self._name} returned {wrong}") from error
             raise EnvironmentFailed(
-                f"{self._name} gave observations that cannot be read: {type(error).__name__}: {error}"
+                f"{self._name} returned observations that cannot be read: {type(error).__name__}: {error}"
             ) from error
 
     def write_batch(self, observations: Any, out: Any) -> None:
@@ -153,7 +153,7 @@ class Observations:
             raise
         except Exception as error:
             raise EnvironmentFailed(
-                f"{self._name} gave observations that its observation space {self._space} does not have: "
+                f"{self._name} returned observations that its observation space {self._space} does not contain: "
                 f"{type(error).__name__}: {error}"
             ) from error
 
@@ -239,7 +239,7 @@ class Leaf:
         """Write E values into `out` [E, ...].
 
         Raises:
-            EnvironmentFailed: a number is not finite in float32.
+            EnvironmentFailed: a number is non-finite in float32.
             Exception: of any type; `difference` describes the error.
         """
         if self._kind == "f":
@@ -399,7 +399,7 @@ class Actions:
         """Convert agents' actions [E, *spec.array.shape] to the environments' [E, *space.shape], in the space's dtype.
 
         Raises:
-            EnvironmentFailed: an action does not match `spec`, or is not finite.
+            EnvironmentFailed: an action does not match `spec`, or is non-finite.
         """
         check_actions(actions, num_envs, self.spec, self._name)
         if self.spec.size:

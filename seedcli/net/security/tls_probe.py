@@ -17,7 +17,7 @@ from seedcli.net.security.keys import TlsIdentity
 # An HTTP/2 client's preface with empty SETTINGS; an HTTP/2 server answers with its own SETTINGS.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 _FRAME_HEAD = 9
-OTHER_PROTOCOL = "it speaks another protocol than gRPC"
+OTHER_PROTOCOL = "it does not speak gRPC"
 
 
 def why_refused(address: str, identity: TlsIdentity | None, timeout: float) -> str | None:

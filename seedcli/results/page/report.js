@@ -62,7 +62,7 @@
     const lines = (chart.lines = linesOf(key));
     chart.scale = null;
     if (!lines.length) {
-      make("text", { x: 12, y: 24 }, svg).textContent = axis === "minutes" ? "no time was kept" : "nothing to show";
+      make("text", { x: 12, y: 24 }, svg).textContent = axis === "minutes" ? "no time recorded" : "nothing to show";
       return;
     }
     const levels = key === data.charts[0].key ? data.thresholds : [];

@@ -97,7 +97,7 @@ class _Actor:
         self.steps = self._restarts.steps
 
     def run(self) -> None:
-        """Act until the learner says that training is done.
+        """Act until the learner announces the end of training.
 
         Raises:
             UnreachableError: no learner for longer than the reconnect timeout.
@@ -149,7 +149,7 @@ class _Actor:
             if self._session_was_open or not address:
                 raise
             goodbye = False
-            # A learner has admitted this actor before, so a distrusted peer may only hold its address while it is away.
+            # A learner has admitted this actor before, so a distrusted peer may just be using its address meanwhile.
             # After a failed redirect the actor returns to the redirecting host.
             if not (self._sent or (self._connected_before and isinstance(error, DistrustedError))):
                 self._discovery.refused(address, error)
@@ -213,7 +213,7 @@ class _Actor:
         self._restarts.unreported = ""
 
     def _report_the_last(self) -> None:
-        """Tell the learner, if reachable, why the previous process gave up."""
+        """Report to the learner, if it is reachable, why the previous process gave up."""
         with contextlib.suppress(SeedError):
             address = self._discovery.next()
             transport = connect(address, self._discovery.security(address))
@@ -226,7 +226,7 @@ class _Actor:
                     streams=self._streams,
                     timeout=_REPORT_SECONDS,
                     failure=self._restarts.unreported,
-                    placed=True,  # any host must take the report itself, without a redirect
+                    placed=True,  # any host must accept the report itself, without a redirect
                 ).configure()
             finally:
                 transport.close()

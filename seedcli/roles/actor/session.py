@@ -48,7 +48,7 @@ class Environments:
 
     Args:
         threads: see `envs.create_env`.
-        create: builds environments; another one where the actor shares the learner's process.
+        create: builds environments; a different function if the actor shares the learner's process.
         renew: replaces the process with a new one; None: not supported.
         on_hang: called in another thread with a message when environments hang; None: hangs are not detected.
         signalled: see `Watchdog`.
@@ -138,7 +138,9 @@ class Environments:
         """
         compression, offered = message.get("compression"), message.get("codecs")
         if compression not in ("auto", "off", "on") or not isinstance(offered, list):
-            raise ProtocolError("the learner does not say which codecs it takes: use one version of seedcli")
+            raise ProtocolError(
+                "the learner did not say which codecs it accepts: install the same seedcli on both sides"
+            )
         spec = self._envs[0].spec
         same_machine = message.get("machine") == machine_id()
         if compression == "off" or shares_memory or (same_machine and compression == "auto"):
@@ -258,7 +260,9 @@ class ActorSession:
             self._encoders = [RowEncoder(layout, codecs) for layout in layouts]
         sizes = [encoder.max_payload for encoder in self._encoders] or [layout.nbytes for layout in layouts]
         if list(ready.stream_envs) != split or list(ready.payload_bytes) != sizes:
-            raise ProtocolError("the learner expects other streams or rows than this actor has: use one version")
+            raise ProtocolError(
+                "the learner expects other streams or rows than this actor has: install the same seedcli on both sides"
+            )
         self._buffers = self._transport.open_session(ready.extra, ready.payload_bytes)
         if self._encoders:
             self._rows = [aligned_empty(layout.nbytes) for layout in layouts]
@@ -318,7 +322,7 @@ class ActorSession:
         self.profile.add("waiting", waited)
         assert self.ready is not None
         if frame is None:
-            # Environments may have held the lock for long: time in which nothing was received does not count.
+            # Environments may have held the GIL for long: only time spent waiting for frames counts.
             self._unanswered += waited
             if self._unanswered > self.ready.timeout_seconds:
                 raise ConnectionLost(f"the learner has been silent for {self._unanswered:.0f} s")
@@ -330,7 +334,7 @@ class ActorSession:
         elif header.kind == Kind.DONE:
             self.done = True
         elif header.kind == Kind.UNKNOWN:
-            raise ConnectionLost("the learner does not know this session any more: it has ended it or was restarted")
+            raise ConnectionLost("the learner no longer knows this session: it ended the session or was restarted")
         elif header.kind == Kind.REFUSED:
             raise _refused(payload)
         elif header.kind != Kind.HEARTBEAT_ACK:
@@ -357,8 +361,8 @@ class ActorSession:
         """End the session.
 
         Args:
-            goodbye: tell the learner, so that it frees the slots at once.
-            failure: error of the environments that ended the session, told to the learner; "" for none.
+            goodbye: notify the learner, so that it frees the slots at once.
+            failure: error of the environments that ended the session, reported to the learner; "" for none.
         """
         self._stop_heartbeat.set()
         if self._heartbeat is not None:

@@ -1,4 +1,4 @@
-"""Playing whole episodes of an environment with anything that chooses actions."""
+"""Plays whole episodes of an environment with any function that chooses actions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seedcli.roles.evaluator.video import VideoWriter
 from seedcli.roles.stopping import raise_if_stopped
 from seedcli.specs import RowLayout, Rows, aligned_empty
 
-# Records [E, ...] and where they begin an episode → actions [E, ...].
+# Records [E, ...] and a mask of those that begin an episode → actions [E, ...].
 Act = Callable[[Rows, npt.NDArray[np.bool_]], npt.NDArray[Any]]
 
 
@@ -23,7 +23,7 @@ def play(
 ) -> tuple[list[float], list[int]]:
     """Play `episodes` episodes, assigned to the environments beforehand.
 
-    Counting the first to end would favour short episodes.
+    Counting the episodes that end first would favour short ones.
 
     Returns:
         Raw return and environment steps of each episode, in the order of environments and episodes.

@@ -25,9 +25,11 @@ def check_logged(checkpoint: Checkpoint) -> None:
     """
     run = _run_of(checkpoint)
     if not (run / CONFIG).is_file():
-        raise UsageError(f"--log needs the folder of a run, and {checkpoint.path} lies in none: leave --log out")
+        raise UsageError(f"--log needs a run's folder, and {checkpoint.path} is not in one: leave --log out")
     if is_running(run):
-        raise UsageError(f"{run} is still trained, and its learner writes to the loggers: give --log once it has ended")
+        raise UsageError(
+            f"{run} is still training, and its learner writes to the loggers: give --log after it has ended"
+        )
     telemetry = from_toml_file(run / CONFIG).telemetry
     if not telemetry.loggers:
         raise UsageError(f"{run} has no telemetry.loggers: leave --log out")
@@ -38,8 +40,8 @@ def log_evaluation(checkpoint: Checkpoint, result: Mapping[str, Any], video: Pat
     """Send a result to the loggers of the checkpoint's run, as "final/return_mean" and so on.
 
     Args:
-        checkpoint: what was played; `check_logged` has passed.
-        result: figures by name; others than numbers are left out.
+        checkpoint: the one that was played; `check_logged` has passed.
+        result: figures by name; values other than numbers are left out.
         video: an MP4 file.
     """
     run = _run_of(checkpoint)
@@ -50,9 +52,10 @@ def log_evaluation(checkpoint: Checkpoint, result: Mapping[str, Any], video: Pat
         loggers.video(checkpoint.env_steps, video)
     sessions = read_sessions(run)
     status = sessions[-1].status if sessions else EXIT_DONE
-    loggers.close(_CLOSE_SECONDS, EXIT_FAILED if status is None else status)  # as its entry was closed before
+    # The status with which the training closed the entry.
+    loggers.close(_CLOSE_SECONDS, EXIT_FAILED if status is None else status)
 
 
 def _run_of(checkpoint: Checkpoint) -> Path:
-    """The folder of its run: it lies in RUN/checkpoints/."""
+    """The folder of the checkpoint's run: checkpoints are in RUN/checkpoints/."""
     return checkpoint.path.absolute().parents[1]

@@ -91,7 +91,7 @@ def run_eval_model(
     Args:
         path: of the model.
         env_id: the environment's id in the family the model was trained in; None: the same environment.
-        sample: sampled actions are asked for; a model has them or not.
+        sample: the user asked for sampled actions; a model exported with greedy ones is refused.
         episodes: episodes played.
         seed: of environments and sampling.
         json_output: print a JSON object on stdout instead of a table.
@@ -102,7 +102,7 @@ def run_eval_model(
         The exit status.
 
     Raises:
-        CheckpointError, UsageError: the model or the environment cannot be used, or does not fit the other.
+        CheckpointError, UsageError: the model or the environment cannot be used, or they do not fit each other.
     """
     if video is not None:
         check_output("--video", video, ".mp4")
@@ -113,7 +113,8 @@ def run_eval_model(
     environment = _environment(model, env_id)
     if video is not None and description.batch not in (None, 1):
         raise UsageError(
-            f"--video films one environment and {path} answers {description.batch} at once: export it without --batch"
+            f"--video records one environment and {path} has a fixed batch size of {description.batch}: export it "
+            "without --batch"
         )
     player = ModelPlayer(model, environment, seed)
     env = player.build(description.batch or min(envs, episodes))

@@ -29,11 +29,11 @@ def check_request(path: Path, *, video: Path | None, watch: bool, log: bool) -> 
     """
     if video is not None:
         if watch:
-            raise UsageError("--watch plays many checkpoints and --video films one: give one of the two")
+            raise UsageError("--watch plays many checkpoints and --video records one: give one of the two")
         check_output("--video", video, ".mp4")
     if watch:
         if log:
-            raise UsageError("--watch plays many checkpoints and --log keeps a final result: give one of the two")
+            raise UsageError("--watch plays many checkpoints and --log sends one final result: give one of the two")
         if not path.is_dir() or (path / "COMPLETE").exists():
             raise UsageError(
                 f"--watch follows a run, and {path} is not a run folder: give the folder of a running training"

@@ -66,7 +66,7 @@ class Player:
         environment = environment or config.environment
         sees_rewards = config.agent.network.previous_action_reward
         environment, self._matches = family_of(environment).counts_wins(environment, sees_rewards)
-        # Returns compare with training only in the same environment.
+        # Returns are comparable with training only in the same environment.
         self._as_trained = environment == config.environment
         self.config: Config = config.model_copy(update={"environment": environment})
         self._checkpoint = checkpoint

@@ -13,10 +13,10 @@ from seedcli.roles.run_folder import CHECKPOINTS, CONFIG, EVALUATIONS
 
 
 def keep_evaluation(checkpoint: Path, result: Mapping[str, Any]) -> None:
-    """Append a result to the run that a checkpoint lies in, with the time; a copied checkpoint keeps none.
+    """Append a result and the time to the run that contains a checkpoint; skipped for a checkpoint outside a run.
 
     Args:
-        checkpoint: its folder. Where its run cannot be written, nothing is kept: the result has been printed.
+        checkpoint: its folder. If its run is not writable, nothing is kept: the result has been printed.
         result: what `seed eval --json` prints.
     """
     run = checkpoint.absolute().parent.parent

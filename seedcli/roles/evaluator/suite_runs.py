@@ -72,11 +72,13 @@ def choose_runs(folder: Path, suite: Suite) -> list[Run]:
         CheckpointError: none of its runs can be used.
     """
     if not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder: --suite takes the folder that holds the runs, one a {suite.unit}")
+        raise UsageError(
+            f"{folder} is not a folder: --suite takes the folder that holds the runs, one per {suite.unit}"
+        )
     found = find_runs(folder)
     if not found:
         raise UsageError(
-            f"{folder} holds no run, neither itself nor {DEPTH} levels down: --suite takes a folder of runs, "
+            f"{folder} holds no run, even {DEPTH} levels down: --suite takes a folder of runs, "
             f"each with {CONFIG} and {CHECKPOINTS}/"
         )
     tasks = {task.name: task for task in suite.tasks}
@@ -89,7 +91,7 @@ def choose_runs(folder: Path, suite: Suite) -> list[Run]:
             warn(f"a run is left out: {error}")
             continue
         if environment.family != suite.family or environment.id not in tasks:
-            warn(f"{path} is left out: {environment.family}/{environment.id} is no {suite.unit} of {suite.name}")
+            warn(f"{path} is left out: {environment.family}/{environment.id} is not a {suite.unit} of {suite.name}")
             continue
         run = Run(path, tasks[environment.id], checkpoint.env_steps)
         other = chosen.get(environment.id)
@@ -98,7 +100,7 @@ def choose_runs(folder: Path, suite: Suite) -> list[Run]:
             run, other = (run, other) if run.env_steps >= other.env_steps else (other, run)
             warn(
                 f"{environment.id} has several runs: {other.path} with {other.env_steps:,} environment steps is left "
-                f"out for {run.path} with {run.env_steps:,}"
+                f"out in favour of {run.path} with {run.env_steps:,}"
             )
         chosen[environment.id] = run
     if not chosen:

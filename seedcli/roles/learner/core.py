@@ -35,7 +35,7 @@ from seedcli.training.trainer import Trainer, UpdateResult
 
 _log = logging.getLogger(__name__)
 
-_DROPPED_BATCHES = 100  # in a row, after which training ends: the weights no longer change, so it would go on like this
+_DROPPED_BATCHES = 100  # in a row, after which training ends: as the weights no longer change, it would not recover
 
 
 def padding(config: Config, devices: Devices) -> tuple[int, ...]:
@@ -52,9 +52,9 @@ def share_cores(config: Config) -> None:
     """Split the cores between inference and training, which run concurrently. Call before TensorFlow's first operation.
 
     By default every operation uses all cores, and the operations of training and inference compete for threads
-    (docs/performance.md has the figures). With training.synchronous they take turns, and an update uses all cores by
-    running two operations at a time (`TrainingConfig.parts_of_update`), or if its unrolls cannot be halved, operations
-    that use all. TF_NUM_INTRAOP_THREADS and TF_NUM_INTEROP_THREADS take precedence.
+    (docs/performance.md has the figures). With training.synchronous they alternate, and an update uses all cores: two
+    operations at a time with half of the cores each (`TrainingConfig.parts_of_update`) or, if its unrolls cannot be
+    halved, operations on all cores. TF_NUM_INTRAOP_THREADS and TF_NUM_INTEROP_THREADS take precedence.
     """
     threading = tf.config.threading
     synchronous, parts = config.training.synchronous, config.training.parts_of_update
@@ -62,7 +62,7 @@ def share_cores(config: Config) -> None:
         cores = os.cpu_count() or 1
         threading.set_intra_op_parallelism_threads(cores if synchronous and parts == 1 else max(1, cores // 2))
     if "TF_NUM_INTEROP_THREADS" not in os.environ:
-        # More operations at a time than cores for them would push each other's arrays out of the caches.
+        # More concurrent operations than cores would evict each other's arrays from the caches.
         threading.set_inter_op_parallelism_threads(2 if synchronous and parts == 2 else 4)
 
 
@@ -74,7 +74,7 @@ class LearnerCore:
         config_text: the same as TOML, saved with every checkpoint.
         checkpoints: folder for checkpoints.
         spec: the environment.
-        on_release: called when an arena buffer is released, or streams that waited for training may go on.
+        on_release: called when an arena buffer is released, or streams that waited for training may continue.
         on_fault: see `StepEngine`.
         deadline: longest wait of an inference batch in seconds; None: as configured.
         devices: for training and inference; None: TensorFlow's default placement.
@@ -149,7 +149,7 @@ class LearnerCore:
             self.trainer = Trainer(self.agent, config.training, config.run.steps, devices, seed=config.run.seed)
             self._dropped_batches = 0  # in a row
             if team is None:  # several hosts wait for each other here
-                # Now, because an algorithm whose loss is invalid must end the start, not the run.
+                # Traced now, so that an algorithm with an invalid loss fails at the start, not during the run.
                 self.trainer.trace(zero_unrolls(self.agent, spec, self.local_batch_size))
             self.checkpointer = Checkpointer(
                 checkpoints,

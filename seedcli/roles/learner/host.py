@@ -1,4 +1,4 @@
-"""A learner on one of several hosts: the rendezvous before a run, and the part of each host in it."""
+"""A learner on one of several hosts: the rendezvous before a run, and each host's part in the run."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def run_member(
         index: position of this host in `hosts`.
         fresh: replace the folder's earlier run, unless the chief resumes it.
         live: show a live view.
-        profile: print the whole table of where the time went at the end.
+        profile: print the full time profile at the end.
     """
     setup = Setup.open(resolved, live=live, profile=profile)
     setup_logging(None, setup.view, debug=False)
@@ -127,7 +127,7 @@ def _run_host(setup: Setup, hosts: Sequence[str], index: int, open_run: Callable
         reservation.close()
         devices = _devices(plan, [host.tensorflow for host in rendezvous.state.hosts], patience)
         signals.reinstall()  # TensorFlow installs its own SIGTERM handler
-        _log.info("connected with %s; TensorFlow's own connections between hosts are not protected", others)
+        _log.info("connected to %s; TensorFlow's own connections between hosts are not protected", others)
         return supervise(setup, folder, devices, team=team, signals=signals)
 
 
@@ -141,7 +141,7 @@ def _plan(config: Config, hosts: Sequence[str], index: int) -> Plan:
 
 
 def _status(setup: Setup, plan: Plan, hosts: Sequence[str], tensorflow: str) -> Status:
-    """What this host announces: every value that hosts must agree on, and what "auto" resolved to here."""
+    """The announcement of this host: every value that hosts must agree on, and what "auto" resolved to here."""
     host = hosts[plan.host_index]
     values = {value.key: value.value for value in describe(setup.resolved)}
     derived = {"topology.platform": plan.platform, "topology.training_devices": len(plan.training)}
@@ -160,7 +160,7 @@ def _status(setup: Setup, plan: Plan, hosts: Sequence[str], tensorflow: str) -> 
 def _devices(plan: Plan, servers: Sequence[str], patience: float) -> Devices:
     """Connect this host's devices with those of the others; a timeout kills this process."""
     limit, named = float(np.clip(patience, *_CONNECT_SECONDS)), ", ".join(servers)
-    _log.info("TensorFlow connects %s; this process is killed if that takes longer than %.0f s", named, limit)
+    _log.info("TensorFlow is connecting %s; this process is killed if that takes longer than %.0f s", named, limit)
     # TensorFlow holds the GIL while it waits for the others: no thread or signal handler could interrupt it.
     guard = Guard(
         limit,

@@ -133,7 +133,7 @@ class Reporter:
         self._phase, self._phase_begun = phase, time.monotonic()
 
     def training_ended(self) -> None:
-        """Measure the rates of the last line now: the time that stopping takes is no part of them."""
+        """Measure the rates of the last line now, so that they exclude the time that stopping takes."""
         self._measure_rates(self._counters(), time.monotonic())
 
     def health(self) -> Health:
@@ -211,11 +211,11 @@ class Reporter:
         return Snapshot(**fields)
 
     def _grown(self, counters: dict[str, int]) -> dict[str, int]:
-        """By how much counters have grown since the last line."""
+        """The increase of each counter since the last line."""
         return {name: counters[name] - self._last[name] for name in counters}
 
     def _measure_rates(self, counters: dict[str, int], now: float) -> None:
-        """Set the rates of the time since the last line; they stay as they are if that is too short to say much."""
+        """Set the rates over the time since the last line; keep the old ones if that is too short to measure."""
         seconds = max(now - self._last_time, 1e-9)
         if self._rates and seconds < 0.5 * self._learner.config.telemetry.interval_seconds:
             return
@@ -244,7 +244,7 @@ class Reporter:
         stats.latency.reset()
         return {
             "episode_return": _mean(returns),
-            "episode_return_100": _mean(list(stats.recent_returns)),  # with those of before a resume
+            "episode_return_100": _mean(list(stats.recent_returns)),  # including those before a resume
             "episode_length": _mean([float(episode[1]) for episode in finished]),
             "evaluation_return": _mean(watched),
             "evaluation_return_20": _mean(list(stats.recent_evaluation_returns)),  # likewise

@@ -90,7 +90,7 @@ def supervise(
     # Only now: a configuration that does not fit the checkpoint must not overwrite one that does.
     folder.write_config(resolved)
     reporter = Reporter(learner, folder, view, resumed_at=learner.began_at, resumed_with=setup.resumed_with)
-    status = EXIT_FAILED  # unless training comes to its end
+    status = EXIT_FAILED  # unless training completes
     with SessionRecorder(folder.path, find_inventory().models) as record:
         try:
             reporter.start()
@@ -103,7 +103,7 @@ def supervise(
                 setup.announce(learner, view)
                 reporter.enter("serving")
                 if checkpoint is not None:
-                    view.log(f"continuing from {checkpoint.path} at {checkpoint.env_steps:,} environment steps")
+                    view.log(f"resuming from {checkpoint.path} at {checkpoint.env_steps:,} environment steps")
                 run_until_done(learner, reporter, signals, setup.tick if team is None else team.look, folder)
                 training_done = signals.status is None and learner.training.stopped_by is None
             finally:

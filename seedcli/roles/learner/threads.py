@@ -36,7 +36,7 @@ _STOP_SECONDS = 60.0  # timeout for a thread to end: longer than any update
 
 
 def fleet_settings(config: Config, hosts: int = 1) -> FleetSettings:
-    """What this learner host sends to actors, from its configuration."""
+    """The settings that this learner host sends to actors, from its configuration."""
     return FleetSettings(
         environment=config.environment.model_dump(mode="json"),
         seed=config.run.seed,
@@ -66,7 +66,7 @@ class Learner:
 
     Attributes:
         core: built from the first actor's specification, or the checkpoint's.
-        training: what the training thread shares with the others.
+        training: state that the training thread shares with the others.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Learner:
 
     @property
     def has_stepped(self) -> bool:
-        """Whether the run has taken a step, ever."""
+        """Whether the run has ever taken a step."""
         return self.core is not None and self.core.totals["env_steps"] > 0
 
     @property

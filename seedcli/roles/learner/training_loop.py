@@ -30,11 +30,11 @@ class Ended(Exception):
 
 @dataclass
 class TrainingState:
-    """What the training thread shares with the other threads of a learner.
+    """State that the training thread shares with the other threads of a learner.
 
     Attributes:
-        checkpoint_seconds: between checkpoints, of which the first is written at the first update.
-        counters: returns what a checkpoint saves besides variables.
+        checkpoint_seconds: between checkpoints; the first one is written at the first update.
+        counters: returns the counters that a checkpoint saves besides variables.
         batches: holds one batch ahead; None marks the end.
         stopping: the learner is being stopped.
         results: of updates not yet reported.

@@ -1,4 +1,4 @@
-"""What a logger is, and what it is told about the run."""
+"""The logger protocol, and the description of the run that a logger receives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LoggedRun:
         name: short name, such as "cartpole_vtrace/20250101-120000".
         folder: its folder, absolute.
         config: every value, by section and name.
-        resumed_at: of a resumed run, the environment steps from which on earlier points are void; None for a new run.
+        resumed_at: for a resumed run, the environment steps from which on points logged earlier are invalid; else None.
     """
 
     name: str
@@ -60,7 +60,7 @@ def kept_id(folder: Path, new: str | None = None) -> str | None:
 
     Args:
         folder: of the service in the run's folder; created if needed.
-        new: kept where there is none yet.
+        new: kept if there is none yet.
     """
     path = folder / "id"
     # A crash may have left it empty.

@@ -1,4 +1,4 @@
-"""Feeds a logger from a thread of its own, through a bounded queue: it can neither stop nor slow who calls."""
+"""Feeds a logger from a thread of its own, through a bounded queue: it can neither stop nor slow its caller."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Feed:
             self._lose("it is slower than training")
 
     def end(self, status: int) -> None:
-        """Have the logger closed once it has had everything. Returns at once; safe to call twice.
+        """Close the logger once it has received everything. Returns at once; safe to call twice.
 
         Args:
             status: see `Logger.close`.
@@ -70,7 +70,7 @@ class Feed:
         """Wait for the logger after `end`, and log how many calls were lost; safe to call twice.
 
         Args:
-            deadline: monotonic seconds until when to wait; what it has not had by then is lost.
+            deadline: monotonic seconds until which to wait; calls that it has not received by then are lost.
         """
         if self._joined:
             return
@@ -89,7 +89,9 @@ class Feed:
         try:
             logger = self._make()
         except Exception as error:
-            _log.warning("%s gets nothing of this run, which continues without it: %s", self._name, _sentence(error))
+            _log.warning(
+                "%s receives nothing from this run, which continues without it: %s", self._name, _sentence(error)
+            )
             return
         while (call := self._queue.get()) is not None:
             try:

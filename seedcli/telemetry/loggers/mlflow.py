@@ -13,7 +13,7 @@ from typing import Any
 from seedcli.telemetry.loggers.base import LoggedRun, kept_id
 
 EXPERIMENT = "seed"
-STEPS = "progress/env_steps"  # a metric of its own, so that the entry says how far it has come
+STEPS = "progress/env_steps"  # a metric of its own, so that the entry shows the run's progress
 _SIGNALS = 128  # statuses above it are of processes stopped by a signal
 _PARAMS = 100  # MLflow's limit for one request
 _TEXT = 500  # characters of a parameter that every version of MLflow stores
@@ -27,7 +27,7 @@ class MlflowLogger:
     """
 
     def __init__(self, run: LoggedRun) -> None:
-        os.environ.setdefault("MLFLOW_CONFIGURE_LOGGING", "false")  # its messages would tear the live view
+        os.environ.setdefault("MLFLOW_CONFIGURE_LOGGING", "false")  # its messages would disturb the live view
         logging.getLogger("urllib3").setLevel(logging.ERROR)  # or each retry of a request would be reported
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
@@ -55,7 +55,7 @@ class MlflowLogger:
         return str(self._client.create_run(experiment, run_name=run.name).info.run_id)
 
     def scalars(self, step: int, wall_time: float, values: Mapping[str, float]) -> None:
-        # After a resume the entry already has the steps that are taken once more.
+        # After a resume the entry already has the steps that are repeated.
         if step > self._last:
             self._store(step, wall_time, {**values, STEPS: step})
 
@@ -77,7 +77,7 @@ class MlflowLogger:
 
 
 def _name(tag: str) -> str:
-    """A tag as MLflow takes it."""
+    """A tag as MLflow accepts it."""
     return re.sub(r"[^\w\-./ :]", "_", tag)
 
 

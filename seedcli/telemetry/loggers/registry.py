@@ -35,7 +35,7 @@ class LoggerKind(NamedTuple):
 
 RUNS = "runs"  # folder of runs without --logdir
 _HERE = "seedcli.telemetry.loggers"
-# By name, which is also that of its folder in a run's, and of the extra of seedcli that installs its package.
+# By name; its folder in a run's folder and the extra of seedcli that installs its package have the same name.
 LOGGERS: Mapping[str, LoggerKind] = {
     "tensorboard": LoggerKind(f"{_HERE}.tensorboard:TensorBoardLogger", "tensorboard", local=True),
     "wandb": LoggerKind(f"{_HERE}.wandb:WandbLogger", "wandb"),
@@ -58,7 +58,7 @@ def check_loggers(config: TelemetryConfig) -> None:
 
 
 class Loggers:
-    """The loggers of a run, each fed from a thread of its own: no method waits, but for `close`.
+    """The loggers of a run, each fed from its own thread: no method waits, except `close`.
 
     Args:
         names: keys of `LOGGERS`.
@@ -69,7 +69,7 @@ class Loggers:
         self._feeds = [Feed(name, functools.partial(_make, LOGGERS[name], run)) for name in names]
 
     def write(self, snapshot: Snapshot) -> None:
-        """Send a line of metrics; one without a time is of now."""
+        """Send a line of metrics; one without a time gets the current time."""
         at, values = time.time() if snapshot.time is None else snapshot.time, scalars(snapshot)
         for feed in self._feeds:
             feed.put(lambda logger: logger.scalars(snapshot.env_steps, at, values))

@@ -20,7 +20,7 @@ class WandbLogger:
         run: the run.
 
     Raises:
-        LoggerUnavailable: nobody is logged in.
+        LoggerUnavailable: no user is logged in.
     """
 
     def __init__(self, run: LoggedRun) -> None:
@@ -41,12 +41,12 @@ class WandbLogger:
         self._run.config.update(dict(run.config), allow_val_change=True)
 
     def scalars(self, step: int, wall_time: float, values: Mapping[str, float]) -> None:
-        # After a resume the entry already has the steps that are taken once more; steps must increase.
+        # After a resume the entry already has the steps that are repeated; steps must increase.
         if step >= self._run.step:
             self._run.log(dict(values), step=step)
 
     def result(self, step: int, wall_time: float, values: Mapping[str, float]) -> None:
-        self._run.summary.update(dict(values))  # has no step, which may lie behind the newest line
+        self._run.summary.update(dict(values))  # has no step: the evaluation's may be older than the newest line's
 
     def video(self, step: int, path: Path) -> None:
         self._run.log({"video": self._wandb.Video(str(path), format="mp4")})

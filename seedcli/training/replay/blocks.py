@@ -19,7 +19,7 @@ _FORMAT = 1
 # speed, and subtracting the previous frame first makes the blocks larger: zstd's matches find unchanged rows anyway.
 _LEVEL = 1
 _CHUNK_BYTES = 1 << 20
-_LARGE = 8192  # bytes of a field, from which on it is copied unroll by unroll
+_LARGE = 8192  # bytes; fields of at least this size are copied unroll by unroll
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _ThreadTools(threading.local):
 
 
 class BlockCodec:
-    """Packs the arrays of each unroll into a block and back, to the bit; thread-safe.
+    """Packs the arrays of each unroll into a block and restores them exactly; thread-safe.
 
     Elements of more than one byte are laid out in byte planes (all first bytes, all second bytes …), so that signs,
     exponents and leading zeros are adjacent. The result is compressed as one zstd frame. (De)compression and copies
@@ -64,8 +64,8 @@ class BlockCodec:
     Attributes:
         fields: in their order within a block.
         raw_bytes: bytes of an unroll, uncompressed.
-        chunk: unrolls of about a megabyte; where many are packed or unpacked, so many at once keep memory small.
-        signature: says which fields, shapes, types and format a block has; equal where blocks are exchangeable.
+        chunk: number of unrolls in about a megabyte; packing or unpacking this many at a time limits memory use.
+        signature: describes the fields, shapes, types and format of a block; equal if blocks are interchangeable.
     """
 
     def __init__(self, fields: Sequence[BlockField]) -> None:
@@ -102,7 +102,7 @@ class BlockCodec:
                 part.reshape(planes.shape)[...] = planes
             start += field.nbytes
         compress = self._tools.compressor.compress
-        # A copy, because zstandard's result keeps the memory of the worst case, many times that of the block.
+        # A copy, because zstandard's result keeps its worst-case memory, many times that of the block.
         return [bytes(memoryview(compress(row.data))) for row in raw]
 
     def unpacked(self, blocks: Sequence[bytes]) -> dict[str, npt.NDArray[Any]]:
@@ -115,11 +115,11 @@ class BlockCodec:
         """Write the unrolls of N blocks into the arrays `out`, of any strides.
 
         Raises:
-            ValueError: a block is damaged or of other fields, or an array of `out` does not fit its field.
+            ValueError: a block is damaged or has other fields, or an array of `out` does not fit its field.
         """
         columns = len(blocks)
         targets = {field.name: _checked(out, field, columns) for field in self.fields}
-        # Small fields of all unrolls are decoded together: the calls would take longer than the copies.
+        # Small fields of all unrolls are decoded together: separate calls would take longer than the copies.
         together = np.empty((columns, sum(size for few, _, size in self._runs if few[0].nbytes < _LARGE)), np.uint8)
         for column, block in enumerate(blocks):
             # One at a time, so that each reuses memory that is in the processor's cache.
@@ -181,7 +181,7 @@ def checked_arrays(
 
 
 def _runs(fields: Sequence[BlockField]) -> list[tuple[list[BlockField], int, int]]:
-    """Group consecutive small fields, each large one alone; returns (fields, first byte, bytes) of each run."""
+    """Group consecutive small fields, with each large one alone; returns (fields, first byte, bytes) of each run."""
     runs: list[list[BlockField]] = []
     for field in fields:
         if runs and field.nbytes < _LARGE and runs[-1][0].nbytes < _LARGE:

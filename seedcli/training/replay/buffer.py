@@ -1,7 +1,7 @@
 """The replay: unrolls, first in, first out, drawn by priority or uniformly, in a bounded ratio to insertion.
 
 A row is one unroll. It has a *serial*, the number of rows inserted before it. The rows held are always the serials of
-one range [oldest, next). Dropping the oldest row only advances `oldest`, and a serial alone tells whether its row is
+one range [oldest, next). Dropping the oldest row only advances `oldest`, and a serial alone shows whether its row is
 still held. So a late priority never reaches the row that now has the same place in a ring.
 """
 
@@ -48,7 +48,7 @@ class Replay:
 
     Raises:
         UsageError: `capacity_gb` has room for fewer than `min_size` unrolls, so training would never start.
-        ValueError: short columns by priority, or a window that is too small.
+        ValueError: short columns with prioritized draws, or a window that is too small.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Replay:
         transitions = next(field.shape[0] for field in codec.fields if field.per_record) - 1
         length = transitions if sample_length is None else sample_length
         self._records = length + 1
-        self._share = length / transitions if transitions else 1.0  # of an unroll, what a column counts as
+        self._share = length / transitions if transitions else 1.0  # fraction of an unroll that a column counts as
         self._limiter = RateLimiter.from_config(config, batch_size * self._share)
         self._max_bytes = config.capacity_gb * 1e9 or float("inf")
         self._limit = max_rows(codec, config)
@@ -83,7 +83,7 @@ class Replay:
         self.insert_waited = 0.0
 
     def _too_small(self, fit: int, needed: float) -> UsageError:
-        """The error of a `capacity_gb` with room for `fit` unrolls where `min_size` take `needed` bytes."""
+        """The error for a `capacity_gb` with room for `fit` unrolls where `min_size` unrolls take `needed` bytes."""
         return UsageError(
             f"replay.capacity_gb = {self._config.capacity_gb:g} holds {fit} unrolls, fewer than "
             f"replay.min_size = {self._config.min_size}, so training would never start: raise "
@@ -116,7 +116,7 @@ class Replay:
         start: int = 0,
         wait: bool = True,
     ) -> int:
-        """Insert finished unrolls, in their order, as far as the ratio allows it.
+        """Insert finished unrolls in order, as far as the ratio allows.
 
         Args:
             unrolls: E unrolls.
@@ -247,7 +247,7 @@ class Replay:
         good = np.isfinite(priorities) & (priorities >= 0)
         with self._changed:
             held = (serials >= self._oldest) & (serials < self._next)
-            held[held] = self._prioritized.get(serials[held]) > 0  # what was dropped stays dropped
+            held[held] = self._prioritized.get(serials[held]) > 0  # dropped rows stay dropped
             changed = held & good
             self._prioritized.set(serials[changed], np.maximum(priorities[changed], MIN_PRIORITY))
             bad = np.unique(serials[held & ~good])
@@ -271,7 +271,7 @@ class Replay:
             self._closed = True
             self._changed.notify_all()
 
-    # ------------------------------------------------------------------ what it holds
+    # ------------------------------------------------------------------ contents
 
     @property
     def size(self) -> int:

@@ -1,4 +1,4 @@
-"""Unrolls in memory as compressed blocks: for large observations, of which a block is a small part."""
+"""Unrolls in memory as compressed blocks: for large observations, whose blocks are much smaller."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from seedcli.training.replay.blocks import BlockCodec, batch_arrays
 
 
 class CompressedStorage:
-    """A `storage.Storage` of one block a row.
+    """A `storage.Storage` of one block per row.
 
     Args:
         codec: packs one unroll.
         capacity: the largest number of rows.
     """
 
-    rows_at_once = 1  # blocks differ in size: what must go for the next one is known only when it comes
+    rows_at_once = 1  # blocks differ in size: how many rows to evict is known only when the next one arrives
 
     def __init__(self, codec: BlockCodec, capacity: int) -> None:
         self._codec = codec

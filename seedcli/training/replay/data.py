@@ -1,4 +1,4 @@
-"""What goes into a replay, what is drawn from it, and what a checkpoint keeps of it."""
+"""Data types of a replay: inserted unrolls, sampled batches, and snapshots for checkpoints."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Snapshot(NamedTuple):
         dropped: unrolls dropped so far.
         places: places of the ring; with the priorities they determine the next draws.
         rng: state of the random generator, JSON-serialisable.
-        priorities: float64 [next - oldest], 0 for rows that are never drawn again; None of uniform draws.
-        highest: the highest priority so far, 1 of uniform draws.
+        priorities: float64 [next - oldest], 0 for rows that are never drawn again; None for uniform draws.
+        highest: the highest priority so far, 1 for uniform draws.
         rows: the rows held.
     """
 

@@ -1,4 +1,4 @@
-"""Which unrolls of a replay are drawn, and where in them a column begins: by priority, or each transition alike."""
+"""How a replay is sampled: the choice of unrolls and of where columns begin in them, by priority or uniformly."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Draws(Protocol):
 
     Attributes:
         places: places of its ring: the place of serial s is s mod places.
-        needs_final: whether `add` must be told which records are final.
+        needs_final: whether `add` needs to know which records are final.
     """
 
     places: int
@@ -78,7 +78,7 @@ class PrioritizedDraws:
     of its batch.
 
     Args:
-        places: of the ring, at least; it grows.
+        places: minimum number of places of the ring; it grows.
         config: exponents.
 
     Attributes:
@@ -135,7 +135,7 @@ class PrioritizedDraws:
         return self._priorities[serials % self.places]
 
     def set(self, serials: Serials, priorities: npt.NDArray[np.float64]) -> None:
-        """Give rows [n] priorities [n]; of a row named twice the last one stands.
+        """Set the priorities [n] of rows [n]; the last value of a duplicate row counts.
 
         Args:
             serials: of rows held.
@@ -161,7 +161,7 @@ class PrioritizedDraws:
 
 
 class UniformDraws:
-    """Draws every column alike, with weight 1.
+    """Draws every column with equal probability and weight 1.
 
     Columns of one transition never start at a final record: the transition from there to the first record of the next
     episode is masked in every loss, so it would only make the batch smaller.
@@ -208,7 +208,7 @@ class UniformDraws:
     def draw(self, rng: np.random.Generator, count: int, oldest: int, following: int) -> Drawn:
         serials, starts = self._any(rng, count, oldest, following)
         if self._final is not None:
-            # Drawing again what is final draws uniformly from the rest.
+            # Redrawing final records makes the draws uniform over the others.
             while len(final := np.flatnonzero(self._final[serials % self.places, starts])):
                 serials[final], starts[final] = self._any(rng, len(final), oldest, following)
         return Drawn(serials, starts, np.ones(count, np.float32))

@@ -1,4 +1,4 @@
-"""Unrolls in memory as plain arrays: for small observations, which a call of a compressor each would slow down."""
+"""Unrolls in memory as plain arrays: for small observations, where a compressor call per unroll would be too slow."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from seedcli.training.replay.blocks import BlockCodec, batch_arrays, checked_arr
 
 
 class PlainStorage:
-    """A `storage.Storage` of one array [max_rows, ...] a field; the row of serial s has the place s mod max_rows.
+    """A `storage.Storage` of one array [max_rows, ...] per field; the row of serial s has the place s mod max_rows.
 
-    The operating system provides memory where an array is first written to, so a replay takes what it holds.
+    The operating system allocates memory on first write, so a replay takes only the memory of the rows written.
 
     Args:
         codec: its fields are those of an unroll; it packs rows for checkpoints.
@@ -32,7 +32,7 @@ class PlainStorage:
         self._frozen: weakref.WeakSet[FrozenRows] = weakref.WeakSet()
 
     def pack(self, arrays: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-        """A copy by rows, [N, R, ...]: the buffer that the arrays belong to is used again before the rows are in."""
+        """A copy by rows, [N, R, ...]: the buffer of the arrays is reused before the rows are inserted."""
         _, found = checked_arrays(arrays, self._codec.fields)
         return {
             field.name: np.array(np.moveaxis(found[field.name], 1, 0) if field.per_record else found[field.name])
@@ -48,7 +48,7 @@ class PlainStorage:
     def put(self, serial: int, packed: dict[str, npt.NDArray[Any]], start: int, stop: int) -> None:
         for frozen in self._frozen:
             frozen.keep(serial - self.max_rows, serial - self.max_rows + stop - start)
-        while start < stop:  # twice where the rows reach beyond the last place
+        while start < stop:  # twice if the rows wrap around
             place = serial % self.max_rows
             count = min(stop - start, self.max_rows - place)
             for name, array in self._arrays.items():
@@ -96,24 +96,24 @@ class PlainStorage:
 class FrozenRows:
     """Rows of a `PlainStorage` at one moment.
 
-    They are not copied: they are read where they lie, and those that insertion is about to overwrite are packed first.
+    They are read in place, not copied; those that insertion is about to overwrite are packed first.
 
     Args:
         storage: holds the rows.
         codec: packs them.
         serials: of the rows.
-        lock: held by whoever puts rows into the storage.
+        lock: held while rows are put into the storage.
     """
 
     def __init__(self, storage: PlainStorage, codec: BlockCodec, serials: range, lock: threading.Condition) -> None:
         self._storage = storage
         self._codec = codec
-        self._unread = serials  # those before it were read, and need not be kept
+        self._unread = serials  # earlier rows have been read and need not be kept
         self._lock = lock
         self._kept: dict[int, bytes] = {}
 
     def keep(self, first: int, stop: int) -> None:
-        """Pack what was not read yet of the rows first to stop-1, which are about to be overwritten."""
+        """Pack the unread ones of the rows first to stop-1, which are about to be overwritten."""
         first, stop = max(first, self._unread.start), min(stop, self._unread.stop)
         if first < stop:
             blocks = self._codec.pack(self._storage.rows(first, stop))
@@ -127,7 +127,7 @@ class FrozenRows:
         for start in range(first, end, self._codec.chunk):
             stop = min(start + self._codec.chunk, end)
             with self._lock:
-                # Insertion overwrites the oldest rows first, so these stand before the others.
+                # Insertion overwrites the oldest rows first, so the kept rows precede the others.
                 kept = [self._kept.pop(serial) for serial in range(start, stop) if serial in self._kept]
                 rows = self._storage.rows(start + len(kept), stop)
                 self._unread = range(stop, end)

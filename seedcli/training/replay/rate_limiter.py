@@ -64,7 +64,7 @@ class RateLimiter:
         before_start = self.min_size - inserted
         after_start = before_start + (sampled + self.window) / self.ratio
         count = int(max(0.0, min(most, max(before_start, after_start))))
-        # The quotient is rounded otherwise than the products that decide.
+        # The quotient may be rounded differently from the products in `can_insert`.
         while count < most and self.can_insert(inserted, sampled, count + 1):
             count += 1
         while count and not self.can_insert(inserted, sampled, count):

@@ -1,4 +1,4 @@
-"""What short training columns require of an algorithm and the configuration, checked before anything is allocated."""
+"""Checks that algorithm and configuration support short training columns, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from seedcli.errors import UsageError
 
 
 def check_replay(agent: Agent, config: Config) -> None:
-    """Raise UsageError, one sentence, where the agent's training columns contradict its source or the configuration."""
+    """Raise UsageError if the agent's training columns contradict its source or the configuration."""
     if agent.algorithm.sample_length is not None:
         _check_sample_length(agent, config)
 
@@ -37,7 +37,7 @@ def _check_sample_length(agent: Agent, config: Config) -> None:
         )
     if tf.nest.flatten(agent.initial_state(1)):
         raise UsageError(
-            f"{asked}, but it also has a state, and only that before an unroll's first record is stored: return an "
+            f"{asked}, but it also has a state, which is stored only for the start of an unroll: return an "
             "empty initial_state (no LSTM, no frame stack, no previous action), or leave sample_length out"
         )
     if config.replay.sampling == "prioritized":

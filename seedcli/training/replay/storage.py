@@ -1,4 +1,4 @@
-"""Where the rows of a replay are kept in memory: what `buffer.Replay` requires of a storage, and which one it gets."""
+"""Storage of a replay's rows in memory: the protocol that `buffer.Replay` requires, and how one is chosen."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from seedcli.training.replay.blocks import BlockCodec
 from seedcli.training.replay.compressed import CompressedStorage
 from seedcli.training.replay.plain import PlainStorage
 
-_SMALL = 4096  # bytes of a record, up to which "auto" is "plain"
+_SMALL = 4096  # largest record, bytes, for which "auto" is "plain"
 
 
 class Frozen(Protocol):
-    """The rows of a storage at one moment, whatever is put into the storage afterwards."""
+    """The rows of a storage at one moment, unaffected by later insertions."""
 
     def blocks(self, first: int) -> Iterator[bytes]:
         """The rows of serials `first` and above in ascending order, each as a block of `blocks.BlockCodec`.
@@ -53,7 +53,7 @@ class Storage(Protocol):
         """N blocks of `BlockCodec` in the form that `put` takes.
 
         Raises:
-            ValueError: a block is damaged or of other fields.
+            ValueError: a block is damaged or has other fields.
         """
 
     def size_of(self, packed: Any, start: int, stop: int) -> int:
@@ -68,10 +68,10 @@ class Storage(Protocol):
     def read(
         self, serials: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], records: int
     ) -> Callable[[], dict[str, npt.NDArray[Any]]]:
-        """Read B columns: `records` records of each row of `serials` [B], from record `starts` [B] on.
+        """Read B columns: `records` records of each row of `serials` [B], starting at record `starts` [B].
 
         Returns:
-            A function that does what needs no lock and returns the arrays, see `blocks.batch_arrays`.
+            A function that does the work that needs no lock and returns the arrays, see `blocks.batch_arrays`.
         """
 
     def freeze(self, lock: threading.Condition) -> Frozen:
@@ -83,14 +83,14 @@ class Storage(Protocol):
 
 
 def is_plain(codec: BlockCodec, config: ReplayConfig) -> bool:
-    """Whether `replay.storage` stands for plain arrays; "auto": where a record has at most 4 KiB."""
+    """Whether `replay.storage` selects plain arrays; "auto" does if a record has at most 4 KiB."""
     if config.storage != "auto":
         return config.storage == "plain"
     return sum(field.nbytes // field.shape[0] for field in codec.fields if field.per_record) <= _SMALL
 
 
 def max_rows(codec: BlockCodec, config: ReplayConfig) -> int:
-    """Unrolls that a replay holds at most: `capacity`, or the fewer plain ones that `capacity_gb` has room for."""
+    """Maximum number of unrolls in a replay: `capacity`, or fewer if plain ones fill `capacity_gb` first."""
     if not config.capacity_gb or not is_plain(codec, config):
         return config.capacity
     return min(config.capacity, int(config.capacity_gb * 1e9 // codec.raw_bytes))

@@ -75,7 +75,7 @@ class ReplayStore:
     """The segments of one run.
 
     Args:
-        folder: where they lie, e.g. the run's folder / "replay"; made when the first is written.
+        folder: their folder, e.g. the run's folder / "replay"; created when the first is written.
         signature: `BlockCodec.signature` of the rows.
     """
 
@@ -134,7 +134,7 @@ class ReplayStore:
         head = _HEADER.pack(_MAGIC, first, rows, len(signature)) + signature
         try:
             with partial.open("wb+") as file:
-                # Their lengths are known once they are written: a storage packs its rows as they are read.
+                # Block lengths are known only after writing: a storage packs its rows as they are read.
                 file.write(head + bytes(8 * rows))
                 lengths = np.array([file.write(block) for block in snapshot.rows.blocks(first)], "<u8")
                 size = file.tell()

@@ -1,4 +1,4 @@
-"""Inputs of networks: Dict observations, categories, binary arrays, previous actions, and what old checkpoints need."""
+"""Inputs of networks: Dict observations, categories, binary arrays, previous actions, and layouts of checkpoints."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_every_array_of_a_dict_reaches_the_heads(network: str) -> None:
     reward, state = tf.zeros([1]), net.initial_state(1)
     value = float(net.step(one, reward, state)[0].value[0])
     for name in MIXED.arrays:
-        # Of few categories the second record may hold the same ones.
+        # With few categories, the second record may hold the same ones.
         changed = other[name] if (other[name] != one[name]).any() else (one[name] == 0).astype(one[name].dtype)
         assert float(net.step({**one, name: changed}, reward, state)[0].value[0]) != value, name
 
@@ -136,7 +136,7 @@ def test_stages_of_the_deep_network() -> None:
 
 
 def inputs_of(spec: EnvSpec, action: Any) -> Any:
-    """What follows the torso's one feature in the input of the heads: the action before, and a reward of 0.25."""
+    """Inputs of the heads after the torso's one feature: the previous action, and a reward of 0.25."""
     net = PolicyValueNetwork(agent_config(hidden=(1,), previous_action_reward=True), spec, 0)
     state = net.initial_state(1)
     if action is not None:
@@ -161,7 +161,7 @@ def linear(path: str, *shape: int) -> dict[str, tuple[int, ...]]:
 
 
 def torso(*shapes: tuple[int, ...], dense: bool = False) -> dict[str, tuple[int, ...]]:
-    """The layers of a torso, in order; `dense`: the last is no stage."""
+    """The layers of a torso, in order; `dense`: the last is not a stage."""
     names = [f"stages/{i}" for i in range(len(shapes))]
     if dense:
         names[-1] = "dense"
@@ -189,7 +189,7 @@ NORMALIZER = {f"network/encoder/normalizers/0/{name}": (84, 84, 1) for name in (
 STATISTICS = ("weight", "first", "second", "advantage_weight", "advantage_second")
 VALUE_SCALE = {f"network/value_scale/{name}": () for name in STATISTICS}
 PONG = {**NORMALIZER, "network/encoder/normalizers/0/count": (), **VALUE_SCALE}
-# What checkpoints hold of the networks of presets.
+# Name → shape of the network variables in checkpoints of presets.
 LAYOUTS = {
     "atari_vtrace": NATURE | policy_value(512),
     "atari_r2d2": NATURE | lstm(517, 512) | dueling(512, 512),

@@ -75,7 +75,7 @@ def check_an_unroll_reproduces_acting(spec: EnvSpec, **values: Any) -> None:
     assert records["first"][1:6].any() and records["first"][6:].any()
     outputs, states, last = play(net, records)
     assert np.std(outputs.policy) > 0.02
-    # Two unrolls of 5 transitions: the second one's state stands in the middle of an episode.
+    # Two unrolls of 5 transitions: the second one starts in the middle of an episode.
     for start in (0, 5):
         unrolls = unroll_batch(part(records, start, start + 6), states[start], ())
         evaluated = evaluate(net, unrolls, burn_in=0)
@@ -116,7 +116,7 @@ def test_frames_stack_oldest_first_and_start_from_zeros() -> None:
     expected = [[1, 2, 10], [2, 10, 20], [0, 0, 30], [0, 30, 40], [30, 40, 50], [40, 50, 60]]
     np.testing.assert_array_equal(np.rint(stacked[:, 3, 5] * 255.0), expected)
     np.testing.assert_array_equal(after["frames"][0, :, 0, 0, 0], [50, 60])
-    # A start at the last record leaves nothing older behind.
+    # An episode that starts at the last record clears the older frames.
     first = tf.constant([[False]] * 5 + [[True]])
     _, after = stack.unroll(observation, first, {"frames": state})
     np.testing.assert_array_equal(after["frames"][0, :, 0, 0, 0], [0, 60])

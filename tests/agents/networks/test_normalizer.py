@@ -1,4 +1,4 @@
-"""Running statistics of observations: what they are, what they leave out, and where they are kept."""
+"""Running statistics of observations: their values, what they exclude, and where they are kept."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_an_unroll_reproduces_acting(spec: EnvSpec, network: str, lstm: int, fra
         if array.dtype == "float32":
             x = records["observation"] if name == "observation" else records["observation"][name]
             x *= 3.0
-            x += 5.0  # so that a place without a frame is not what a frame of zeros becomes
+            x += 5.0  # so that an empty place differs from a normalised frame of zeros
     observe(net, unroll_batch(random_records(spec, 5, 2, seed=1), {}, ()), 0)
     outputs, states, last = play(net, records)
     for start in (0, 2, 5):

@@ -1,8 +1,8 @@
 """A double of the module `deepmind_lab`, as strict as the real one, and the fixture that installs it.
 
-It accepts, refuses and returns the same as python/dmlab_module.c of github.com/google-deepmind/lab, and behaves as the
-real module was seen to (commit b1db91af). The simulated world is a simple one: it has neither the renderer nor the
-levels of the real module.
+It accepts, refuses and returns the same as python/dmlab_module.c of github.com/google-deepmind/lab, and reproduces the
+observed behaviour of the real module (commit b1db91af). The simulated world is simple: it has neither the renderer nor
+the levels of the real module.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Lab:
     Episodes end by the clock, up to seven frames early, so that some end in the middle of a step. A level of
     DMLab-30 compiles a map, of one of three keys, on every reset, unless the cache holds it; meanwhile it holds the
     interpreter's lock. An episode depends on the seed, its number, and how often this instance has been reset. Each
-    instance has a temporary folder and, unless it is told otherwise, two UDP sockets. A process that has TensorFlow in
-    it dies.
+    instance has a temporary folder and, unless the settings disable them, two UDP sockets. It kills a process that has
+    imported TensorFlow.
 
     Attributes:
         made: every instance, in order of creation.
@@ -266,9 +266,9 @@ def lab_config(level: str = LEVEL, **fields: Any) -> EnvironmentConfig:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, folder: Path) -> type[Lab]:
-    """Replace the module, installed or not, by the double, here and in processes that are started from here.
+    """Replace the module, installed or not, by the double, in this process and in those that it starts.
 
-    Temporary files are in `folder`. Here the double plays although TensorFlow may be loaded.
+    Temporary files are in `folder`. In this process the double works even if TensorFlow is loaded.
     """
     for path in MODULE_PATH.split(os.pathsep):
         monkeypatch.syspath_prepend(path)

@@ -35,7 +35,7 @@ def either(request: pytest.FixtureRequest) -> None:
         pytest.importorskip("deepmind_lab")
 
 
-# On either
+# On the double and the real module
 
 
 @pytest.mark.parametrize("render", [False, True])
@@ -97,7 +97,7 @@ def test_no_port_is_opened(either: None) -> None:
 
 
 def test_an_unknown_setting_is_refused_as_the_level_is_built(either: None) -> None:
-    with pytest.raises(EnvironmentFailed, match="cannot be built: .*Invalid setting: .*foo.*; take it out of env"):
+    with pytest.raises(EnvironmentFailed, match="cannot be built: .*Invalid setting: .*foo.*; remove it from env"):
         create_env(lab_config(kwargs={"foo": 1}), 1)
 
 
@@ -164,7 +164,7 @@ def test_console_commands_are_kept() -> None:
     assert settings["appendCommand"] == "+set net_enabled 0 +set r_gamma 2"
 
 
-# In a process of its own
+# In a separate process
 
 
 @pytest.mark.parametrize(("level", "status"), [(EXITS, "1"), (ABORTS, r"-6 \(SIGABRT\)")])
@@ -369,9 +369,7 @@ def test_a_picture_of_another_shape_is_named(
 ) -> None:
     with Played(lab_config(), 2) as played:
         monkeypatch.setattr(Lab, "_draw", lambda self: np.zeros((3, 24, 32), np.uint8))
-        with pytest.raises(
-            EnvironmentFailed, match=r"environment 0 of .* picture uint8 \[3, 24, 32\] where uint8 \[24"
-        ):
+        with pytest.raises(EnvironmentFailed, match=r"environment 0 of .* frame uint8 \[3, 24, 32\] where uint8 \[24"):
             played.reset(1)
 
 

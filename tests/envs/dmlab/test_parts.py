@@ -89,7 +89,7 @@ def test_level_cache(tmp_path: Path) -> None:
 
 
 def test_maps_are_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader while a writer is in the middle of its copy."""
+    """A reader does not see a file that a writer is still copying."""
     cache, other = LevelCache(str(tmp_path)), LevelCache(str(tmp_path))
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(b"x" * 10_000)
@@ -149,7 +149,7 @@ def test_the_default_cache_is_in_the_users_cache_folder(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
     cache = open_level_cache(LabConfig().level_cache)
     assert cache is not None and (tmp_path / "mine" / "seed" / "dmlab").is_dir()
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says the XDG specification
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored according to the XDG specification
     monkeypatch.setenv("HOME", str(tmp_path))
     open_level_cache("auto")
     assert (tmp_path / ".cache" / "seed" / "dmlab").is_dir()

@@ -1,7 +1,7 @@
 """A double of the part of the package gfootball that seedcli uses: create_environment, and attributes of `unwrapped`.
 
 In a match the ball starts at a column that the engine's seed chooses and moves right by a cell for each step to the
-right. It is a goal at the right edge; a match is over after 40 steps.
+right. The right edge is the goal; a match ends after 40 steps.
 """
 
 from __future__ import annotations

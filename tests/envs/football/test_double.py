@@ -97,7 +97,7 @@ def test_values_other_than_0_and_255_are_named(built: list[DoubleEnv], value: in
     env, out = scripted(
         built, EMPTY_GOAL, 2, snapshot(nil, [9, 9], [False] * 2), snapshot(nil, [8, 8], [False] * 2, planes)
     )
-    message = rf"^environment 1 of football/{EMPTY_GOAL} gave the value {value} at \[7, 90, 2\], which is neither 0"
+    message = rf"^environment 1 of football/{EMPTY_GOAL} returned the value {value} at \[7, 90, 2\], which is neither 0"
     with pytest.raises(EnvironmentFailed, match=message):
         env.step(np.zeros(2, np.int32), out)
 

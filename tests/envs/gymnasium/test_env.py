@@ -125,7 +125,7 @@ def test_non_finite_reward_is_passed_on(reward: float, sent: float, num_envs: in
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"broken_observation": np.array([0, np.nan])}, "gave the observation nan"),
+        ({"broken_observation": np.array([0, np.nan])}, "returned the observation nan"),
         ({"broken_observation": np.zeros(3)}, r"observation of shape \(3,\) where its observation space says \(2,\)"),
         ({"broken_observation": np.float32(1)}, r"observation of shape \(\) where its observation space says \(2,\)"),
         ({"error": KeyError("key\nsecond line")}, r"failed in step: KeyError: 'key"),
@@ -154,7 +154,7 @@ def test_a_first_observation_outside_the_specification() -> None:
 def test_a_float64_outside_the_range_of_float32() -> None:
     space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
     with Played(scripted(observation_space=space, observation=np.array([1e300])), 1) as played:
-        with pytest.raises(EnvironmentFailed, match="gave the observation inf, which is no finite float32"):
+        with pytest.raises(EnvironmentFailed, match="returned the observation inf, which is not a finite float32"):
             played.reset(0)
 
 
@@ -164,7 +164,7 @@ def test_a_category_outside_the_space() -> None:
         played.reset(0)
         with pytest.raises(
             EnvironmentFailed,
-            match="environment 0 of .* gave the observation 3, which is not one of the categories 0 to 2",
+            match="environment 0 of .* returned the observation 3, which is not one of the categories 0 to 2",
         ):
             played.step(0)
 
@@ -194,7 +194,7 @@ def test_unsupported(kwargs: dict[str, Any], message: str) -> None:
 def test_a_constructor_that_fails() -> None:
     message = (
         r"cannot be built with environment.kwargs = { .gravitas. = 1 }: TypeError: .*'gravitas'.*; "
-        r"give it its own, or none with --set 'environment.kwargs={}'$"
+        r"give kwargs that it takes, or none with --set 'environment.kwargs={}'$"
     )
     with pytest.raises(EnvironmentFailed, match=message) as caught:
         create_env(gymnasium_config("CartPole-v1", kwargs={"gravitas": 1}), 1)
@@ -216,8 +216,8 @@ def test_keyword_arguments_that_an_environment_does_not_take_are_refused_by_name
         check_environment(config, "file mine.toml")
     assert str(caught.value) == (
         'environment.kwargs = { "delay" = 10, "sutton_barto_reward" = true } (from file mine.toml) does not fit '
-        "CartPole-v1, which takes no 'delay' (it takes sutton_barto_reward): give it its own, or none with "
-        "--set 'environment.kwargs={}'"
+        "CartPole-v1, which takes no 'delay' (it takes sutton_barto_reward): give kwargs that it takes, or none "
+        "with --set 'environment.kwargs={}'"
     )
     for taken in (
         gymnasium_config("CartPole-v1", kwargs={"sutton_barto_reward": True}),
@@ -230,7 +230,7 @@ def test_keyword_arguments_that_an_environment_does_not_take_are_refused_by_name
 
 @pytest.mark.filterwarnings("ignore:.*render_mode")
 def test_rendering_an_environment_that_cannot_render_is_refused() -> None:
-    with pytest.raises(UsageError, match="gives no pictures"):
+    with pytest.raises(UsageError, match="cannot render"):
         create_env(scripted(observation_space=BOX, observation=ZERO), 1, render=True)
 
 
@@ -240,7 +240,7 @@ def test_an_environment_that_takes_no_render_mode_is_refused_for_that() -> None:
             raise AssertionError("it must not be built")
 
     gymnasium.register("SeedDrawless-v0", Drawless)
-    with pytest.raises(UsageError, match="gives no pictures: what makes it must take render_mode"):
+    with pytest.raises(UsageError, match="cannot render: its entry point must take render_mode"):
         create_env(gymnasium_config("SeedDrawless-v0", kwargs={"wind": 0.2}), 1, render=True)
 
 
@@ -403,7 +403,7 @@ class TestMujoco:
         for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
-        with pytest.raises(EnvironmentFailed, match="cannot be drawn on this machine.*apt-get install libegl1"):
+        with pytest.raises(EnvironmentFailed, match="cannot be rendered on this machine.*apt-get install libegl1"):
             create_env(self.config, 1, render=True)
 
     @pytest.mark.parametrize(("found", "chosen"), [({"EGL", "OSMesa"}, "egl"), ({"OSMesa"}, "osmesa")])

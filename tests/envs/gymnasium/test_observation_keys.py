@@ -83,7 +83,7 @@ def test_the_setting_that_a_warning_suggests_keeps_the_same_parts_without_warnin
         (SPACE, ("-qqqq",), r"names 'qqqq', which the observation of test does not have: It has 'body/gear'"),
         (SPACE, ("-image", "-body", "-mission"), "leaves nothing of the observation of test: keep one of 'body/gear'"),
         (SPACE["image"], ("image",), "chooses among the keys of a Dict, and test observes a Box: leave the"),
-        (SPACE, ("mission", "image"), r"CustomText as space .* 'mission'; .*: take 'mission' out of "),
+        (SPACE, ("mission", "image"), r"CustomText as space .* 'mission'; .*: remove 'mission' from "),
         (spaces.Dict(a=spaces.Text(3), b=spaces.Text(3)), (), r"nothing but text \('a', 'b'\)"),
         (spaces.Dict(a=SPACE["image"], b=spaces.Sequence(SPACE["image"])), (),
          r"Sequence as space of its observation 'b'; .*: leave it out with environment.observation_keys = \[\"-b\"\]"),
@@ -113,7 +113,7 @@ def test_excluded_part_is_not_checked_but_must_exist() -> None:
     observations = Observations(SPACE, "test", ("image",))
     out = {"image": np.zeros((1, 2), np.uint8)}
     observations.write([{**VALUE, "mission": None, "body": 3}], out)
-    with pytest.raises(EnvironmentFailed, match="gave an observation without 'mission'"):
+    with pytest.raises(EnvironmentFailed, match="returned an observation without 'mission'"):
         observations.write([{"image": VALUE["image"], "body": 3}], out)
 
 

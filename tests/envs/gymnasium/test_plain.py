@@ -1,4 +1,4 @@
-"""What plain environments give and take, one or a batch, against the adapter's own arrays."""
+"""Observations and actions of plain environments, single or in batches, against the adapter's arrays."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ WRONG = [
     (CARTPOLE, np.zeros((0, 4)), "the observation has shape (0, 4): it must be of shape (4,)"),
     (CARTPOLE, np.zeros((2, 2, 4)), "the observation has shape (2, 2, 4): it must be of shape (4,)"),
     (CARTPOLE, 0.5, "the observation has shape (): it must be of shape (4,)"),
-    (CARTPOLE, [[0.0], [0.0, 1.0]], "the observation is no array: it must be of shape (4,)"),
+    (CARTPOLE, [[0.0], [0.0, 1.0]], "the observation is not an array: it must be of shape (4,)"),
     (CARTPOLE, {"position": np.zeros(4)}, "the observation is a dict: it must be of shape (4,)"),
     (CARTPOLE, ["a", "b", "c", "d"], "the policy was given the observation of type <U1 where its observation space"),
-    (CARTPOLE, [0.0, np.nan, 0.0, 0.0], "the policy was given the observation with a number that is no finite float32"),
-    (CARTPOLE, [[0.0] * 4, [1e60] * 4], "row 1 of the batch holds the observation with a number that is no finite"),
+    (CARTPOLE, [0.0, np.nan, 0.0, 0.0], "the policy was given the observation with a number that is not a finite"),
+    (CARTPOLE, [[0.0] * 4, [1e60] * 4], "row 1 of the batch holds the observation with a number that is not a finite"),
     (spaces.Discrete(3, start=-1), 2, "the observation 2, which is not one of the categories -1 to 1"),
     (spaces.Discrete(3), [0, 5], "row 1 of the batch holds the observation 5, which is not one of the categories 0"),
     (spaces.Discrete(3), 1.0, "the observation of type float64 where its observation space says int64"),
@@ -100,7 +100,7 @@ WRONG = [
     (
         PARTS,
         {"camera": [PICTURE] * 2, "arm": {"tool": [1, 1], "joints": [0.0, 0.0]}},
-        "the observation 'arm/joints' is of one environment and 'arm/tool' of a batch of 2: all parts must be ",
+        "the observation 'arm/joints' is for one environment and 'arm/tool' for a batch of 2: all parts must be ",
     ),
 ]  # fmt: skip
 

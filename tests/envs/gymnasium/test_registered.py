@@ -54,7 +54,7 @@ def test_cartpoles_are_stepped_together_as_one_alone_would_be() -> None:
 
 
 class _Vector(VectorEnv[Any, Any, Any]):
-    """Observes a Dict: a vector of what the actions were, and a category."""
+    """Observes a Dict: a vector of the last actions, and a category."""
 
     def __init__(self, num_envs: int, size: int = 2, mode: AutoresetMode = AutoresetMode.NEXT_STEP) -> None:
         self.num_envs = num_envs
@@ -150,8 +150,8 @@ def test_wrong_observations_are_refused(wrong: Any, says: str) -> None:
     [
         (gymnasium_config("Together-v0", kwargs={"size": 3}), "its observation_space is Dict"),
         (gymnasium_config("SameStep-v0"), "does not reset in the step after an end"),
-        (gymnasium_config("Jax-v0"), "put all environments back by a step"),
-        (gymnasium_config("Two-v0"), "asked for 1 environment it makes 2"),
+        (gymnasium_config("Jax-v0"), "set all environments back by a step"),
+        (gymnasium_config("Two-v0"), "it makes 2 environments when asked for 1"),
         (gymnasium_config("Limited-v0"), "unexpected keyword argument 'max_episode_steps'"),
         (gymnasium_config("Broken-v0"), "ZeroDivisionError"),
         (gymnasium_config("Wrapped-v0"), "registered with wrappers"),
@@ -189,7 +189,7 @@ def test_keyword_arguments_reach_it() -> None:
 
 
 class _Joined(_Vector):
-    """What environment 0 did moves the others."""
+    """The action of environment 0 moves all environments."""
 
     def _observe(self, actions: npt.NDArray[Any]) -> Any:
         return super()._observe(np.full(self.num_envs, actions[0]))

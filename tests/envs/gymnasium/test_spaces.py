@@ -151,7 +151,7 @@ def broken(path: str, value: Any) -> dict[str, Any]:
         ),
         (
             broken("inner/speed", np.array([0, np.nan])),
-            r"the observation 'inner/speed' nan, which is no finite float32",
+            r"the observation 'inner/speed' nan, which is not a finite float32",
         ),
         (broken("inner/cell", 2), r"the observation 'inner/cell' 2, which is not one of the categories -1 to 1"),
         (broken("inner/cell", 0.5), r"the observation 'inner/cell' of type float64 where .* says int64"),
@@ -165,7 +165,9 @@ def test_observation_outside_the_space_is_named(observation: Any, message: str, 
     observations = Observations(SPACE, "test")
     values = [observation] if alone else [good(), observation, good()]
     out = row(observations, len(values)).observation
-    with pytest.raises(EnvironmentFailed, match=f"environment {0 if alone else 1} of test gave {message}") as caught:
+    with pytest.raises(
+        EnvironmentFailed, match=f"environment {0 if alone else 1} of test returned {message}"
+    ) as caught:
         observations.write(values, out)
     assert "\n" not in str(caught.value)
     observations.write([good() for _ in values], out)

@@ -1,4 +1,4 @@
-"""User certificates: accepted, or refused with a sentence that names the file or the reason."""
+"""User certificates: accepted, or refused with an error that names the file or the reason."""
 
 from __future__ import annotations
 

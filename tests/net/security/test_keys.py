@@ -116,7 +116,7 @@ def test_a_stalled_learner_is_not_a_refusal(kind: str, security: Security | None
 
 @pytest.mark.parametrize("kind", ["grpc", "zmq"])
 def test_a_single_closed_connection_is_not_a_refusal(kind: str, join: Join) -> None:
-    """As of a learner that is ending: the actor then reaches the learner that replaces it."""
+    """As when a learner is ending: the actor then reaches the learner that replaces it."""
     with socket.create_server(("127.0.0.1", 0)) as ending:
         port = ending.getsockname()[1]
         ended = threading.Thread(target=lambda: ending.accept()[0].close())

@@ -308,7 +308,7 @@ def test_an_existing_token_is_kept_without_replace(home: Path) -> None:
     assert same(find_token(path), TOKEN)
     write_token(path, replace=True)
     assert not same(find_token(path), TOKEN) and stat.S_IMODE(path.stat().st_mode) == 0o600
-    # A link is replaced by a file of the token; the file that it pointed to is unchanged.
+    # A link is replaced by a token file; the file that it pointed to is unchanged.
     precious, link = token_file(home / "precious"), home / "link"
     link.symlink_to(precious)
     write_token(link, replace=True)

@@ -1,4 +1,4 @@
-"""A run that is given to loggers, and event files read back without the writer."""
+"""A run for loggers, and event files that are read back without the writer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread and the queue of a logger: what a slow or failing one costs."""
+"""The thread and the queue of a logger: the effects of slow and failing loggers."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_logger_that_cannot_be_opened_is_reported_once(caplog: pytest.LogCaptu
     feed.end(0)
     feed.join(time.monotonic() + 60)
     assert [record.message for record in caplog.records] == [
-        "closed gets nothing of this run, which continues without it: nobody is logged in: log in"
+        "closed receives nothing from this run, which continues without it: nobody is logged in: log in"
     ]
 
 

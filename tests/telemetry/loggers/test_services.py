@@ -21,13 +21,13 @@ LIMIT = 60.0
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What a user sees of the loggers."""
+    """The warnings that a user sees."""
     return [record.message for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @pytest.fixture
 def wandb() -> Any:
-    """The package, without what an earlier test has set up in this process."""
+    """The package, without the state of earlier tests in this process."""
     wandb = pytest.importorskip("wandb", reason="wandb is not installed: pip install 'seedcli[wandb]'")
     wandb.teardown()
     return wandb
@@ -57,7 +57,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
     data, place, whole = path.read_bytes(), 7, b""
     assert data[:4] == b":W&B"
     while place < len(data):
-        if 0x8000 - place % 0x8000 < 7:  # no room for a record's head: the rest of the block is empty
+        if 0x8000 - place % 0x8000 < 7:  # no room for a record's header: the rest of the block is empty
             place += 0x8000 - place % 0x8000
             continue
         _, size, kind = struct.unpack_from("<IHB", data.ljust(place + 7, b"\0"), place)
@@ -112,7 +112,7 @@ def test_mlflow_stores_a_run_in_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'seedcli[mlflow]'")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database needs ten seconds to be created
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # creating a database takes ten seconds
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/store")
     video = log_and_resume("mlflow", tmp_path / "run")
     assert not warnings_of(caplog), "nothing is lost"
@@ -162,8 +162,8 @@ def test_without_credentials_there_is_one_warning(
     loggers.close(LIMIT)
     (warning,) = warnings_of(caplog)
     assert warning == (
-        "wandb gets nothing of this run, which continues without it: no one is logged in: run wandb login, or set "
-        "WANDB_API_KEY or WANDB_MODE=offline"
+        "wandb receives nothing from this run, which continues without it: no one is logged in: run wandb login, or "
+        "set WANDB_API_KEY or WANDB_MODE=offline"
     )
 
 

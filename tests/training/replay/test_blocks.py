@@ -1,4 +1,4 @@
-"""Blocks round-trip to the bit, for all types and strides, and are small."""
+"""Blocks round-trip bit-exactly, for all types and strides, and are small."""
 
 from __future__ import annotations
 

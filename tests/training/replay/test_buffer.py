@@ -1,4 +1,4 @@
-"""The replay with either storage: who is drawn how often, what is kept, who waits for whom."""
+"""The replay with either storage: frequencies of draws, eviction, and the ratio of training to insertion."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_draws_depend_only_on_the_seed():
 
 
 def test_the_draws_of_a_seed_are_those_of_earlier_versions():
-    """Through growth, eviction, new priorities and dropped unrolls; recorded before there were plain unrolls."""
+    """Through growth, eviction, new priorities and dropped unrolls; recorded before plain storage existed."""
     replay = _replay(batch=16, seed=5, capacity=1500, min_size=64, ratio=2.0, window=0)
     rng = np.random.default_rng(9)
     digest, batches, last = hashlib.blake2b(digest_size=16), 0, None
@@ -220,7 +220,7 @@ def test_the_oldest_go_first_when_the_bytes_allowed_are_full(storage):
 
 
 def test_bytes_too_few_for_the_minimum_size_are_an_error_that_says_what_to_do():
-    with pytest.raises(UsageError) as caught:  # of plain unrolls it is known before any is there
+    with pytest.raises(UsageError) as caught:  # with plain storage, already before the first insertion
         replay = _replay(codec=NOISE, capacity_gb=100_000e-9, min_size=20, capacity=50)
         replay.insert(_noise(replay, 25), np.ones(25))
     message = str(caught.value)
@@ -275,7 +275,7 @@ def test_a_row_with_a_non_finite_priority_is_dropped_permanently(caplog):
     assert replay.dropped == 2
     assert "priorities are non-finite" in caplog.text and "unroll 1" in caplog.text
     assert set(replay.sample(wait=False).serials.tolist()) == {0}
-    replay.update(np.array([1, 2]), np.array([5.0, np.nan]))  # of a batch drawn before
+    replay.update(np.array([1, 2]), np.array([5.0, np.nan]))  # for a batch drawn before
     assert replay.dropped == 2 and set(replay.sample(wait=False).serials.tolist()) == {0}
     assert replay.size == 3
 

@@ -113,7 +113,7 @@ def test_snapshots_are_consistent_while_another_thread_inserts(monkeypatch):
             if stop.is_set():
                 return
             replay.insert(replay.pack(_arrays(range(start, start + 20))))
-            time.sleep(0)  # gives up Python's lock, so that the reader gets the replay's lock now and then
+            time.sleep(0)  # releases the GIL, so that the reader sometimes gets the replay's lock
 
     thread = threading.Thread(target=insert, daemon=True)
     thread.start()

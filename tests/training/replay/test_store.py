@@ -128,7 +128,7 @@ def test_the_highest_priority_outlives_its_unroll(tmp_path):
     arrays = {"x": np.zeros((R, 1, 100), np.uint8), "s": np.zeros((1, 4), np.float32)}
     restored.insert(restored.pack(arrays))
     assert restored.snapshot().priorities[-1] == 50
-    # A manifest of an earlier version does not say it.
+    # A manifest of an earlier version lacks these fields.
     manifest = json.loads((checkpoint / MANIFEST).read_text())
     del manifest["highest_priority"], manifest["prioritized"]
     (checkpoint / MANIFEST).write_text(json.dumps(manifest))
