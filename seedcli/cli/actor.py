@@ -69,7 +69,7 @@ def actor(
     parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,  # exit when this process dies
     debug: Debug = False,
 ) -> int:
-    """Step environments for a learner, which supplies all other settings."""
+    """Step environments for a learner. The learner supplies all other settings."""
     if envs is not None and streams is not None and streams > envs:
         raise UsageError(f"--streams {streams} must be at most --envs {envs}: a stream needs an environment")
     if insecure and (token_file or tls_cert or tls_key or tls_ca):

@@ -33,7 +33,7 @@ def bench_inference(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Compare central inference, without a network, with an echo of the same bytes."""
+    """Compare inference without a network with a bare echo. The echo copies and answers the same bytes."""
     counts = envs or [32, 256, 1024, 4096]
     for count in counts:
         if count % envs_per_message:
@@ -75,7 +75,7 @@ def bench_training(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Compare training with the limit composed of bare environment, inference and training rates."""
+    """Compare training with the limit composed of its bare parts. These are environment, inference and training."""
     from seedcli.config.sources import load_config
 
     resolved = load_config(preset, sets=sets or ())
@@ -102,7 +102,7 @@ def bench_topology(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Try every ratio of inference to training devices and recommend one."""
+    """Try every ratio of inference to training devices. It recommends the best one."""
     from seedcli.config.sources import load_config
 
     split = ["topology.platform=cpu", f"topology.virtual_devices={virtual}"] if virtual else []
@@ -132,7 +132,7 @@ def bench_replay(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Measure the replay of real frames and of small records: memory, packing, sampling against training, sum tree."""
+    """Measure the replay with real frames and small records. It covers memory, packing, sampling and its sum tree."""
     from seedcli.config.sources import load_config
 
     load_config(preset)  # so that errors appear before TensorFlow loads
@@ -145,7 +145,7 @@ def bench_replay(
 
 @bench_app.command("codecs", epilog=examples("seed bench codecs --json"))
 def bench_codecs(json_output: Json = False, debug: Debug = False) -> int:
-    """Measure observation codecs on real play: bytes, costs, and the link speed below which each pays off."""
+    """Measure what observation codecs save and cost in real play. It shows the link speed below which each pays off."""
     from seedcli.bench.codecs import run_bench_codecs
 
     return run_bench_codecs(json_output=json_output)
@@ -159,7 +159,7 @@ def bench_actor(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Measure the share of time that an actor that never waits spends in the simulator."""
+    """Measure the simulator's share of a busy actor's time. The actor never waits for a learner."""
     from seedcli.bench.actor import run_bench_actor
     from seedcli.config.sources import load_config
 
@@ -176,7 +176,7 @@ def bench_policy(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Measure the time from one observation to its action on one core, in TensorFlow, ONNX Runtime and LiteRT."""
+    """Measure the time from an observation to its action. It uses one core, and TensorFlow, ONNX Runtime and LiteRT."""
     from seedcli.bench.policy import on_one_core, run_bench_model
     from seedcli.models.formats import FORMATS, format_of_file, require
 

@@ -81,7 +81,7 @@ def benchmark_run(
     ] = False,
     debug: Debug = False,
 ) -> int:
-    """Train and evaluate every task and seed of a suite; after an interruption the same command resumes it."""
+    """Train and evaluate every task and seed of a suite. After an interruption the same command resumes it."""
     from seedcli.suites.suite import choose_tasks, load_suite
 
     suite = load_suite(name)
@@ -135,7 +135,7 @@ def benchmark_table(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Write a suite's results so far as SUITE.md, SUITE.json and charts, and print them."""
+    """Print a suite's results so far, and write them to files. These are SUITE.md, SUITE.json and charts."""
     from seedcli.suites.outcomes import gather
     from seedcli.suites.report import show, to_json, write_files
     from seedcli.suites.run_outcome import Tables

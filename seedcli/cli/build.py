@@ -39,7 +39,7 @@ def build(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Pack seed into one executable file for machines with Python and no other packages."""
+    """Pack seed into one executable file for other machines. They need Python and no other packages."""
     from seedcli.build.request import check_request
     from seedcli.build.run import run_build
 

@@ -45,7 +45,7 @@ def cost(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Compute the cost of a billion frames at a run's rates, for learner and actors, and the actor cores it can use."""
+    """Compute the cost of a billion frames at a run's rates. It also shows how many actor cores the learner can use."""
     from seedcli.results.cost import Prices, measure
     from seedcli.results.cost_table import show_cost
 

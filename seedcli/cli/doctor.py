@@ -37,7 +37,9 @@ def doctor(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Report what this machine can run (devices, environments, ports), or check one environment or algorithm.
+    """Report what this machine can run, or check your own code.
+
+    Without options, report devices, environments and ports; --env and --agent check one environment or algorithm.
 
     With --preset or --set alone, also report their device plan; with --env they configure the environment. With --agent
     check whether the algorithm follows the agent protocol, for the environment of --env or of the preset.

@@ -42,7 +42,7 @@ def export(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Write a trained policy as a model for ONNX Runtime, LiteRT or TensorFlow, checked against the original."""
+    """Write a trained policy as an ONNX, LiteRT or TensorFlow model. The model is compared with the original."""
     from seedcli.export.request import check_request
 
     request = check_request(run, out, format_name, greedy=not sample, batch=batch, overwrite=overwrite)

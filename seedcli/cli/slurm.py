@@ -23,7 +23,7 @@ def register_slurm(app: typer.Typer) -> None:
 
 @options_of(Job)
 def slurm(job: Job) -> int:
-    """Print a job script for SLURM's sbatch, built from these options only."""
+    """Print a job script for SLURM's sbatch. It depends on these options only."""
     from seedcli.slurm.script import job_script
 
     typer.echo(job_script(job), nl=False)

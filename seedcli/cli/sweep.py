@@ -36,7 +36,7 @@ def sweep(
     json_output: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Train and evaluate a grid, list or random draw of values with every seed; the same command resumes it."""
+    """Train and evaluate a grid, list or random draw of values. After an interruption the same command resumes it."""
     from seedcli.suites.sweep import load_sweep
 
     found = load_sweep(file)

@@ -16,7 +16,7 @@ token_app = typer.Typer(rich_markup_mode=None)
 
 @token_app.command("show", epilog=examples("seed token show", "seed token show --token-file cluster.token"))
 def token_show(token_file: TokenFile = None, debug: Debug = False) -> int:
-    """Print the token, to copy it to a machine with another home directory."""
+    """Print the token, to copy it to another home directory."""
     from seedcli.net.security.token import Token, token_text
 
     text, source = token_text(token_file)

@@ -398,6 +398,14 @@ def test_help_and_version(role: Role, capsys: pytest.CaptureFixture[str]) -> Non
         assert f"Usage: seed {command}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("group", ["", "bench", "benchmark", "presets", "token"])
+def test_help_shows_summaries_of_commands_in_full(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main([*group.split(), "--help"])
+    commands = capsys.readouterr().out.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
+    assert len(commands) >= 2
+    assert not [line for line in commands if line.endswith("...") or not line.endswith(".")]
+
+
 @pytest.mark.parametrize(
     ("flag", "table"),
     [("agent", "agent"), ("network", "agent.network"), ("family", "environment"), ("transport", "net")],
