@@ -17,10 +17,10 @@ from seedcli.config.sections import NetworkConfig, Sections
 HEAD = """\
 # Configuration reference
 
-Every key of a configuration, by section. An algorithm, a torso and a family of environments have keys of their own: the
-sections `[agent]`, `[agent.network]` and `[environment]` hold exactly those of what was chosen. This page is generated
-from the schema, `seedcli/config/sections.py` and the `Config` classes beside the code: change these, then run `python
-docs/make_reference.py docs/configuration.md`.
+Every key of a configuration, by section. An algorithm, a torso and a family of environments have their own keys: the
+sections `[agent]`, `[agent.network]` and `[environment]` hold exactly those of the chosen ones. This page is generated
+from the schema, `seedcli/config/sections.py` and the `Config` classes beside the code: change these, then run
+`python docs/make_reference.py docs/configuration.md`.
 
 - `seed presets show NAME` prints each key with the value and source that it has in a preset;
   [Configuration](running.md#configuration) explains presets and layers.

@@ -33,7 +33,7 @@ _FAR = 1.5
 # Bound of log π/μ. Infinite ratios would give NaN gradients, even where they are clipped.
 _MOST = 20.0
 _RATE = "training.learning_rate"
-_NOISE = "action_noise"  # name of correlated noise, as a state and as a recorded field
+_NOISE = "action_noise"  # name of the noise of an `ActionNoise`, as a state and as a recorded field
 
 
 def symptoms(config: ActorCriticConfig) -> tuple[Symptom, ...]:
@@ -214,7 +214,7 @@ class ActorCriticAgent(NetworkAgent):
         return unrewarded, *symptoms(config)
 
     def initial_state(self, batch_size: int) -> State:
-        """The network's state and, with correlated noise, "action_noise" [batch_size, size] float32 (`ActionNoise`)."""
+        """The network's state and, with an `ActionNoise`, its z as "action_noise" [batch_size, size] float32."""
         state = super().initial_state(batch_size)
         return {**state, _NOISE: tf.zeros([batch_size, self._noise.size])} if self._noise else state
 

@@ -21,7 +21,7 @@ class PPOConfig(ActorCriticConfig):
     normalize_advantages: bool = Field(
         True,
         description="scale advantages of each batch to mean 0 and standard deviation 1, or less where values explain "
-        "more than 99 % of the returns' variance and in batches without rewards; also with normalize_values",
+        "more than 99 % of the returns' variance and, with normalize_values, in batches without rewards",
     )
     target_kl: NonNegative = Field(
         0.0, description="updates on a batch end once the KL divergence from the behaviour policy is above this; 0: off"

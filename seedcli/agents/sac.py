@@ -195,7 +195,7 @@ def _check_actions(algorithm: str, spec: EnvSpec) -> None:
         )
     if action.unbounded:
         raise UsageError(
-            f"agent.algorithm {algorithm!r} needs bounded actions, because its policy is squashed into the bounds, but "
-            f"the action of {spec.name} is unbounded in its numbers {list(action.unbounded)}: choose agent.algorithm "
-            "vtrace, or give the environment's action space bounds"
+            f"agent.algorithm {algorithm!r} needs actions with two bounds, because its policy is squashed into them, "
+            f"but the action of {spec.name} lacks a bound for its numbers {list(action.unbounded)}: choose "
+            "agent.algorithm vtrace, or give the environment's action space bounds"
         )

@@ -61,7 +61,7 @@ def bench_transport(
 
 @bench_app.command("encryption", epilog=examples("seed bench encryption --json"))
 def bench_encryption(seconds: Seconds = 5.0, json_output: Json = False, debug: Debug = False) -> int:
-    """Compare both transports with and without token and encryption."""
+    """Compare gRPC and ZeroMQ with and without token and encryption."""
     from seedcli.bench.figures import run_bench_encryption
 
     return run_bench_encryption(seconds=seconds, json_output=json_output)

@@ -72,7 +72,7 @@ class NetworkConfig(Section):
     normalize_observations: bool = Field(
         False,
         description="normalize observations by their running mean and variance (images: one variance for all pixels), "
-        "clipped to ±10; V-trace and PPO learn only after 10,000 records",
+        "clipped to ±10; with images V-trace and PPO learn only after 10,000 records",
     )
 
     @property
@@ -125,8 +125,8 @@ class TrainingConfig(Section):
     minibatches: PositiveInt = Field(
         1,
         description="parts into which each pass splits a batch, one update per part: single transitions in random "
-        "order for PPO without an LSTM and for V-trace with agent.fixed_targets, otherwise whole unrolls; only without "
-        "a replay",
+        "order for PPO and for V-trace with agent.fixed_targets, if the network has no LSTM; otherwise whole unrolls; "
+        "only without a replay",
     )
     synchronous: bool = Field(
         False, description="environments wait while training uses what they collected; only without a replay"

@@ -108,7 +108,7 @@ def tensors(value: Any) -> Any:
 
 
 def play(case: Case, rng: np.random.Generator) -> Played:
-    """Let the agent act on a training column of random records with ends of episodes, no two in a row."""
+    """Let the agent act on random records, as long as a training column, with ends of episodes, no two in a row."""
     agent, length, columns = case.agent, case.agent.algorithm.batch_records, COLUMNS
     observation = random_observation(case.spec, rng, length, columns)
     final = rng.random((length, columns)) < _ENDS

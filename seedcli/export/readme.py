@@ -115,7 +115,7 @@ def _memory(description: Description) -> str:
     if not any(each.kind == "state" for each in description.inputs):
         return " It is stateless."
     return (
-        " It is recurrent: pass each `next_state_…`\nback as `state_…` with the next observation, and set `first` "
+        " It has a state: pass each `next_state_…`\nback as `state_…` with the next observation, and set `first` "
         "where an episode begins, which resets the state."
     )
 

@@ -94,7 +94,7 @@ class Range(Section):
         return self
 
     def value(self, share: float) -> Any:
-        """The value at a share of the range, at least 0 and below 1; rounded to four significant digits."""
+        """The value at a share of the range, at least 0 and below 1; if not an integer, with four digits."""
         if self.choices:
             return self.choices[int(share * len(self.choices))]
         assert self.low is not None and self.high is not None

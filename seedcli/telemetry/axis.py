@@ -46,7 +46,7 @@ def _plain(value: float) -> str:
 
 def _fits(low: float, high: float, gaps: int) -> Iterator[tuple[bool, float, int, float, int, int]]:
     """Axes that hold the values, as tuples of which the least is the best axis: whether it has few labels, its range,
-    its difference from five labels; then its step, the lines per step, and its last line's value in step / lines."""
+    its difference from five labels; then its step, the lines per step, and its last line in units of step / lines."""
     wanted = 3 if gaps > 3 else 2
     for lines in range(2 if gaps > 3 else 1, gaps + 1):
         for step in _round_steps((high - low) * lines / gaps):

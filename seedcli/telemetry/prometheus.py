@@ -81,7 +81,7 @@ FIGURES = (
     _gauge(
         "policy_lag_max", "policy_lag_max_updates", "Maximum updates between acting on a record and training on it."
     ),
-    _gauge("weights_age", "inference_weights_age_updates", "Updates since inference received its weights."),
+    _gauge("weights_age", "inference_weights_age_updates", "Updates by which the weights of inference lag."),
     _gauge("inference_batch_size", "inference_batch_environments", "Mean environments of an inference batch."),
     _gauge("loss", "learner_loss", "Loss of the last update."),
     _gauge("learning_rate", "learner_learning_rate", "Learning rate of the last update."),
@@ -197,7 +197,7 @@ def _fleet(fleet: Sequence[ActorRow]) -> Iterator[Metric]:
     steps = CounterMetricFamily(
         "seed_actor_steps", "Environment records received in the actor's session.", labels=_ACTOR
     )
-    rate = GaugeMetricFamily("seed_actor_steps_per_second", "Environment steps received per second.", labels=_ACTOR)
+    rate = GaugeMetricFamily("seed_actor_steps_per_second", "Environment steps per second of the actor.", labels=_ACTOR)
     seen = GaugeMetricFamily("seed_actor_last_seen_seconds", "Time since the actor's last message.", labels=_ACTOR)
     state_of = GaugeMetricFamily("seed_actor_state", "1 for the actor's current state.", labels=(*_ACTOR, "state"))
     for row in fleet:

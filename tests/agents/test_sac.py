@@ -85,7 +85,7 @@ def test_algorithm_spec() -> None:
         (MULTI_DISCRETE, "one of 3 and one of 2 and one of 4 categories: choose agent.algorithm vtrace"),
         (
             EnvSpec("test/open", ArraySpec((5,), "float32"), ActionSpec(size=3, unbounded=(0, 2))),
-            r"bounded actions.*test/open is unbounded in its numbers \[0, 2\]: choose agent.algorithm vtrace, or",
+            r"two bounds.*test/open lacks a bound for its numbers \[0, 2\]: choose agent.algorithm vtrace, or",
         ),
     ],
 )

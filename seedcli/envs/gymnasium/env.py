@@ -232,7 +232,7 @@ class GymnasiumVectorEnv:
         require_id(config.id)
         for key in _RESERVED:
             if key in config.kwargs:
-                raise UsageError(f"environment.kwargs must not hold {key!r}, which seed sets itself")
+                raise UsageError(f"environment.kwargs must not hold {key!r}, which another setting or seed itself sets")
 
         self.envs: list[gymnasium.Env[Any, Any]] = []
         try:

@@ -62,7 +62,7 @@ def share_cores(config: Config) -> None:
         cores = os.cpu_count() or 1
         threading.set_intra_op_parallelism_threads(cores if synchronous and parts == 1 else max(1, cores // 2))
     if "TF_NUM_INTEROP_THREADS" not in os.environ:
-        # More concurrent operations than cores would evict each other's arrays from the caches.
+        # More concurrent operations than there are cores for would evict each other's arrays from the caches.
         threading.set_inter_op_parallelism_threads(2 if synchronous and parts == 2 else 4)
 
 
