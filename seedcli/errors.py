@@ -58,7 +58,7 @@ class RefusedError(SeedError):
     exit_status = EXIT_REFUSED
 
 
-class DistrustedError(RefusedError):
+class AuthenticationError(RefusedError):
     """Authentication failed: the peers have different tokens or certificates."""
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 # Output of TensorFlow's C++ code on descriptor 2 before its log levels apply: abseil's warning about that, lines in
 # glog's format, and the continuation line of its note on CPU instructions.
-_CHATTER = re.compile(
+_IRRELEVANT_LINES = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\)"
     rb"|[IWE]\d{4} \d\d:\d\d:\d+\.\d+ "
     rb"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] "
@@ -82,7 +82,7 @@ def _quickly() -> Iterator[None]:
 
 
 @contextmanager
-def quiet_stderr(chatter: re.Pattern[bytes] = _CHATTER) -> Iterator[None]:
+def quiet_stderr(irrelevant: re.Pattern[bytes] = _IRRELEVANT_LINES) -> Iterator[None]:
     """Buffer descriptor 2 of the process, then write out all lines except those that begin with a pattern.
 
     By default these are TensorFlow's start-up messages.
@@ -106,7 +106,7 @@ def quiet_stderr(chatter: re.Pattern[bytes] = _CHATTER) -> Iterator[None]:
                 os.dup2(saved, 2)
                 held.seek(0)
                 for line in held:
-                    if failed or not chatter.match(line):
+                    if failed or not irrelevant.match(line):
                         os.write(2, line)
     finally:
         os.close(saved)

@@ -67,10 +67,12 @@ def main() -> int:
     for index, (task, entry, number) in enumerate(runs, 1):
         result = result_path(options, task, entry, number)
         if not result.exists():
-            say(f"[{index}/{len(runs)}] round {number}, {task}: {FRAMEWORKS[entry.framework]} {entry.algorithm}")
+            print_progress(
+                f"[{index}/{len(runs)}] round {number}, {task}: {FRAMEWORKS[entry.framework]} {entry.algorithm}"
+            )
             found = train(TASKS[task], entry, number, result.parent, options.seconds, pythons[entry.framework])
             write(result, found)
-            say(f"  {found['error'] or str(round(found['steps_per_second'])) + ' steps/s'}")
+            print_progress(f"  {found['error'] or str(round(found['steps_per_second'])) + ' steps/s'}")
     results = {(task, entry): gather(options, task, entry, options.rounds) for task, entry, _ in runs}
     text = markdown(results, options.seconds)
     print(text)
@@ -108,7 +110,7 @@ def install(framework: str, results: Path) -> Path:
     folder, wanted = results / "environments" / framework, HERE / "requirements" / f"{framework}.txt"
     python, done = folder / "bin" / "python", folder / "installed.txt"
     if not done.exists() or done.read_text() != wanted.read_text():
-        say(f"installing {FRAMEWORKS[framework]} into {folder}")
+        print_progress(f"installing {FRAMEWORKS[framework]} into {folder}")
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", wanted], check=True)
@@ -237,7 +239,7 @@ def insert(page: Path, text: str) -> None:
     page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{rest.partition(END)[2]}")
 
 
-def say(line: str) -> None:
+def print_progress(line: str) -> None:
     """Print a line to stderr."""
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 

@@ -109,7 +109,7 @@ class R2D2Agent(NetworkAgent):
         any_action = noise.integers(for_action, rows, self._num_actions)
         explores = noise.uniform(for_exploring, rows) < inputs.exploration
         action = greedy_action if inputs.greedy else tf.where(explores, any_action, greedy_action)
-        recorded = {"q_taken": self._of_action(q, action), "q_max": tf.reduce_max(q, axis=-1)}
+        recorded = {"q_taken": self._values_of_actions(q, action), "q_max": tf.reduce_max(q, axis=-1)}
         return ActOutputs(action, recorded, greedy_action, {"q_values": q}), network.remember(state, action)
 
     def observe(self, unrolls: UnrollBatch) -> None:
@@ -137,8 +137,8 @@ class R2D2Agent(NetworkAgent):
         unrolls = unrolls._replace(reward=tf.ensure_shape(unrolls.reward, [algorithm.batch_records, None]))
         q = evaluate(self.network, unrolls, burn_in)
         target_q = tf.stop_gradient(evaluate(self.target_network, unrolls, burn_in))
-        best_q = self._of_action(target_q, tf.argmax(q, axis=-1, output_type=tf.int32))
-        q_tm1 = self._of_action(q[:-1], unrolls.action[burn_in:-1])
+        best_q = self._values_of_actions(target_q, tf.argmax(q, axis=-1, output_type=tf.int32))
+        q_tm1 = self._values_of_actions(q[:-1], unrolls.action[burn_in:-1])
         errors = self._errors(unrolls.reward, unrolls.terminated, unrolls.truncated, q_tm1, best_q)
         each = 0.5 * tf.square(errors.td_error_tm1)
         loss = tf.reduce_sum(each * unrolls.weights) / (algorithm.batch_length * self._columns)
@@ -183,7 +183,7 @@ class R2D2Agent(NetworkAgent):
         errors = self._errors(reward, terminated, truncated, q_taken[burn_in:-1], q_max[burn_in:])
         return q_targets.priorities(errors.td_error_tm1, errors.mask_tm1, self.config.priority_max_weight)
 
-    def _of_action(self, q: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
+    def _values_of_actions(self, q: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
         """The values [...] of actions [...] int32 among q [..., A]."""
         return tf.reduce_sum(q * tf.one_hot(action, self._num_actions), axis=-1)
 

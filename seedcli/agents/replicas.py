@@ -57,14 +57,16 @@ def change(variables: Sequence[tf.Variable], function: Callable[[Any, Any], Any]
             function(variable, value)
         return
 
-    def everywhere(strategy: Any, values: Sequence[Any]) -> None:
+    def on_all_devices(strategy: Any, values: Sequence[Any]) -> None:
         for variable, value in zip(variables, values, strict=True):
             strategy.extended.update(variable, function, args=(value,), group=False)
 
     if tf.distribute.in_cross_replica_context():
-        everywhere(tf.distribute.get_strategy(), values)
+        on_all_devices(tf.distribute.get_strategy(), values)
     else:
         tf.distribute.get_replica_context().merge_call(
-            lambda strategy, values: everywhere(strategy, [strategy.experimental_local_results(x)[0] for x in values]),
+            lambda strategy, values: on_all_devices(
+                strategy, [strategy.experimental_local_results(x)[0] for x in values]
+            ),
             args=([tf.convert_to_tensor(value) for value in values],),
         )

@@ -44,7 +44,7 @@ def load_policy(path: str | os.PathLike[str], greedy: bool | None = None, seed: 
     if not 0 <= seed < _SEEDS:
         raise UsageError(f"seed = {seed} must be between 0 and {_SEEDS - 1}")
     if format_of_file(Path(path)) is not None:
-        return _of_model(Path(path), greedy, seed)
+        return _load_model(Path(path), greedy, seed)
     checkpoint = find_checkpoint(Path(path))
     config = from_toml_file(checkpoint.config_path)
     spaces = plain_spaces(config.environment, checkpoint.spec)
@@ -61,7 +61,7 @@ def load_policy(path: str | os.PathLike[str], greedy: bool | None = None, seed: 
     )
 
 
-def _of_model(path: Path, greedy: bool | None, seed: int) -> Policy:
+def _load_model(path: Path, greedy: bool | None, seed: int) -> Policy:
     from seedcli.api.policy import Origin, Policy
     from seedcli.models.acting import ModelActor
     from seedcli.models.runtimes import open_model

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from seedcli.bench.output import machine, say, show, table
+from seedcli.bench.output import machine, print_progress, show, table
 from seedcli.config.schema import Config
 from seedcli.envs.registry import family_of
 from seedcli.errors import UsageError
@@ -205,7 +205,9 @@ def run_bench_actor(config: Config, *, seconds: float, json_output: bool) -> int
     ways = {"shared memory": True, "over a network": False}
     found = {}
     for name, shares_memory in ways.items():
-        say(f"{config.run.preset}, {config.actors.envs} environments in {config.actors.streams} streams, {name}")
+        print_progress(
+            f"{config.run.preset}, {config.actors.envs} environments in {config.actors.streams} streams, {name}"
+        )
         found[name] = measure_actor(config, shares_memory, seconds)
     result = {"bench": "actor", "preset": config.run.preset, "seconds": seconds, "machine": machine(), "ways": found}
     shown = table(

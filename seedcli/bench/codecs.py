@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from seedcli.bench.output import machine, say, show, table
+from seedcli.bench.output import machine, print_progress, show, table
 from seedcli.config.schema import make_environment_config
 from seedcli.envs.placement import create_env_in_actor
 from seedcli.errors import EnvironmentFailed
@@ -64,11 +64,11 @@ def _figures(sample: Sample) -> dict[str, Any]:
     }
 
 
-def measure_codecs(tell: Callable[[str], None] = say) -> dict[str, Any]:
+def measure_codecs(progress: Callable[[str], None] = print_progress) -> dict[str, Any]:
     """Play every environment and try every codec on its observations.
 
     Args:
-        tell: called with lines of progress.
+        progress: called with lines of progress.
 
     Returns:
         By environment: bytes of an observation, microseconds of a step of one environment, the codec that
@@ -77,7 +77,7 @@ def measure_codecs(tell: Callable[[str], None] = say) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, config, envs, skip in _PLAYED:
-        tell(f"{name}, {envs} environments a message")
+        progress(f"{name}, {envs} environments a message")
         try:
             env = create_env_in_actor(make_environment_config(config), envs)
         except EnvironmentFailed as error:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seedcli.bench.load import Load
-from seedcli.bench.output import machine, say, show, table
+from seedcli.bench.output import machine, print_progress, show, table
 from seedcli.bench.servers import UNROLL_LENGTH, Bench
 from seedcli.config.sources import Resolved
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec
@@ -46,14 +46,14 @@ def run_bench_inference(
     sizes = []
     with Bench({"echo": "echo", "service": "inference"}, transport) as bench:
         for count in envs:
-            say(f"{count} environments, {envs_per_message} a message, over {transport}")
+            print_progress(f"{count} environments, {envs_per_message} a message, over {transport}")
             load = Load(_ATARI, count, count // envs_per_message, seconds, _WINDOWS, _WARM_UP)
             figures = bench.measure(load)
             ratio = figures["service"]["messages_per_second"] / figures["echo"]["messages_per_second"]
             sizes.append(
                 {"envs": count, "streams": load.streams, "payload_bytes": load.payload_bytes, **figures, "ratio": ratio}
             )
-        say("one environment, one message at a time")
+        print_progress("one environment, one message at a time")
         one = bench.measure(Load(_CARTPOLE, 1, 1, seconds, _WINDOWS, _WARM_UP))
     added = one["service"]["latency_us"]["p50"] - one["echo"]["latency_us"]["p50"]
     result = {
@@ -103,7 +103,7 @@ def run_bench_transport(*, transport: str, seconds: float, json_output: bool) ->
         for spec, envs in _TRANSPORT_ROWS:
             for outstanding in _OUTSTANDING:
                 load = Load(spec, envs * outstanding, outstanding, seconds, _WINDOWS, _WARM_UP)
-                say(f"{load.payload_bytes:,} bytes over {transport}, {outstanding} outstanding")
+                print_progress(f"{load.payload_bytes:,} bytes over {transport}, {outstanding} outstanding")
                 figures = bench.measure(load)
                 for part in figures.values():
                     del part["steps_per_second"]
@@ -148,7 +148,7 @@ def run_bench_encryption(*, seconds: float, json_output: bool) -> int:
         with Bench({"plain": "transport", "encrypted": "encrypted"}, transport) as bench:
             for what, spec in (("plain frames", _ATARI), ("encoded frames", _ENCODED)):
                 load = Load(spec, 32 * 8, 8, seconds, _WINDOWS, _WARM_UP)
-                say(f"{what}, {load.payload_bytes:,} bytes a message, over {transport}")
+                print_progress(f"{what}, {load.payload_bytes:,} bytes a message, over {transport}")
                 figures = bench.measure(load)
                 plain, encrypted = figures["plain"], figures["encrypted"]
                 rows.append(
@@ -194,7 +194,7 @@ def run_bench_training(resolved: Resolved, *, seconds: float, json_output: bool)
     """
     from seedcli.bench.training import measure_training
 
-    figures = measure_training(resolved, seconds, say)
+    figures = measure_training(resolved, seconds, print_progress)
     result = {
         "bench": "training",
         "preset": resolved.config.run.preset,
@@ -225,7 +225,7 @@ def run_bench_replay(*, games: Sequence[str], unrolls: int, preset: str, json_ou
     """
     from seedcli.bench.replay import measure_replay
 
-    figures = measure_replay(games, unrolls, preset, say)
+    figures = measure_replay(games, unrolls, preset, print_progress)
     result = {"bench": "replay", "preset": preset, "machine": machine(), **figures}
     shown = table(
         f"unrolls of {preset} in the replay, of frames under random actions; rates per core",

@@ -27,7 +27,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def say(text: str) -> None:
+def print_progress(text: str) -> None:
     """One line of progress."""
     print(text, file=sys.stderr, flush=True)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seedcli.bench.output import machine, say, show, table
+from seedcli.bench.output import machine, print_progress, show, table
 from seedcli.errors import UsageError
 from seedcli.models.acting import ModelActor
 from seedcli.models.formats import FORMATS
@@ -80,7 +80,7 @@ def run_bench_policy(
     """
     found = {}
     for subject in subjects:
-        say(f"{subject.name}: {seconds:g} s")
+        print_progress(f"{subject.name}: {seconds:g} s")
         found[subject.name] = measure(subject.act, spec, seconds)
     result = {"bench": "policy", "policy": source, "environment": spec.name, "machine": machine(), "runtimes": found}
     shown = table(f"{spec.name}: one observation, one core", "runtime", "p50", "p99", "calls/s")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seedcli.bench.output import say
+from seedcli.bench.output import print_progress
 from seedcli.bench.policy import Subject, of_model, run_bench_policy
 from seedcli.config.schema import Config
 from seedcli.export.exporter import Exporter
@@ -42,7 +42,7 @@ def run_bench_run(checkpoint: Checkpoint, config: Config, *, seconds: float, jso
         def subjects() -> Iterator[Subject]:
             yield Subject("TensorFlow, the run", act)
             for name, each in FORMATS.items():
-                say(f"exporting for {each.runtime}")
+                print_progress(f"exporting for {each.runtime}")
                 yield of_model(exporter.write(Path(folder) / f"policy{each.suffix}", name))
 
         return run_bench_policy(

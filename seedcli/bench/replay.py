@@ -208,14 +208,14 @@ def _measure_tree(batch_size: int) -> dict[str, Any]:
     }
 
 
-def measure_replay(games: Sequence[str], unrolls: int, preset: str, say: Callable[[str], None]) -> dict[str, Any]:
+def measure_replay(games: Sequence[str], unrolls: int, preset: str, progress: Callable[[str], None]) -> dict[str, Any]:
     """Measure a replay of real frames.
 
     Args:
         games: Atari games, in snake_case.
         unrolls: of each, at least; rounded up to the environments played.
         preset: of the unrolls' lengths, the network and the batch.
-        say: called with a progress line.
+        progress: called with a progress line.
 
     Returns:
         "games", one entry each; "sampling" against a training step; "tree"; "transitions" of small records.
@@ -226,12 +226,12 @@ def measure_replay(games: Sequence[str], unrolls: int, preset: str, say: Callabl
     config = load_config(preset).config
     figures = []
     for game in games:
-        say(f"{game}: {unrolls} unrolls")
+        progress(f"{game}: {unrolls} unrolls")
         found, played, replay = _measure_game(config, game, unrolls)
         figures.append(found)
-    say(f"one training step of {preset}, {config.training.batch_size} unrolls")
+    progress(f"one training step of {preset}, {config.training.batch_size} unrolls")
     step = _measure_step(config, played, replay)
-    say(f"sum tree of {_TREE_ENTRIES:,} entries")
+    progress(f"sum tree of {_TREE_ENTRIES:,} entries")
     tree = _measure_tree(config.training.batch_size)
-    say("a million transitions of small records")
+    progress("a million transitions of small records")
     return {"games": figures, "sampling": step, "tree": tree, "transitions": measure_transitions()}

@@ -283,11 +283,11 @@ class _Process:
         assert self._process.pid is not None
         return self._process.pid
 
-    def tell(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         """Send a message."""
         self._pipe.send(message)
 
-    def hear(self, timeout: float) -> Any:
+    def receive(self, timeout: float) -> Any:
         """Its next answer; raises SeedError if it failed, has died or takes longer than `timeout` seconds."""
         if not self._pipe.poll(timeout):
             raise SeedError(f"a process of the benchmark has not answered for {timeout:.0f} s: is the machine busy?")
@@ -343,16 +343,16 @@ class Bench:
         assert self._client is not None
         tokens = {name: new_token() if kind == "encrypted" else "" for name, kind in self._kinds.items()}
         for name, process in self._servers.items():
-            process.tell((self._kinds[name], self._transport, load.envs, tokens[name]))
+            process.send((self._kinds[name], self._transport, load.envs, tokens[name]))
         targets = {
-            name: Target(process.hear(_START_SECONDS), process.pid, tokens[name])
+            name: Target(process.receive(_START_SECONDS), process.pid, tokens[name])
             for name, process in self._servers.items()
         }
-        self._client.tell((targets, load))
+        self._client.send((targets, load))
         # The warm-up has no fixed length; the client itself times out if there is no progress.
         limit = _START_SECONDS + 2 * load.windows * load.seconds * len(targets)
-        figures: dict[str, dict[str, Any]] = self._client.hear(limit)
+        figures: dict[str, dict[str, Any]] = self._client.receive(limit)
         for name, process in self._servers.items():
-            process.tell("close")
-            figures[name] |= process.hear(_START_SECONDS)
+            process.send("close")
+            figures[name] |= process.receive(_START_SECONDS)
         return figures

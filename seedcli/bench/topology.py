@@ -11,7 +11,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from seedcli.bench.generated import environment_spec
-from seedcli.bench.output import machine, say, show, table
+from seedcli.bench.output import machine, print_progress, show, table
 from seedcli.bench.topology_trial import Trial, batch_rows, try_plan
 from seedcli.config.schema import Config
 from seedcli.config.topology import Inventory, Plan, make_plan
@@ -48,7 +48,7 @@ def run_bench_topology(config: Config, *, seconds: float, json_output: bool) -> 
     spec = environment_spec(config.environment)
     prepare(plans[0])
     share_cores(config)
-    trials, failed = measure_plans(config, spec, plans, seconds, say)
+    trials, failed = measure_plans(config, spec, plans, seconds, print_progress)
     best = max(trials, key=lambda trial: trial.env_steps_per_second)
     notes = _notes(config, best, left_out, failed)
     result = {
@@ -104,7 +104,7 @@ def _with_shares(config: Config, training: Share, inference: Share) -> Config:
 
 
 def measure_plans(
-    config: Config, spec: EnvSpec, plans: Sequence[Plan], seconds: float, say: Callable[[str], None]
+    config: Config, spec: EnvSpec, plans: Sequence[Plan], seconds: float, progress: Callable[[str], None]
 ) -> tuple[list[Trial], list[str]]:
     """Try the plans one after the other; TensorFlow has been prepared for their devices.
 
@@ -116,7 +116,7 @@ def measure_plans(
     """
     trials, failed, first = [], [], None
     for plan in plans:
-        say(f"{_shares(plan)}: {batch_rows(config, len(plan.inference))} observations a batch")
+        progress(f"{_shares(plan)}: {batch_rows(config, len(plan.inference))} observations a batch")
         try:
             trials.append(try_plan(config, spec, plan, seconds))
         except SeedError as error:

@@ -173,7 +173,7 @@ class _Prefetch:
         self.seconds = 0.0
         self.batches = 0
 
-    def bring(self, balance: _Balance) -> None:
+    def fetch(self, balance: _Balance) -> None:
         """Transfer one batch and queue it for `take`."""
         begun = time.perf_counter()
         placed = self._devices.place(self._unrolls)
@@ -236,7 +236,7 @@ def try_plan(config: Config, spec: EnvSpec, plan: Plan, seconds: float) -> Trial
     balance = _Balance(batch_steps / trainings, actors.rows)
     threads = [
         _thread("inference", balance, lambda: balance.acted(actors.act())),
-        _thread("prefetch", balance, lambda: prefetch.bring(balance)),
+        _thread("prefetch", balance, lambda: prefetch.fetch(balance)),
     ]
     try:
         window = _Training(trainer, policy, unrolls).window(balance, prefetch, actors, seconds)

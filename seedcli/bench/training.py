@@ -137,7 +137,7 @@ def _wait_for(path: Path, run: subprocess.Popen[bytes], log: Path, limit: float,
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
+def _exit_on_sigterm() -> Iterator[None]:
     """Leave through the `finally` clauses on SIGTERM, so that the run does not outlive its measurement."""
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -152,7 +152,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 def _end_to_end(resolved: Resolved, seconds: float) -> dict[str, Any]:
     """Train in separate processes, as a user would, for `seconds` after the warm-up."""
-    with _ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="seed-bench-") as name:
+    with _exit_on_sigterm(), tempfile.TemporaryDirectory(prefix="seed-bench-") as name:
         folder = Path(name)
         values, log, metrics = folder / "config.toml", folder / "log", folder / "run" / "metrics.jsonl"
         values.write_text(to_toml(resolved), encoding="utf-8")
@@ -190,13 +190,13 @@ def _end_to_end(resolved: Resolved, seconds: float) -> dict[str, Any]:
     }
 
 
-def measure_training(resolved: Resolved, seconds: float, say: Callable[[str], None]) -> dict[str, Any]:
+def measure_training(resolved: Resolved, seconds: float, progress: Callable[[str], None]) -> dict[str, Any]:
     """Measure the bare parts, the run, and the bare parts again, because a machine's speed drifts.
 
     Args:
         resolved: what to train.
         seconds: length of the run's window; each bare part gets half of it before and half of it after.
-        say: called with a progress line.
+        progress: called with a progress line.
 
     Returns:
         The parts' rates (means of both halves), the composed limit of steps trained on, the run's rates, how often a
@@ -213,7 +213,7 @@ def measure_training(resolved: Resolved, seconds: float, say: Callable[[str], No
     rates: dict[str, list[float]] = {"environment": [], "inference": [], "training": []}
 
     def bare() -> None:
-        say("bare environment, inference and training")
+        progress("bare environment, inference and training")
         with environment_turn(config, cores) as turn:
             rates["environment"].append(_rate(turn, seconds / 2))
         rates["inference"].append(_rate(inference, seconds / 2))
@@ -221,7 +221,7 @@ def measure_training(resolved: Resolved, seconds: float, say: Callable[[str], No
 
     inference, training = _inference_turn(agent, spec, batch_size), _training_turn(agent, config, spec)
     bare()
-    say("seed train")
+    progress("seed train")
     run = _end_to_end(resolved, seconds)
     bare()
     what = {

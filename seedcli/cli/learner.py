@@ -38,8 +38,8 @@ from seedcli.cli.starting import (
     Steps,
     configure,
     open_folder,
+    open_mode,
     wants_live_view,
-    what_becomes_of_a_run,
 )
 from seedcli.errors import EXIT_DONE, UsageError
 
@@ -119,15 +119,15 @@ def learner(
     from seedcli.telemetry.exporter import check_metrics_port
     from seedcli.telemetry.output import outlive_output
 
-    kept = what_becomes_of_a_run(resume=resume, continue_=continue_, standby=standby, overwrite=overwrite)
+    mode = open_mode(resume=resume, continue_=continue_, standby=standby, overwrite=overwrite)
     waited: list[str] = []
 
-    def say_that_it_waits(holder: str) -> None:
+    def print_waiting(holder: str) -> None:
         waited.append(holder)
         typer.echo(f"seed: standing by: {holder}", err=True)
 
-    wait = say_that_it_waits if standby else None
-    found = configure(preset, config, logdir, sets, flags, kept, wait)
+    wait = print_waiting if standby else None
+    found = configure(preset, config, logdir, sets, flags, mode, wait)
     servers: tuple[str, ...] = ()
     index = 0
     if found is not None:
@@ -144,14 +144,14 @@ def learner(
         with loading_tensorflow():
             from seedcli.roles.learner.host import run_member
 
-        fresh = kept in ("refuse", "overwrite")
+        fresh = mode in ("refuse", "overwrite")
         return run_member(found, logdir, servers, index, fresh=fresh, live=live, profile=profile)
     if standby:  # now, so that the takeover is quick
         with loading_tensorflow():
             from seedcli.roles.learner.run import run_learner
     # A waiting standby has nothing to undo, and shutting TensorFlow down would take seconds.
     with exiting_at_once(lambda: None) if standby else contextlib.nullcontext():
-        resolved, folder = open_folder(found, logdir, sets, flags, kept, wait)
+        resolved, folder = open_folder(found, logdir, sets, flags, mode, wait)
     with folder:
         check_threaded(resolved, logdir)
         # Read the run's configuration only now: another learner held the folder until here.

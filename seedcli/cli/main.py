@@ -18,7 +18,7 @@ from seedcli.cli import actor, build, cost, doctor, export, learner, runs, sweep
 from seedcli.cli import eval as evaluate
 from seedcli.cli.bench import bench_app
 from seedcli.cli.benchmark import benchmark_app
-from seedcli.cli.options import Debug, examples, not_installed
+from seedcli.cli.options import Debug, examples, missing_module_error
 from seedcli.cli.presets import presets_app
 from seedcli.cli.slurm import register_slurm
 from seedcli.cli.token import token_app
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             raise
         if isinstance(error, ModuleNotFoundError):
-            print(f"seed: {not_installed(error.name or str(error))}", file=sys.stderr)
+            print(f"seed: {missing_module_error(error.name or str(error))}", file=sys.stderr)
             return EXIT_USAGE
         print(f"seed: unexpected {type(error).__name__}: {error} (--debug shows where)", file=sys.stderr)
         return EXIT_FAILED

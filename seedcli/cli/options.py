@@ -105,7 +105,7 @@ def examples(*lines: str) -> str:
     return "\b\n" + "\n".join(("Examples:", *(f"  {line}" for line in lines)))
 
 
-def not_installed(module: str) -> UsageError:
+def missing_module_error(module: str) -> UsageError:
     """The error of a command that needs a module which is missing, as most are in a file that runs actors."""
     return UsageError(
         f"this command needs {module}, not installed here: pip install seedcli, or use a file that seed build all made"

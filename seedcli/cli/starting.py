@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from seedcli.cli.options import completed_by, not_installed
+from seedcli.cli.options import completed_by, missing_module_error
 from seedcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -71,10 +71,10 @@ MetricsPort = Annotated[
 Profile = Annotated[bool, typer.Option("--profile", help="Print the time profile of each thread and actor at the end.")]
 
 # What to do with a run that the folder holds.
-Kept = Literal["refuse", "resume", "continue", "overwrite"]
+OpenMode = Literal["refuse", "resume", "continue", "overwrite"]
 
 
-def what_becomes_of_a_run(*, resume: bool, continue_: bool, overwrite: bool, standby: bool = False) -> Kept:
+def open_mode(*, resume: bool, continue_: bool, overwrite: bool, standby: bool = False) -> OpenMode:
     """What to do with a run that the folder holds, from the flags."""
     flags = {"--resume": resume, "--standby": standby, "--overwrite": overwrite}
     flags["--continue"] = continue_ and not standby  # which means it too
@@ -94,7 +94,7 @@ def configure(
     logdir: Path | None,
     sets: Sequence[str] | None,
     flags: dict[str, Any],
-    kept: Kept,
+    mode: OpenMode,
     wait: Callable[[str], None] | None = None,
 ) -> Resolved | None:
     """The configuration of a run; None if it must be read from a folder that another learner may still hold."""
@@ -104,13 +104,13 @@ def configure(
     from seedcli.telemetry.loggers.registry import check_loggers
 
     if find_spec("tensorflow") is None:
-        raise not_installed("tensorflow")
-    if kept == "continue" and logdir is None:
+        raise missing_module_error("tensorflow")
+    if mode == "continue" and logdir is None:
         raise UsageError("--continue and --standby need --logdir DIR, the folder of the run")
     run = run_of_host(logdir.absolute()) if logdir is not None else None
     if run is not None and (run / CONFIG).is_file():
         raise UsageError(f"{logdir} is the folder of one learner host: give --logdir {run}")
-    there = logdir if kept in ("resume", "continue") and preset is None and config is None else None
+    there = logdir if mode in ("resume", "continue") and preset is None and config is None else None
     if preset is None and config is None and there is None:
         raise UsageError(
             "nothing to train: give --preset NAME (see seed presets list), --config FILE, or --resume with --logdir DIR"
@@ -128,7 +128,7 @@ def open_folder(
     logdir: Path | None,
     sets: Sequence[str] | None,
     flags: dict[str, Any],
-    kept: Kept,
+    mode: OpenMode,
     wait: Callable[[str], None] | None = None,
 ) -> tuple[Resolved, RunFolder]:
     """The configuration and the locked folder of a run; no file is touched until the configuration is valid."""
@@ -140,8 +140,8 @@ def open_folder(
     folder = RunFolder.create(
         logdir,
         resolved.config.run.preset if resolved is not None else "",
-        resume=None if kept == "continue" else kept == "resume",
-        overwrite=kept == "overwrite",
+        resume=None if mode == "continue" else mode == "resume",
+        overwrite=mode == "overwrite",
         wait=wait,
     )
     try:

@@ -24,8 +24,8 @@ from seedcli.cli.starting import (
     Steps,
     configure,
     open_folder,
+    open_mode,
     wants_live_view,
-    what_becomes_of_a_run,
 )
 from seedcli.errors import EXIT_DONE, UsageError
 
@@ -81,8 +81,8 @@ def train(
     flags: dict[str, Any] = {"--steps": steps, "--seed": seed, "--env": env, "--envs": envs, "--actors": actors}
     flags |= {"--transport": transport, "--metrics-port": metrics_port, "--deterministic": deterministic or None}
     flags |= {"--family": family, "--agent": agent, "--network": network}
-    kept = what_becomes_of_a_run(resume=resume, continue_=continue_, overwrite=overwrite)
-    found = configure(preset, config, logdir, sets, flags, kept)
+    mode = open_mode(resume=resume, continue_=continue_, overwrite=overwrite)
+    found = configure(preset, config, logdir, sets, flags, mode)
     assert found is not None
     if found.config.topology.hosts:
         raise UsageError("topology.hosts is for seed learner: seed train is one learner and its actors on this machine")
@@ -93,7 +93,7 @@ def train(
 
     check_simulator(found.config.environment)
     check_metrics_port(found.config.net)
-    resolved, folder = open_folder(found, logdir, sets, flags, kept)
+    resolved, folder = open_folder(found, logdir, sets, flags, mode)
     with folder:
         if done := finished(resolved, folder):
             print(f"seed: {done}", file=sys.stderr)

@@ -287,7 +287,7 @@ def actor_addresses(host: str, listening: str, ports: Mapping[str, int]) -> dict
 class Placement:
     """Chooses the learner host that serves an actor: the one with the fewest environments, round robin among equals.
 
-    Call it from the service's thread; see `serving.handshakes.Reception.place`.
+    Call it from the service's thread; see `serving.handshakes.Handshakes.place`.
 
     Args:
         index: the index of this host.

@@ -22,7 +22,7 @@ from typing import Any, Self
 from seedcli.cluster import rendezvous_server as server
 from seedcli.cluster.messages import MAX_HOSTS, State, Status, describe_host
 from seedcli.cluster.rendezvous_server import JOIN_SECONDS, POLL_SECONDS, Clock, RendezvousServer
-from seedcli.errors import ConnectionLost, DistrustedError, ProtocolError, SeedError, UnreachableError, UsageError
+from seedcli.errors import AuthenticationError, ConnectionLost, ProtocolError, SeedError, UnreachableError, UsageError
 from seedcli.net.addresses import check_known
 from seedcli.net.frames import CONTROL_LIMIT, Kind, pack_header
 from seedcli.net.messages import printable
@@ -149,7 +149,7 @@ class Rendezvous:
         Raises:
             UsageError: a host did not join; hosts disagree in their configuration, version or index.
             UnreachableError: the chief does not answer or has ended.
-            DistrustedError: the chief has another token.
+            AuthenticationError: the chief has another token.
             RendezvousCancelled: this host was asked to stop.
         """
         try:
@@ -252,7 +252,11 @@ class Rendezvous:
         except SeedError as error:
             client.close()
             if not self._state.hosts and not isinstance(error, UnreachableError):
-                self._fail(DistrustedError(self._distrust()) if isinstance(error, DistrustedError) else error)
+                self._fail(
+                    AuthenticationError(self._authentication_failure())
+                    if isinstance(error, AuthenticationError)
+                    else error
+                )
             raise UnreachableError(str(error)) from error
         finally:
             self._clock.tick(2 * _CONNECT_SECONDS, _CONNECT_SECONDS)  # counts as time without a message from the chief
@@ -260,7 +264,7 @@ class Rendezvous:
             self._due = True
         return client
 
-    def _distrust(self) -> str:
+    def _authentication_failure(self) -> str:
         chief = describe_host(self.hosts, 0)
         if self._security is None:
             return f"{chief} closes unencrypted connections: give --insecure to every host or to none"

@@ -55,22 +55,22 @@ class Team:
 
     Args:
         rendezvous: the rendezvous, which all hosts have joined.
-        patience: seconds that the others wait for a host without a batch.
+        host_timeout: seconds that the others wait for a host without a batch.
 
     Attributes:
         finished: all hosts have agreed that no step is left.
         checkpoint: on the chief, the checkpoint from which the run is resumed; None: a new run, or another host.
-        began: counters of that checkpoint; empty for a new run.
+        start_counters: counters of that checkpoint; empty for a new run.
         totals: `COUNTERS` of all hosts since the run began, as of the last update.
     """
 
-    def __init__(self, rendezvous: Rendezvous, patience: float) -> None:
+    def __init__(self, rendezvous: Rendezvous, host_timeout: float) -> None:
         self.rendezvous = rendezvous
         self.index = rendezvous.index
-        self._patience = patience
+        self._host_timeout = host_timeout
         self.finished = False
         self.checkpoint: Checkpoint | None = None
-        self.began: dict[str, int] = {}
+        self.start_counters: dict[str, int] = {}
         self._base = dict.fromkeys(COUNTERS, 0)
         self.totals = dict(self._base)
         self._short_since: float | None = None
@@ -111,7 +111,7 @@ class Team:
         known = self._wait(lambda state: state.run is not None, f"{self.named((0,))} has not sent the state of the run")
         assert known.run is not None
         counters = known.run.counters
-        self.began = {name: count for name, count in counters.items() if isinstance(count, int)}
+        self.start_counters = {name: count for name, count in counters.items() if isinstance(count, int)}
         self._base = {name: int(counters.get(name, 0)) for name in COUNTERS}
         self.totals = dict(self._base)
         return known.run
@@ -125,19 +125,19 @@ class Team:
         self._wait(lambda state: state.ready, "not every host is ready")
 
     def _wait(self, condition: Callable[[State], bool], otherwise: str) -> State:
-        return self.rendezvous.wait(condition, self._patience, lambda: SeedError(otherwise))
+        return self.rendezvous.wait(condition, self._host_timeout, lambda: SeedError(otherwise))
 
     def serve(self, service: InferenceService) -> None:
         """Distribute the actors that connect to `service` over all hosts."""
         self._service = service
-        service.reception.place = Placement(
+        service.handshakes.place = Placement(
             self.index,
             [addresses.actors for addresses in self.rendezvous.state.hosts],
-            own=service.reception.envs,
+            own=service.handshakes.envs,
             loads=lambda: self.rendezvous.state.loads,
         )
 
-    def look(self) -> None:
+    def report_envs(self) -> None:
         """Report this host's number of environments to the others; call it from the main thread.
 
         Raises:
@@ -146,9 +146,9 @@ class Team:
         if self.rendezvous.failure:
             raise SeedError(f"{self.rendezvous.failure}: start all hosts again with --continue")
         if self._service is not None:
-            self.rendezvous.update(envs=self._service.reception.envs())
+            self.rendezvous.update(envs=self._service.handshakes.envs())
 
-    def why_lost(self) -> str:
+    def find_lost_host(self) -> str:
         """Wait for the rendezvous to name the host that TensorFlow cannot reach; returns the sentence, or ""."""
         deadline = time.monotonic() + _DIAGNOSIS_SECONDS
         while not self.rendezvous.failure and time.monotonic() < deadline:
@@ -179,10 +179,10 @@ class Team:
         now = {name: self._base[name] + int(count) for name, count in zip(COUNTERS, counted, strict=True)}
         # The hosts have counted the current batch; if one had none, nothing was trained.
         self.totals = now | ({"trained_steps": self.totals["trained_steps"]} if short else {})
-        self._check_patience(short)
+        self._check_host_timeout(short)
         return Agreement(short, {int(host): int(stopping[host]) for host in np.flatnonzero(stopping)})
 
-    def _check_patience(self, short: tuple[int, ...]) -> None:
+    def _check_host_timeout(self, short: tuple[int, ...]) -> None:
         now = time.monotonic()
         if not short or len(short) == self.size:  # no host waits for others
             self._short_since, self._short_warned = None, False
@@ -195,12 +195,12 @@ class Team:
             _log.warning(
                 "%s has had no training batch for %.0f s, and the others wait: give it actors; all stop after %g s "
                 "(topology.host_timeout)",
-                self.named(short), waited, self._patience,
+                self.named(short), waited, self._host_timeout,
             )  # fmt: skip
-        if waited > self._patience:
+        if waited > self._host_timeout:
             raise SeedError(
                 f"{self.named(short)} had no training batch for {waited:.0f} s (topology.host_timeout = "
-                f"{self._patience:g}) while the others had one: give it actors, or raise the timeout"
+                f"{self._host_timeout:g}) while the others had one: give it actors, or raise the timeout"
             )
 
     def named(self, hosts: tuple[int, ...]) -> str:

@@ -122,9 +122,9 @@ class Registry:
                     f'{self.key} = "{name}": there is no module {error.name}; start seed in the folder that holds it, '
                     "install it, or put its folder on PYTHONPATH"
                 ) from error
-            raise self._not_imported(name, error) from error
+            raise self._import_error(name, error) from error
         except (Exception, SystemExit) as error:  # a script without a main guard may end with sys.exit
-            raise self._not_imported(name, error) from error
+            raise self._import_error(name, error) from error
         target = getattr(found, attribute, None)
         if not isinstance(target, type):
             near = difflib.get_close_matches(attribute, [n for n, x in vars(found).items() if isinstance(x, type)], n=1)
@@ -134,7 +134,7 @@ class Registry:
             )
         return target
 
-    def _not_imported(self, name: str, error: BaseException) -> UsageError:
+    def _import_error(self, name: str, error: BaseException) -> UsageError:
         return UsageError(f'{self.key} = "{name}" cannot be imported: {first_line(error)} (--debug shows where)')
 
     def _checked(self, name: str, config: Any) -> type[Any]:

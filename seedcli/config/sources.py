@@ -161,7 +161,7 @@ def describe(resolved: Resolved) -> list[Value]:
 
 def without_effect(resolved: Resolved) -> list[Value]:
     """Values that the user set and that the chosen algorithm does not use."""
-    return [value for value in describe(resolved) if _just_set(value) and not has_effect(value, resolved.config)]
+    return [value for value in describe(resolved) if _set_by_user(value) and not has_effect(value, resolved.config)]
 
 
 def has_effect(value: Value, config: Config) -> bool:
@@ -185,10 +185,10 @@ _OF_LISTENERS = ("host", "grpc_port", "zmq_port", "insecure", "token_file", "tls
 def set_for_listeners(resolved: Resolved) -> list[Value]:
     """Values that the user set for this command and that only `seed learner` uses."""
     keys = {f"net.{name}" for name in _OF_LISTENERS}
-    return [value for value in describe(resolved) if value.key in keys and _just_set(value)]
+    return [value for value in describe(resolved) if value.key in keys and _set_by_user(value)]
 
 
-def _just_set(value: Value) -> bool:
+def _set_by_user(value: Value) -> bool:
     return value.source != DEFAULT and not value.source.startswith(LOWER)
 
 

@@ -24,7 +24,7 @@ from seedcli.config.conflicts import own_conflicts
 from seedcli.config.schema import Config
 from seedcli.config.sections import AgentConfig
 from seedcli.config.sources import load_config
-from seedcli.doctor.examination import CHECK_SECONDS, examine_apart, print_findings
+from seedcli.doctor.examination import CHECK_SECONDS, examine_in_process, print_findings
 from seedcli.envs.conformance import Finding, Status
 from seedcli.envs.placement import create_env_beside_tensorflow
 from seedcli.envs.registry import check_environment
@@ -95,7 +95,7 @@ def run_doctor_agent(request: Request, json_output: bool) -> int:
     check_environment(request.base().environment)
     if not json_output:
         print(f"checking {request.agent} (some seconds)", file=sys.stderr)
-    findings = examine(request, say=lambda line: print(line, file=sys.stderr))
+    findings = examine(request, progress=lambda line: print(line, file=sys.stderr))
     failed = [finding.name for finding in findings if finding.status == "failure"]
     preset = next((str(finding.value) for finding in findings if finding.name == "build"), "")
     if json_output:
@@ -107,11 +107,13 @@ def run_doctor_agent(request: Request, json_output: bool) -> int:
 
 
 def examine(
-    request: Request, *, limit: float = CHECK_SECONDS, say: Callable[[str], None] = lambda line: None
+    request: Request, *, limit: float = CHECK_SECONDS, progress: Callable[[str], None] = lambda line: None
 ) -> list[Finding]:
-    """Run the checks in a separate process; see `examine_apart`."""
+    """Run the checks in a separate process; see `examine_in_process`."""
     hangs = "the agent's code hangs or is very slow"
-    return examine_apart(_examine, (request,), first="class", hangs=hangs, loading="TensorFlow", limit=limit, say=say)
+    return examine_in_process(
+        _examine, (request,), first="class", hangs=hangs, loading="TensorFlow", limit=limit, progress=progress
+    )
 
 
 def _examine(connection: Connection, request: Request) -> None:
@@ -147,9 +149,9 @@ def check_agent(
         return "ok", f"agent.algorithm = {request.agent}, T = {made[0].training.unroll_length}"
 
     made: list[Config] = []
-    if not judge("class", lambda: _class(request.agent)):
+    if not judge("class", lambda: _check_class(request.agent)):
         return judge.findings
-    judge("conflicts", lambda: _conflicts(request))
+    judge("conflicts", lambda: _check_conflicts(request))
     if judge("configuration", configuration):
         _check_built(made[0], judge)
     return judge.findings
@@ -192,7 +194,7 @@ def _needs(check: str) -> str:
     return f"needs the check {check!r} to pass"
 
 
-def _class(name: str) -> Result:
+def _check_class(name: str) -> Result:
     found, config = ALGORITHMS.load(name), ALGORITHMS.config(name)
     inherited: type[AgentConfig] = next((b.Config for b in found.__mro__[1:] if hasattr(b, "Config")), AgentConfig)
     fields = {key: field for key, field in config.model_fields.items() if key not in inherited.model_fields}
@@ -201,7 +203,7 @@ def _class(name: str) -> Result:
     return "ok", f"{found.__module__}:{found.__qualname__}, {config.__qualname__} {own}"
 
 
-def _conflicts(request: Request) -> Result:
+def _check_conflicts(request: Request) -> Result:
     """`conflicts` yields sentences; called with the keys' defaults."""
     config = ALGORITHMS.config(request.agent)
     own = config.model_construct(algorithm=request.agent)

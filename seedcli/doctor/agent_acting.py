@@ -223,7 +223,7 @@ def check_unroll(case: Case, played: Played) -> Result:
     except TypeError:
         return "skipped", "the network's unroll takes other arguments than (observation, reward, action, first, state)"
     outputs, after = tf.function(unroll, autograph=False)(*arguments)
-    if found := difference(_of_network(network, after), _of_network(network, played.states[-1])):
+    if found := difference(_network_state(network, after), _network_state(network, played.states[-1])):
         return "failure", f"the state after unroll is not the one after acting ({found})"
     if not hasattr(network, "step"):
         return "ok", "states are those of acting; the network has no step whose outputs could be compared"
@@ -236,7 +236,7 @@ def check_unroll(case: Case, played: Played) -> Result:
     return "ok", f"{len(played.before)} records of {COLUMNS} columns, with ends of episodes"
 
 
-def _of_network(network: Any, state: State) -> State:
+def _network_state(network: Any, state: State) -> State:
     """The network's part of an agent's state: an agent may keep more, such as the noise of its actions."""
     own = network.initial_state(1) if hasattr(network, "initial_state") else state
     if not (isinstance(own, Mapping) and isinstance(state, Mapping)):

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from seedcli.config.schema import make_environment_config
 from seedcli.config.sections import EnvironmentConfig
-from seedcli.doctor.examination import CHECK_SECONDS, examine_apart, print_findings
+from seedcli.doctor.examination import CHECK_SECONDS, examine_in_process, print_findings
 from seedcli.envs.base import VectorEnv
 from seedcli.envs.conformance import Finding, check_environment
 from seedcli.envs.placement import create_env_in_actor
@@ -42,7 +42,7 @@ def run_doctor_env(
     name = f"{config.family}/{config.id}"
     if not json_output:
         print(f"playing {name} (some seconds)", file=sys.stderr)
-    findings = examine(config, say=lambda line: print(line, file=sys.stderr))
+    findings = examine(config, progress=lambda line: print(line, file=sys.stderr))
     failed = [finding.name for finding in findings if finding.status == "failure"]
     if json_output:
         report = {"environment": name, "ok": not failed, "findings": [asdict(finding) for finding in findings]}
@@ -77,7 +77,7 @@ def examine(
     *,
     seconds: float = 1.0,
     limit: float | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> list[Finding]:
     """Run the conformance checks in a separate process.
 
@@ -86,18 +86,18 @@ def examine(
         seconds: of play for each check.
         limit: timeout of a check, or of a reset in it, in seconds; None: `environment.step_timeout`, but at least
             `CHECK_SECONDS`.
-        say: called with a progress line for a check that takes long.
+        progress: called with a progress line for a check that takes long.
 
     Returns:
         The findings; if the process hangs or dies, those made before and one about that.
     """
-    return examine_apart(
+    return examine_in_process(
         _examine,
         (config.model_dump(), seconds),
         first="play",
         hangs="a reset or step hangs or is very slow",
         limit=max(CHECK_SECONDS, config.step_timeout) if limit is None else limit,
-        say=say,
+        progress=progress,
     )
 
 
@@ -115,11 +115,11 @@ def _examine(connection: Connection, config: dict[str, Any], seconds: float) -> 
         env = create_env_in_actor(environment, envs)
         reset = env.reset
 
-        def reset_and_say(seed: int, out: Rows) -> None:
+        def reset_and_report(seed: int, out: Rows) -> None:
             reset(seed, out)
             begin(current[0])  # a simulator may take long to compile its levels: each reset has the whole limit
 
-        env.reset = reset_and_say  # type: ignore[method-assign]
+        env.reset = reset_and_report  # type: ignore[method-assign]
         return env
 
     check_environment(

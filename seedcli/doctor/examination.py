@@ -21,7 +21,7 @@ _PROGRESS_SECONDS = 10.0
 _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failure": ("✗", "bold red"), "skipped": ("-", "dim")}
 
 
-def examine_apart(
+def examine_in_process(
     target: Callable[..., None],
     arguments: tuple[Any, ...],
     *,
@@ -29,7 +29,7 @@ def examine_apart(
     hangs: str,
     loading: str = "",
     limit: float = CHECK_SECONDS,
-    say: Callable[[str], None] = lambda line: None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> list[Finding]:
     """Run checks in a separate process, which may hang or die.
 
@@ -41,7 +41,7 @@ def examine_apart(
         hangs: what is wrong when a check does not end, a clause.
         loading: what takes long to load before the first check; "": nothing.
         limit: timeout of a check in seconds.
-        say: called with a progress line for a check that takes long.
+        progress: called with a progress line for a check that takes long.
 
     Returns:
         The findings; if the process hangs or dies, those made before and one about that.
@@ -57,7 +57,7 @@ def examine_apart(
     failed = f"did not begin within {limit:g} s: this machine may be too busy to load {loading}" if loading else ""
     try:
         while True:
-            if not _wait(ours, doing, limit, say):
+            if not _wait(ours, doing, limit, progress):
                 failed = failed or f"did not end within {limit:g} s: {hangs}"
                 return [*findings, Finding(current, "failure", failed)]
             message = ours.recv()
@@ -77,14 +77,14 @@ def examine_apart(
         ours.close()
 
 
-def _wait(connection: Connection, doing: str, limit: float, say: Callable[[str], None]) -> bool:
+def _wait(connection: Connection, doing: str, limit: float, progress: Callable[[str], None]) -> bool:
     """Wait for a message; returns whether one came within `limit` seconds. `doing`: the activity, for progress."""
     waited = 0.0
     while not connection.poll(min(_PROGRESS_SECONDS, limit - waited)):
         waited += _PROGRESS_SECONDS
         if waited >= limit:
             return False
-        say(f"still {doing} after {waited:.0f} of at most {limit:.0f} s")
+        progress(f"still {doing} after {waited:.0f} of at most {limit:.0f} s")
     return True
 
 

@@ -56,20 +56,20 @@ def run_doctor(json_output: bool, config: Config | None = None) -> int:
 def diagnose(config: Config | None = None) -> list[Finding]:
     """All findings; an unexpected error in a check becomes a finding. `config`: see `run_doctor`."""
     checks: dict[str, Callable[[], list[Finding]]] = {
-        "python": _python,
-        "processor": _processor,
-        "memory": _memory,
-        "file descriptors": _descriptors,
+        "python": _check_python,
+        "processor": _check_processor,
+        "memory": _check_memory,
+        "file descriptors": _check_descriptors,
         "tensorflow": lambda: check_devices(config),
-        "gymnasium": _gymnasium,
-        "atari": _atari,
-        "simulators": _simulators,
-        "video": _video,
+        "gymnasium": _check_gymnasium,
+        "atari": _check_atari,
+        "simulators": _check_simulators,
+        "video": _check_video,
         "transports": transports,
         "ports": ports,
         "token": token,
-        "shared memory": _shared_memory,
-        "run folder": _run_folder,
+        "shared memory": _check_shared_memory,
+        "run folder": _check_run_folder,
     }
     findings: list[Finding] = []
     for name, check in checks.items():
@@ -105,7 +105,7 @@ def print_findings(console: Console, findings: list[Finding], preset: str = "") 
         console.print(Text(f"ready: seed train --preset {preset or 'cartpole_vtrace'}{rest}", style="bold"))
 
 
-def _python() -> list[Finding]:
+def _check_python() -> list[Finding]:
     found = platform.python_version()
     enough = sys.version_info >= (3, 11)
     return [
@@ -121,7 +121,7 @@ def _python() -> list[Finding]:
     ]
 
 
-def _processor() -> list[Finding]:
+def _check_processor() -> list[Finding]:
     cores = float(len(os.sched_getaffinity(0)))
     with contextlib.suppress(OSError, ValueError):  # no control group (version 2), or "max" for no limit
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -138,7 +138,7 @@ def _processor() -> list[Finding]:
     ]
 
 
-def _memory() -> list[Finding]:
+def _check_memory() -> list[Finding]:
     available, total = available_memory(), int(psutil.virtual_memory().total)
     short = available < 2 * _GIB
     return [
@@ -152,7 +152,7 @@ def _memory() -> list[Finding]:
     ]
 
 
-def _descriptors() -> list[Finding]:
+def _check_descriptors() -> list[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = soft != resource.RLIM_INFINITY and soft < 1024
     bound = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,}"
@@ -168,7 +168,7 @@ def _descriptors() -> list[Finding]:
     ]
 
 
-def _gymnasium() -> list[Finding]:
+def _check_gymnasium() -> list[Finding]:
     found = package("gymnasium")
     if found is None:
         return [Finding("gymnasium", "missing", "not installed", "pip install gymnasium", required=True)]
@@ -185,7 +185,7 @@ def _gymnasium() -> list[Finding]:
     ]
 
 
-def _atari() -> list[Finding]:
+def _check_atari() -> list[Finding]:
     found = package("ale_py")
     if found is None:
         return [Finding("atari", "warning", "ale-py is not installed", "for Atari games: pip install ale-py")]
@@ -201,7 +201,7 @@ def _atari() -> list[Finding]:
     ]
 
 
-def _simulators() -> list[Finding]:
+def _check_simulators() -> list[Finding]:
     """Findings on optional simulators, whose absence is no warning."""
     findings = []
     for name, module, install in (
@@ -215,7 +215,7 @@ def _simulators() -> list[Finding]:
     return findings
 
 
-def _video() -> list[Finding]:
+def _check_video() -> list[Finding]:
     try:
         path = importlib.import_module("imageio_ffmpeg").get_ffmpeg_exe()
     except (ImportError, RuntimeError):
@@ -223,7 +223,7 @@ def _video() -> list[Finding]:
     return [Finding("video", "ok", f"ffmpeg at {path}", value=path)]
 
 
-def _shared_memory() -> list[Finding]:
+def _check_shared_memory() -> list[Finding]:
     advice = "seed train --transport zmq works without it; in a container, raise --shm-size"
     try:
         found = os.statvfs("/dev/shm")
@@ -235,7 +235,7 @@ def _shared_memory() -> list[Finding]:
     return [Finding("shared memory", "ok" if enough else "warning", detail, "" if enough else advice, value=free)]
 
 
-def _run_folder() -> list[Finding]:
+def _check_run_folder() -> list[Finding]:
     folder = Path("runs").absolute()
     while not folder.exists():
         folder = folder.parent

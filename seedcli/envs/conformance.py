@@ -92,15 +92,15 @@ def check_environment(
     if not played:
         return findings
     spec, bounds, notice, run = played[0]
-    judge("spaces", lambda: _spaces(spec, bounds, notice, run))
-    judge("frames", lambda: _frames(spec, run))
-    judge("rewards", lambda: _rewards(run))
-    seeding = judge("seeding", lambda: _seeding(make, seconds))
+    judge("spaces", lambda: _check_spaces(spec, bounds, notice, run))
+    judge("frames", lambda: _check_frames(spec, run))
+    judge("rewards", lambda: _check_rewards(run))
+    seeding = judge("seeding", lambda: _check_seeding(make, seconds))
     repeatable = seeding.status != "failure"
-    judge("isolation", lambda: _isolation(make, seconds) if repeatable else _UNREPEATABLE)
-    judge("autoreset", lambda: _autoreset(make, run, seconds, repeatable))
-    judge("truncation", lambda: _truncation(run, clock_terminates))
-    judge("actions", lambda: _actions(make, seconds, repeatable))
+    judge("isolation", lambda: _check_isolation(make, seconds) if repeatable else _UNREPEATABLE)
+    judge("autoreset", lambda: _check_autoreset(make, run, seconds, repeatable))
+    judge("truncation", lambda: _check_truncation(run, clock_terminates))
+    judge("actions", lambda: _check_actions(make, seconds, repeatable))
     judge("speed", lambda: measure_speed(make, seconds))
     return findings
 
@@ -126,7 +126,7 @@ def _elements(name: str, mask: npt.NDArray[np.bool_]) -> list[str]:
     return [f"{name}[{', '.join(map(str, index))}]" for index in np.argwhere(mask).tolist()]
 
 
-def _spaces(spec: EnvSpec, bounds: dict[str, tuple[Any, Any]], notice: str, run: Run) -> tuple[Status, str]:
+def _check_spaces(spec: EnvSpec, bounds: dict[str, tuple[Any, Any]], notice: str, run: Run) -> tuple[Status, str]:
     """Every element is written, and is within the specification and the bounds of the space."""
     fill = np.array(FILL, np.uint8)[np.arange(len(run.reward)) % 2][:, None]
     parts = {**run.observation, "reward": run.reward, "terminated": run.terminated, "truncated": run.truncated}
@@ -171,7 +171,7 @@ def _describe(action: ActionSpec) -> str:
     return f"an action is {len(action.categories)} choices, of {_named([str(n) for n in action.categories])}"
 
 
-def _frames(spec: EnvSpec, run: Run) -> tuple[Status, str]:
+def _check_frames(spec: EnvSpec, run: Run) -> tuple[Status, str]:
     """Observations change, and so does each element of a vector observation."""
     moved = np.zeros(run.reward[1:].shape, bool)
     dead = []
@@ -195,7 +195,7 @@ def _frames(spec: EnvSpec, run: Run) -> tuple[Status, str]:
     return "ok", f"{1 - still:.0%} of the steps change the observation"
 
 
-def _rewards(run: Run) -> tuple[Status, str]:
+def _check_rewards(run: Run) -> tuple[Status, str]:
     """Rewards are finite and not constant."""
     rewards = run.reward[~run.first]
     bad = ~np.isfinite(rewards)
@@ -212,7 +212,7 @@ def _rewards(run: Run) -> tuple[Status, str]:
     return "ok", f"from {rewards.min():g} to {rewards.max():g}, mean {rewards.mean():.3g}"
 
 
-def _seeding(make: MakeEnv, seconds: float) -> tuple[Status, str]:
+def _check_seeding(make: MakeEnv, seconds: float) -> tuple[Status, str]:
     """A seed and actions determine the records, after another reset and in a rebuilt vector; another seed differs."""
     with driving(make, 1) as driver:
         run = driver.play(1, _REPLAY, seconds / 4)
@@ -238,7 +238,7 @@ def _seeding(make: MakeEnv, seconds: float) -> tuple[Status, str]:
     return "ok", f"a seed repeats {len(run.actions)} steps, another seed changes them"
 
 
-def _isolation(make: MakeEnv, seconds: float) -> tuple[Status, str]:
+def _check_isolation(make: MakeEnv, seconds: float) -> tuple[Status, str]:
     """Environment i of a vector with seed s plays like a single environment with seed s + i.
 
     If the environments share one random generator, it plays the same whatever actions the others take, until one is
@@ -268,7 +268,7 @@ def _isolation(make: MakeEnv, seconds: float) -> tuple[Status, str]:
     return "ok", f"{_ENVS} environments in one vector do not affect each other"
 
 
-def _autoreset(make: MakeEnv, run: Run, seconds: float, repeatable: bool) -> tuple[Status, str]:
+def _check_autoreset(make: MakeEnv, run: Run, seconds: float, repeatable: bool) -> tuple[Status, str]:
     """After a final record comes the first of a new episode; the action on the final one is ignored."""
     first, final = run.first, run.final
     if final[0].any():
@@ -288,7 +288,7 @@ def _autoreset(make: MakeEnv, run: Run, seconds: float, repeatable: bool) -> tup
     # Episodes may end in their first state, and a bandit's single step may observe the next context.
     if carried_on >= _DIFFERENT_ENDS and max(episode.length for episode in episodes_of(run)) > 1:
         return "failure", f"each new episode {what}: reset does not start a new episode"
-    if repeatable and (wrong := _action_on_final(make, seconds)):
+    if repeatable and (wrong := _check_action_on_final(make, seconds)):
         return "failure", wrong
     if carried_on:
         return (
@@ -298,7 +298,7 @@ def _autoreset(make: MakeEnv, run: Run, seconds: float, repeatable: bool) -> tup
     return "ok", f"{ended:,} episodes ended, and each was followed by a first record"
 
 
-def _action_on_final(make: MakeEnv, seconds: float) -> str | None:
+def _check_action_on_final(make: MakeEnv, seconds: float) -> str | None:
     with driving(make, 1) as driver:
         run = driver.play(1, _STEPS, seconds / 2, until_final=True)
         if not run.final[-1].any():
@@ -310,7 +310,7 @@ def _action_on_final(make: MakeEnv, seconds: float) -> str | None:
     return f"the action on a final record changes what follows, first {difference}" if difference else None
 
 
-def _truncation(run: Run, clock_terminates: bool) -> tuple[Status, str, Any]:
+def _check_truncation(run: Run, clock_terminates: bool) -> tuple[Status, str, Any]:
     """Time limits truncate, other ends terminate; only the author can distinguish them, so this only warns.
 
     Terminated time limits are no warning if the family declares `clock_terminates`, because its simulator does not
@@ -346,7 +346,7 @@ def _truncation(run: Run, clock_terminates: bool) -> tuple[Status, str, Any]:
     )
 
 
-def _actions(make: MakeEnv, seconds: float, repeatable: bool) -> tuple[Status, str]:
+def _check_actions(make: MakeEnv, seconds: float, repeatable: bool) -> tuple[Status, str]:
     """Every valid action is accepted, invalid ones are refused with EnvironmentFailed; actions make a difference."""
     with driving(make, 1) as driver:
         spec = driver.env.spec

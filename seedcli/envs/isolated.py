@@ -98,13 +98,13 @@ class IsolatedEnv:
         which = f" of environment {index}" if index != _NONE else ""
         return EnvironmentFailed(f"the process of {self._name} ended with status {status} {where}{which}")
 
-    def _ask(self, what: str, *arguments: Any) -> Any:
+    def _request(self, what: str, *arguments: Any) -> Any:
         with contextlib.suppress(ConnectionError):  # `_answer` says why it is gone
             self._pipe.send((what, *arguments))
         return self._answer(f"in {what}")
 
     def _play(self, what: str, argument: Any, out: Rows) -> None:
-        self._ask(what, argument)
+        self._request(what, argument)
         try:
             self._pipe.recv_bytes_into(self._row)
         except (EOFError, ConnectionError) as error:
@@ -129,7 +129,7 @@ class IsolatedEnv:
 
     def attribute(self, name: str) -> Any:
         """Return an attribute of the environment, or what it returns if it is a method; it must be picklable."""
-        return self._ask(name)
+        return self._request(name)
 
     def close(self) -> None:
         """End the process; safe to call twice."""

@@ -68,7 +68,7 @@ def compare(function: ActingFunction, model: Model, environment: EnvironmentConf
             inputs = {each.name: np.array(given[each.kind][each.of]) for each in function.inputs}
             expected = function(inputs)
             found = model.runtime.run(inputs)
-            apart = {name: _apart(found[name], expected[name]) for name in expected}
+            apart = {name: _difference(found[name], expected[name]) for name in expected}
             worst = max(worst, *(Checked(apart[name], name, STEPS * rows) for name in apart))
             state = {each.of: expected[each.name] for each in function.outputs if each.kind == "state"}
             first = (out.terminated | out.truncated) != 0
@@ -78,7 +78,7 @@ def compare(function: ActingFunction, model: Model, environment: EnvironmentConf
     return worst
 
 
-def _apart(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
+def _difference(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return np.inf
     a, b = found.astype(np.float64), expected.astype(np.float64)

@@ -81,7 +81,7 @@ class ActingFunction:
         self._next = {each.of: _NEXT + each.name for each in self.inputs if each.kind == "state"}
         concrete = self._trace()
         # Retraced with only the used inputs, until all inputs are used.
-        while self._keep(_used(concrete)):
+        while self._reduce_inputs(_used(concrete)):
             concrete = self._trace()
         self.outputs = [
             self._output(name, ArraySpec(tuple(x.shape[1:]), x.dtype.name))
@@ -106,7 +106,7 @@ class ActingFunction:
         self.traced = tf.function(self._act, autograph=False, input_signature=specs)
         return self.concrete()
 
-    def _keep(self, used: list[bool]) -> bool:
+    def _reduce_inputs(self, used: list[bool]) -> bool:
         """Leave out unused inputs and set the width of the noise; returns whether that has changed anything.
 
         Observations stay: the caller of the model has them, and need not know which of them the agent reads.
@@ -146,7 +146,7 @@ class ActingFunction:
         # Where they are not among the inputs, nothing depends on them.
         first = given.get(("first", ""), tf.zeros([rows], tf.bool))
         reward = given.get(("reward", ""), tf.zeros([rows]))
-        state = [self._begun(given, name, initial, first) for name, initial in self._initials()]
+        state = [self._reset_state(given, name, initial, first) for name, initial in self._initials()]
         noise = None if greedy else Noise(given["noise", ""])
         inputs = ActInputs(
             observation,
@@ -160,9 +160,9 @@ class ActingFunction:
         if noise is not None:
             self._noise_used = noise.used
         units = self.acting.spaces.units
-        found = {ACTION: _native(outputs.action, units)}
+        found = {ACTION: _native_actions(outputs.action, units)}
         if not greedy:
-            found[GREEDY_ACTION] = _native(outputs.greedy_action, units)
+            found[GREEDY_ACTION] = _native_actions(outputs.greedy_action, units)
         for name, value in outputs.details.items():
             if (plain := _plain(name)) in {*found, *self._next.values()}:
                 raise UsageError(
@@ -179,7 +179,9 @@ class ActingFunction:
     def _initials(self) -> Iterable[tuple[str, tf.Tensor]]:
         return zip(self._states, tf.nest.flatten(self._initial), strict=True)
 
-    def _begun(self, given: Mapping[Any, tf.Tensor], name: str, initial: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+    def _reset_state(
+        self, given: Mapping[Any, tf.Tensor], name: str, initial: tf.Tensor, first: tf.Tensor
+    ) -> tf.Tensor:
         """The state, replaced with the initial one where an episode begins."""
         kept = given.get(("state", name))
         if kept is None:
@@ -228,7 +230,7 @@ def _named(inputs: Iterable[Input]) -> Iterator[Input]:
         yield each if count == 1 else each.model_copy(update={"name": f"{each.name}_{count}"})
 
 
-def _native(action: tf.Tensor, units: ActionUnits) -> tf.Tensor:
+def _native_actions(action: tf.Tensor, units: ActionUnits) -> tf.Tensor:
     """Actions [N, ...] of the agent as the environment takes them, float32 or int32."""
     rows = [-1, *units.shape]
     if action.dtype.is_integer:

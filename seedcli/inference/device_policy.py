@@ -120,7 +120,7 @@ class DevicePolicy:
         self.accelerated = not self.device.startswith("CPU")
         # TensorFlow copies int32 results to the host before a function returns, so every device would wait for the
         # previous one. They are therefore returned as another dtype.
-        self._in_disguise = self.accelerated and np.dtype(spec.action.array.dtype) == np.int32
+        self._bitcast_action = self.accelerated and np.dtype(spec.action.array.dtype) == np.int32
         self._action_dtype = np.dtype(spec.action.array.dtype)
         scalars = 4 + 1 + 4  # reward, first, slot
         self._row_bytes = spec.observation_bytes + scalars
@@ -167,7 +167,7 @@ class DevicePolicy:
             table.scatter_update(tf.IndexedSlices(rows, slots))
         action = outputs.action
         details = {"greedy_action": outputs.greedy_action, **outputs.details} if self._detailed else {}
-        return tf.bitcast(action, tf.float32) if self._in_disguise else action, dict(outputs.recorded), details
+        return tf.bitcast(action, tf.float32) if self._bitcast_action else action, dict(outputs.recorded), details
 
     def _publish_impl(self) -> None:
         for mine, trained in zip(self._network.variables, self._agent.network.variables, strict=True):
@@ -283,7 +283,7 @@ class DevicePolicy:
         meter.rows += n
         if self.accelerated:
             meter.busy += time.perf_counter() - promise.begun
-        action = action.view(self._action_dtype) if self._in_disguise else action
+        action = action.view(self._action_dtype) if self._bitcast_action else action
         return Decision(action, recorded, promise.version, details)
 
     def act(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 
-from seedcli.errors import DistrustedError, SeedError, UnreachableError
+from seedcli.errors import AuthenticationError, SeedError, UnreachableError
 from seedcli.net.addresses import split_host_port
 
 _BYTES = 9  # an HTTP/2 frame header; ZeroMQ's signature has one more
@@ -43,7 +43,7 @@ def is_http2(received: bytes) -> bool:
     return len(received) == _BYTES and received[3] == _SETTINGS
 
 
-def other_protocol(address: str) -> DistrustedError | None:
+def other_protocol(address: str) -> AuthenticationError | None:
     """Return the error for an address at which another program answers; None if that cannot be detected.
 
     Args:
@@ -53,10 +53,10 @@ def other_protocol(address: str) -> DistrustedError | None:
     return not_a_learner(address) if received and _is_other(address, received) else None
 
 
-def not_a_learner(address: str) -> DistrustedError:
+def not_a_learner(address: str) -> AuthenticationError:
     """Return the error for an address, see `other_protocol`, at which another program answers."""
     protocol = "ZeroMQ" if address.startswith("zmq:") else "gRPC"
-    return DistrustedError(
+    return AuthenticationError(
         f"the server at {address} does not speak {protocol}, so it is not a learner: check the host and the port; a "
         "learner's gRPC port is written HOST:PORT, its ZeroMQ port zmq://HOST:PORT"
     )

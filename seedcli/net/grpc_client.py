@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from seedcli.errors import ConnectionLost, DistrustedError, ProtocolError, SeedError
+from seedcli.errors import AuthenticationError, ConnectionLost, ProtocolError, SeedError
 from seedcli.net.addresses import check_known
 from seedcli.net.base import Frame, Payload
 from seedcli.net.frames import ANSWER_LIMIT, HEADER_BYTES, unpack_header
@@ -83,7 +83,7 @@ class GrpcClient:
                 ready.cancel()
                 if reason == OTHER_PROTOCOL:
                     raise not_a_learner(self.address)
-                raise DistrustedError(refusal(self.address, self._security, reason))
+                raise AuthenticationError(refusal(self.address, self._security, reason))
 
     def _read(self) -> None:
         end: SeedError = ConnectionLost(f"the connection to the learner at {self.address} was closed")

@@ -21,7 +21,7 @@ from seedcli.net.shm import PACKET_BYTES, PATH_KEY, Outbox, RowMapping, hang_up,
 _FOLDER = "/dev/shm"
 _PATH_LIMIT = 107  # bytes; the kernel's limit for a socket's path
 _OUTGOING = 4096  # packets queued per connection; at this limit the peer is dropped because it does not read
-_LOOKS = 8  # checks per timeout whether a process can run
+_CHECKS = 8  # checks per timeout whether a process can run
 _FLUSH_SECONDS = 1.0
 _UNKNOWN = pack_header(Kind.UNKNOWN)
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
@@ -30,7 +30,7 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group
 class _Connection:
     """A connected actor; its peer is known to the handler once it has sent HELLO."""
 
-    __slots__ = ("mapping", "outbox", "peer", "process", "socket", "stopped", "talks")
+    __slots__ = ("known", "mapping", "outbox", "peer", "process", "socket", "stopped")
 
     def __init__(self, connection: socket.socket, number: int) -> None:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -39,7 +39,7 @@ class _Connection:
         self.peer = Peer("shm", (connection.fileno(), number), f"process {self.process}")
         self.outbox = Outbox(connection)
         self.mapping: RowMapping | None = None
-        self.talks = False
+        self.known = False
         self.stopped = 0  # consecutive checks in which the process could not run
 
 
@@ -87,7 +87,9 @@ class ShmServer:
         for descriptor in (self._listener.fileno(), self._event):
             self._epoll.register(descriptor, select.EPOLLIN)
         self._closing = threading.Event()
-        self._watch = threading.Thread(target=self._look, args=[timeout / _LOOKS], name="processes", daemon=True)
+        self._watch = threading.Thread(
+            target=self._watch_processes, args=[timeout / _CHECKS], name="processes", daemon=True
+        )
         self._watch.start()
 
     def fileno(self) -> int:
@@ -138,14 +140,14 @@ class ShmServer:
         try:
             packet = memoryview(self._packet)[:size]
             header = unpack_header(packet[:HEADER_BYTES])
-            if connection.talks or header.kind == Kind.HELLO:
-                connection.talks = True
+            if connection.known or header.kind == Kind.HELLO:
+                connection.known = True
                 self._take(connection, header, packet[HEADER_BYTES:], handler)
             else:
                 # A frame of a session that has ended or was with a previous learner: the actor must start a handshake.
                 self._post(connection, _UNKNOWN)
         except ProtocolError as error:
-            connection.talks = True
+            connection.known = True
             self._post(connection, _UNKNOWN)
             self._end(connection, str(error), handler, malformed=True)
         return 1
@@ -183,7 +185,7 @@ class ShmServer:
         return len(lost)
 
     def _end(self, connection: _Connection, reason: str, handler: FrameHandler, *, malformed: bool = False) -> None:
-        if self._forget(connection) and connection.talks:
+        if self._forget(connection) and connection.known:
             handler.lost(connection.peer, reason, malformed=malformed)
 
     def _forget(self, connection: _Connection) -> bool:
@@ -221,11 +223,11 @@ class ShmServer:
             self._epoll.modify(connection.socket, select.EPOLLIN)
 
     def send(self, peer: Peer, header: bytes, payload: Payload = b"") -> None:
-        connection = self._of(peer)
+        connection = self._connection_of(peer)
         if connection is not None:
             self._post(connection, header, payload)
 
-    def _of(self, peer: Peer) -> _Connection | None:
+    def _connection_of(self, peer: Peer) -> _Connection | None:
         """The connection of a peer; None if it has ended, even if its descriptor has been reused."""
         assert isinstance(peer.key, tuple)
         connection = self._connections.get(peer.key[0])
@@ -237,7 +239,7 @@ class ShmServer:
         Raises:
             RefusedError: there is not enough shared memory.
         """
-        connection = self._of(peer)
+        connection = self._connection_of(peer)
         if connection is None:
             raise ProtocolError("the connection ended before the session was opened")
         size = offsets(payload_bytes)[1]
@@ -267,11 +269,11 @@ class ShmServer:
         return False  # it has no TCP connections
 
     def drop(self, peer: Peer) -> None:
-        connection = self._of(peer)
+        connection = self._connection_of(peer)
         if connection is not None:
             self._forget(connection)
 
-    def _look(self, interval: float) -> None:
+    def _watch_processes(self, interval: float) -> None:
         """Find processes that could not run for the whole timeout.
 
         These are processes stopped by SIGSTOP or a debugger, and those that have ended while a forked child keeps the
@@ -280,7 +282,7 @@ class ShmServer:
         while not self._closing.wait(interval):
             for connection in list(self._connections.values()):
                 connection.stopped = connection.stopped + 1 if _cannot_run(connection.process) else 0
-                if connection.stopped == _LOOKS - 1:
+                if connection.stopped == _CHECKS - 1:
                     self._lost.append((connection, "its process is stopped or has ended"))
                     os.eventfd_write(self._event, 1)
 

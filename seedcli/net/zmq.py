@@ -19,7 +19,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from seedcli.errors import ConnectionLost, DistrustedError, ProtocolError, UsageError
+from seedcli.errors import AuthenticationError, ConnectionLost, ProtocolError, UsageError
 from seedcli.net.addresses import bindable_ip, check_known, join_host_port, listen_error, shown_host
 from seedcli.net.base import PING_TIMEOUT_SECONDS, Frame, Payload
 from seedcli.net.frames import ANSWER_LIMIT, unpack_header
@@ -132,7 +132,7 @@ class ZmqClient:
                 return
             if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 # Only one side encrypts. ZeroMQ does not retry after this event.
-                raise DistrustedError(refusal(self.address, self._security, _ONE_ENCRYPTS))
+                raise AuthenticationError(refusal(self.address, self._security, _ONE_ENCRYPTS))
             if event == zmq.EVENT_CONNECTED:
                 accepted = True
             elif accepted and event & _REJECTED:
@@ -163,10 +163,10 @@ class ZmqClient:
         socket.close(linger=0)
         self._dial()
 
-    def _rejected(self, other: bool) -> DistrustedError:
+    def _rejected(self, other: bool) -> AuthenticationError:
         """Return the error for repeated rejections; `other`: the last one did not come from a ZeroMQ handshake."""
         found = not_a_learner(self.address) if other else other_protocol(self.address)
-        return found or DistrustedError(refusal(self.address, self._security, _OTHER_PORT))
+        return found or AuthenticationError(refusal(self.address, self._security, _OTHER_PORT))
 
     def _event(self) -> int:
         return int(parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"])

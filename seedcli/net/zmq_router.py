@@ -30,7 +30,7 @@ _FRAMES_PER_CALL = 256
 _INCOMING = 64  # messages queued per connection before TCP's flow control holds the actor back
 _OUTGOING = 4096  # messages queued per connection; at this limit the peer is dropped because it does not read
 _DROPPED = 1024  # dropped identities that are remembered
-_SUSPICION_SECONDS = 1.0  # for which a connection that may have ended is probed
+_PROBE_SECONDS = 1.0  # for which a connection that may have ended is probed
 _NOWAIT = zmq.NOBLOCK
 _MORE = zmq.SNDMORE | zmq.NOBLOCK
 _HANDSHAKE_FAILED = (
@@ -87,11 +87,11 @@ class RouterServer:
         self._by_descriptor: dict[int, bytes] = {}
         self._trusted: dict[int, bytes] = {}  # identity by descriptor; read by other threads
         self._dropped: OrderedDict[bytes, None] = OrderedDict()
-        self._suspects: dict[bytes, float] = {}
-        self._stuck: list[bytes] = []
+        self._probed: dict[bytes, float] = {}  # connections that may have ended, with the end of their probes
+        self._full: list[bytes] = []  # connections with a full queue
         # Receives steps that have no destination, so that no frame makes the server allocate memory.
         self._scratch = memoryview(bytearray(CONTROL_LIMIT))
-        self._poked = False
+        self._signalled = False
         self._closed = False
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
@@ -136,8 +136,8 @@ class RouterServer:
         return self._epoll.fileno()
 
     def receive(self, handler: FrameHandler) -> int:
-        if self._poked:
-            self._poked = False
+        if self._signalled:
+            self._signalled = False
             os.eventfd_read(self._event)
         count = 0
         receive = self._socket.recv
@@ -226,7 +226,7 @@ class RouterServer:
             connection = _Connection(self._peer(identity, first), descriptor)
             earlier = self._by_descriptor.get(descriptor)
             if earlier is not None:  # its descriptor was reused, so its connection has ended
-                self._suspects[earlier] = time.monotonic() + _SUSPICION_SECONDS
+                self._probed[earlier] = time.monotonic() + _PROBE_SECONDS
             self._connections[identity] = connection
             self._by_descriptor[descriptor] = identity
             self._take(connection, header, handler)
@@ -244,7 +244,7 @@ class RouterServer:
             self._post(owner, _UNKNOWN)
             return
         if connection.trusted and isinstance(descriptor, int) and descriptor != connection.heartbeats:
-            self._distrust(owner, connection.heartbeats)
+            self._withdraw_trust(owner, connection.heartbeats)
             self._trusted[descriptor] = owner
             connection.heartbeats = descriptor
         try:
@@ -257,17 +257,17 @@ class RouterServer:
 
     def _find_lost(self, handler: FrameHandler) -> int:
         lost = 0
-        stuck, self._stuck = self._stuck, []
-        for identity in stuck:
+        full, self._full = self._full, []
+        for identity in full:
             if identity in self._connections:
                 self._end(identity, "the peer does not read its messages", handler)
                 lost += 1
-        # The monitor reports the end of a connection shortly before the ROUTER notices it: suspects are probed again
+        # The monitor reports the end of a connection shortly before the ROUTER notices it: connections are probed again
         # in the next calls, which the ROUTER's descriptor triggers.
         now = time.monotonic()
-        for identity, deadline in list(self._suspects.items()):
+        for identity, deadline in list(self._probed.items()):
             if identity not in self._connections or now > deadline:
-                del self._suspects[identity]
+                del self._probed[identity]
             elif not self._post(identity, _PROBE):
                 self._end(identity, "the connection was closed", handler)
                 lost += 1
@@ -276,11 +276,11 @@ class RouterServer:
             if event["event"] & _HANDSHAKE_FAILED:
                 self.turned_away += 1
                 continue
-            suspect = self._by_descriptor.get(event["value"])
-            if suspect is not None:
-                self._suspects[suspect] = now + _SUSPICION_SECONDS
+            ended = self._by_descriptor.get(event["value"])
+            if ended is not None:
+                self._probed[ended] = now + _PROBE_SECONDS
             lost += 1  # makes the caller call again
-        if self._suspects:
+        if self._probed:
             self._rearm()
         return lost
 
@@ -296,26 +296,26 @@ class RouterServer:
         connection = self._connections.pop(identity)
         if self._by_descriptor.get(connection.descriptor) == identity:
             del self._by_descriptor[connection.descriptor]
-        self._suspects.pop(identity, None)
-        self._distrust(identity, connection.descriptor)
-        self._distrust(identity, connection.heartbeats)
+        self._probed.pop(identity, None)
+        self._withdraw_trust(identity, connection.descriptor)
+        self._withdraw_trust(identity, connection.heartbeats)
         self._dropped[identity] = None
         if len(self._dropped) > _DROPPED:
             self._dropped.popitem(last=False)
 
-    def _distrust(self, identity: bytes, descriptor: int) -> None:
+    def _withdraw_trust(self, identity: bytes, descriptor: int) -> None:
         if self._trusted.get(descriptor) == identity:  # else the descriptor was closed and reused
             del self._trusted[descriptor]
 
-    def _poke(self) -> None:
-        if not self._poked:
-            self._poked = True
+    def _signal(self) -> None:
+        if not self._signalled:
+            self._signalled = True
             os.eventfd_write(self._event, 1)
 
     def _rearm(self) -> None:
         """Call after sending, which consumes the socket's signals: a frame received since must still wake the poll."""
-        if not self._poked and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            self._poke()
+        if not self._signalled and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._signal()
 
     def _post(self, identity: bytes, header: bytes, payload: Payload = b"") -> bool:
         """Send a frame; returns False if no such peer is connected."""
@@ -325,8 +325,8 @@ class RouterServer:
             send(header, _MORE)
             send(payload, _NOWAIT)
         except zmq.Again:
-            self._stuck.append(identity)
-            self._poke()
+            self._full.append(identity)
+            self._signal()
         except zmq.ZMQError as error:
             if error.errno != errno.EHOSTUNREACH:
                 raise

@@ -50,7 +50,9 @@ def chart_data(runs: Sequence[RunData], names: Sequence[str], thresholds: Sequen
         length = min(len(run.seconds), len(columns["loss"]))  # a running run has more lines by now
         at = np.unique(np.linspace(0, length - 1, min(POINTS, length)).round().astype(np.int64))
         series = {
-            key: _numbers(_around(column[:length], at)) for key, column in columns.items() if not np.isnan(column).all()
+            key: _numbers(_means_between(column[:length], at))
+            for key, column in columns.items()
+            if not np.isnan(column).all()
         }
         shown |= series.keys()
         minutes = run.seconds[at] / 60
@@ -78,7 +80,7 @@ def _own_metrics(path: Path) -> Iterator[str]:
         yield from (name for name, value in line.items() if name not in general and isinstance(value, (int, float)))
 
 
-def _around(column: Column, at: np.ndarray[Any, np.dtype[np.int64]]) -> Column:
+def _means_between(column: Column, at: np.ndarray[Any, np.dtype[np.int64]]) -> Column:
     """Means of the lines from each index to the next, over the values present."""
     known = ~np.isnan(column)
     sums = np.add.reduceat(np.where(known, column, 0.0), at)

@@ -124,11 +124,11 @@ def compare(groups: Sequence[Group], thresholds: Sequence[float] = (), smooth: i
         thresholds: returns to be reached by the smoothed training return.
         smooth: see `curves.curve_of`.
     """
-    return [_figures(group, thresholds, smooth) for group in groups]
+    return [_group_figures(group, thresholds, smooth) for group in groups]
 
 
-def _figures(group: Group, thresholds: Sequence[float], smooth: int | None) -> GroupFigures:
-    runs = [_of_run(run, thresholds, smooth) for run in group.runs]
+def _group_figures(group: Group, thresholds: Sequence[float], smooth: int | None) -> GroupFigures:
+    runs = [_run_figures(run, thresholds, smooth) for run in group.runs]
     finals = _known([run.final_return for run in runs])
     evaluations = _known([run.evaluation_return for run in runs])
     speeds = _known([run.run.steps_per_second for run in runs])
@@ -144,7 +144,7 @@ def _figures(group: Group, thresholds: Sequence[float], smooth: int | None) -> G
     )
 
 
-def _of_run(run: RunData, thresholds: Sequence[float], smooth: int | None) -> RunFigures:
+def _run_figures(run: RunData, thresholds: Sequence[float], smooth: int | None) -> RunFigures:
     curve = curve_of(run, smooth=smooth)
     return RunFigures(
         run=run,

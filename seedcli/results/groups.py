@@ -17,7 +17,7 @@ from seedcli.results.runs import RunData, collect_runs, read_run
 _NAMED = {"preset": "run.preset", "environment": "environment.id", "algorithm": "agent.algorithm"}
 BY_RUN = "run"
 # Prefixes of keys that may differ between runs of one group: seed, connections, telemetry, checkpoints and devices.
-_OF_NO_MATTER = (
+_IGNORED_KEYS = (
     *("run.seed", "net.", "telemetry.", "training.checkpoint", "training.keep_"),
     *(f"topology.{name}" for name in ("platform", "inference_", "training_", "virtual_", "xla", "host", "trust_")),
 )
@@ -122,7 +122,7 @@ def _difference(group: Group) -> str:
     """A warning if the runs of a group differ in what may change their results; "" otherwise."""
     found = differences(group.runs)
     # A key that a run lacks belongs to another version of seed.
-    keys = [key for key, values in found.items() if None not in values and not key.startswith(_OF_NO_MATTER)]
+    keys = [key for key, values in found.items() if None not in values and not key.startswith(_IGNORED_KEYS)]
     if not keys:
         return ""
     more = f" and {len(keys) - 3} more values" if len(keys) > 3 else ""

@@ -10,9 +10,9 @@ import numpy as np
 from seedcli.errors import UsageError
 from seedcli.results.comparison import compare
 from seedcli.results.curves import Axis, Kind, curve_of, mean_of, smoothing
+from seedcli.results.formatting import describe_reached
 from seedcli.results.groups import Group, Selection
 from seedcli.results.metrics_file import Column
-from seedcli.results.words import sentence_of_reached
 from seedcli.telemetry.numbers import counted, short
 
 _AXES: dict[Axis, str] = {"env_steps": "environment steps", "minutes": "minutes of training"}
@@ -170,7 +170,7 @@ def _thresholds(selection: Selection, axis: Axis, thresholds: Sequence[float], s
         marks.append(
             Threshold(
                 value,
-                [sentence_of_reached(label, each, axis) for label, each in zip(labels, reached, strict=True)],
+                [describe_reached(label, each, axis) for label, each in zip(labels, reached, strict=True)],
                 [each.env_steps if axis == "env_steps" else each.minutes for each in reached],
             )
         )

@@ -11,7 +11,7 @@ from seedcli.results.drawing import ENDINGS, draw_picture
 from seedcli.results.groups import select
 from seedcli.results.picture import make_picture
 from seedcli.results.terminal import print_picture
-from seedcli.roles.evaluator.suite_runs import check_output, say, warn
+from seedcli.roles.evaluator.suite_runs import check_output, print_to_stderr, warn
 
 
 def plot_runs(
@@ -43,8 +43,8 @@ def plot_runs(
         print_picture(picture)
         return EXIT_DONE
     draw_picture(picture, out)
-    say(f"{out}: {picture.title}, {', '.join(picture.notes)}")
+    print_to_stderr(f"{out}: {picture.title}, {', '.join(picture.notes)}")
     for threshold in picture.thresholds:
         for sentence in threshold.sentences:
-            say(sentence)
+            print_to_stderr(sentence)
     return EXIT_DONE

@@ -28,7 +28,7 @@ from seedcli.results.report_parts import (
     video_part,
 )
 from seedcli.results.runs import RunData
-from seedcli.roles.evaluator.suite_runs import check_output, say, warn
+from seedcli.roles.evaluator.suite_runs import check_output, print_to_stderr, warn
 from seedcli.telemetry.numbers import counted
 
 
@@ -57,7 +57,7 @@ def write_report(paths: Sequence[Path], *, out: Path, group_by: str, thresholds:
         raise SeedError(
             f"--out {out} could not be written ({error.strerror}): make room or name another file"
         ) from error
-    say(f"{out}: {counted(len(selection.runs), 'run')}, {len(page) / 1e6:.1f} MB; open it in a browser")
+    print_to_stderr(f"{out}: {counted(len(selection.runs), 'run')}, {len(page) / 1e6:.1f} MB; open it in a browser")
     return EXIT_DONE
 
 

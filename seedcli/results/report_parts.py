@@ -12,9 +12,15 @@ from typing import Any
 
 from seedcli.config.toml_text import format_value
 from seedcli.results.comparison import GroupFigures, RunFigures
+from seedcli.results.formatting import (
+    comparison_note,
+    comparison_table,
+    format_machine,
+    format_minutes,
+    format_versions,
+)
 from seedcli.results.groups import differences
 from seedcli.results.runs import RunData
-from seedcli.results.words import comparison_note, comparison_table, say_machine, say_minutes, say_versions
 from seedcli.roles.evaluator.stored import read_evaluations
 from seedcli.roles.run_folder import CONFIG
 from seedcli.telemetry.numbers import NOTHING, count, duration, number, short
@@ -40,7 +46,7 @@ def runs_part(figures: Sequence[RunFigures], names: Sequence[str], thresholds: S
             for steps, minutes in zip(each.steps_to, each.minutes_to, strict=True)
             for cell in (
                 short(steps) if math.isfinite(steps) else f"not reached in {short(run.env_steps)} steps",
-                say_minutes(minutes),
+                format_minutes(minutes),
             )
         ]
         rows.append(
@@ -172,7 +178,11 @@ def machine_part(runs: Sequence[RunData], names: Sequence[str]) -> str:
     groups: dict[str, list[str]] = {}
     for run, name in zip(runs, names, strict=True):
         session = run.sessions[-1] if run.sessions else None
-        lines = ["Not recorded."] if session is None else [say_machine(session.machine), say_versions(session.versions)]
+        lines = (
+            ["Not recorded."]
+            if session is None
+            else [format_machine(session.machine), format_versions(session.versions)]
+        )
         groups.setdefault("".join(f"<p>{escape(line)}</p>" for line in lines), []).append(name)
     parts = [f"<h3>{escape(', '.join(members))}</h3>{lines}" for lines, members in groups.items()]
     return _section("Machine and versions", "".join(parts) if len(groups) > 1 else next(iter(groups)))

@@ -14,9 +14,9 @@ from rich.text import Text
 from seedcli.errors import EXIT_DONE, UsageError
 from seedcli.results.comparison import compare
 from seedcli.results.fitting import Column, fitted
+from seedcli.results.formatting import INTERVAL, comparison_note, comparison_table
 from seedcli.results.groups import Selection
 from seedcli.results.runs import RunData, collect_runs, read_run
-from seedcli.results.words import INTERVAL, comparison_note, comparison_table
 from seedcli.roles.evaluator.suite_runs import warn
 from seedcli.telemetry.numbers import NOTHING, count, finite, number, short
 

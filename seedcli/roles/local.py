@@ -143,7 +143,7 @@ class ActorProcesses:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         return lines[-1].removeprefix("seed: ") if lines else "it left no message"
 
-    def _left_by(self, deadline: float) -> bool:
+    def _all_ended_by(self, deadline: float) -> bool:
         """Whether all actors have ended by then (monotonic seconds)."""
         for child in self._children:
             try:
@@ -156,18 +156,18 @@ class ActorProcesses:
         """Wait for the actors to exit and terminate those that do not; returns their time profiles."""
         deadline = time.monotonic() + _EXIT_SECONDS
         profiles: dict[str, dict[str, float]] = {}
-        if not self._left_by(time.monotonic() + _LEAVE_SECONDS):
+        if not self._all_ended_by(time.monotonic() + _LEAVE_SECONDS):
             for child in self._children:
                 if child.process.poll() is None:
                     child.process.terminate()
         for child in self._children:
-            out = self._last_words(child.process, max(0.1, deadline - time.monotonic()))
+            out = self._end_and_read(child.process, max(0.1, deadline - time.monotonic()))
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 profiles[f"actor {child.index}"] = json.loads(out)["profile"]
         return profiles
 
     @staticmethod
-    def _last_words(process: subprocess.Popen[str], seconds: float) -> str:
+    def _end_and_read(process: subprocess.Popen[str], seconds: float) -> str:
         """End an actor and every process its simulators started; returns its output."""
         try:
             out, _ = process.communicate(timeout=seconds)
@@ -181,7 +181,7 @@ class ActorProcesses:
         return out
 
 
-def interrupt_less() -> None:
+def schedule_as_batch() -> None:
     """Keep threads of this process and its children from preempting each other when they wake up (SCHED_BATCH).
 
     Learner and actors wake each other thousands of times a second. On few cores Linux would often preempt the waking
@@ -205,7 +205,7 @@ def run_train(resolved: Resolved, folder: RunFolder, *, live: bool, profile: boo
     Returns:
         0 when done, 143 or 130 after a signal; either way a checkpoint is written.
     """
-    interrupt_less()
+    schedule_as_batch()
     deterministic = resolved.config.run.deterministic
     # First, so that a port in use leaves the folder untouched.
     exporter = None if deterministic else open_exporter(resolved.config.net)

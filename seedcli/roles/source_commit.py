@@ -20,10 +20,10 @@ def source_commit() -> str:
         known, as for a wheel.
     """
     root = Path(seedcli.__file__).resolve().parents[1]
-    return _of_checkout(root) if (root / ".git").exists() else _of_installation()
+    return _commit_of_checkout(root) if (root / ".git").exists() else _commit_of_installation()
 
 
-def _of_checkout(root: Path) -> str:
+def _commit_of_checkout(root: Path) -> str:
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=10"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=True)
@@ -32,7 +32,7 @@ def _of_checkout(root: Path) -> str:
     return found.stdout.strip()
 
 
-def _of_installation() -> str:
+def _commit_of_installation() -> str:
     """The commit that pip recorded (PEP 610)."""
     try:
         recorded = metadata.distribution("seedcli").read_text("direct_url.json")

@@ -46,7 +46,7 @@ def raising_stopped() -> Iterator[None]:
         _raised.append(Stopped(128 + number))
         raise _raised[0]
 
-    with _handling(asked, handle):
+    with _handle_with(asked, handle):
         try:
             yield
             raise_if_stopped()
@@ -74,12 +74,12 @@ def exiting_at_once(undo: Callable[[], None]) -> Iterator[None]:
         finally:
             os._exit(128 + number)
 
-    with _handling(stop_signals(), handle):
+    with _handle_with(stop_signals(), handle):
         yield
 
 
 @contextlib.contextmanager
-def _handling(asked: Sequence[signal.Signals], handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def _handle_with(asked: Sequence[signal.Signals], handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread can set handlers
         return

@@ -120,7 +120,7 @@ class AdmissionControl:
             self._thread.start()
 
     @property
-    def crowded(self) -> bool:
+    def descriptors_exhausted(self) -> bool:
         """Whether authenticated actors use all descriptors that connections may use."""
         limit = descriptor_limit()
         return self.descriptors - self.unauthenticated > _for_connections(limit)
@@ -137,7 +137,7 @@ class AdmissionControl:
     def _run(self) -> None:
         pause = _BUSY_SECONDS
         while not self._stop.wait(pause):
-            ended = self._look(time.monotonic())
+            ended = self._check_connections(time.monotonic())
             pause = _BUSY_SECONDS if self.unauthenticated else _QUIET_SECONDS
             for reason, count in ended.items():
                 log_once_per(
@@ -145,9 +145,9 @@ class AdmissionControl:
                     "%d connections of unauthenticated peers were closed: %s", count, reason,
                 )  # fmt: skip
 
-    def _look(self, now: float) -> Counter[str]:
+    def _check_connections(self, now: float) -> Counter[str]:
         """Check every connection; returns the number closed, by reason."""
-        self._take_stock(now)
+        self._update_connections(now)
         ended: Counter[str] = Counter()
         staying = []
         unauthenticated = self._find_unauthenticated(now)
@@ -188,7 +188,7 @@ class AdmissionControl:
         left = _for_connections(limit) - (self.descriptors - unauthenticated)
         return max(0, unauthenticated - min(MAX_UNAUTHENTICATED, max(_MIN_UNAUTHENTICATED, min(limit // 4, left))))
 
-    def _take_stock(self, now: float) -> None:
+    def _update_connections(self, now: float) -> None:
         present: dict[int, _Connection] = {}
         count = 0
         for descriptor in _open_descriptors():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from seedcli.serving.service import InferenceService
-from seedcli.serving.sessions import Departed, Session
+from seedcli.serving.sessions import LostSession, Session
 from seedcli.telemetry.fleet import ActorRow, State
 
 SILENT_HEARTBEATS = 2.5  # heartbeat intervals without a frame, after which an actor is silent
@@ -28,7 +28,7 @@ class FleetWatch:
         self._present: dict[str, float] = {}  # when an actor was last found connected
         self._looked = time.monotonic()
 
-    def look(self) -> list[ActorRow]:
+    def sample(self) -> list[ActorRow]:
         """Return one row for each actor that is connected, joining, or was lost within the last minute.
 
         An actor that reconnected has a single row and is not lost.
@@ -37,10 +37,10 @@ class FleetWatch:
         before, self._steps = self._steps, {}
         span, self._looked = max(now - self._looked, 1e-9), now
         rows: dict[str, ActorRow] = {}
-        for departed in service.departed.copy():
-            if departed.time > max(now - LOST_SECONDS, self._present.get(departed.actor_id, 0.0)):
-                rows[departed.actor_id] = _lost(departed, now)
-        for peer, admission in service.reception.handshakes().items():
+        for lost in service.lost_sessions.copy():
+            if lost.time > max(now - LOST_SECONDS, self._present.get(lost.actor_id, 0.0)):
+                rows[lost.actor_id] = _lost_row(lost, now)
+        for peer, admission in service.handshakes.in_progress().items():
             hello = admission.handshake.hello
             # Unauthenticated peers are not shown: their HELLO is not trusted.
             if hello is not None and admission.handshake.proved:
@@ -77,15 +77,15 @@ class FleetWatch:
         return "waiting" if held else "stepping"
 
 
-def _lost(departed: Departed, now: float) -> ActorRow:
+def _lost_row(session: LostSession, now: float) -> ActorRow:
     return ActorRow(
-        actor_id=departed.actor_id,
-        address=departed.peer.address,
-        transport=departed.peer.transport,
-        envs=departed.envs,
+        actor_id=session.actor_id,
+        address=session.peer.address,
+        transport=session.peer.transport,
+        envs=session.envs,
         steps_per_second=None,
-        last_seen_seconds=now - departed.last_seen,
+        last_seen_seconds=now - session.last_seen,
         state="lost",
-        steps=departed.steps,
-        reason=departed.reason,
+        steps=session.steps,
+        reason=session.reason,
     )

@@ -32,8 +32,8 @@ Place = Callable[[Hello, str], str | None]
 Admit = Callable[[Peer, Hello, EnvSpec, dict[str, str], int], dict[str, Any]]
 
 
-class Reception:
-    """Runs the handshakes in the inference thread; other threads may only call `envs` and `handshakes`.
+class Handshakes:
+    """Runs the handshakes in the inference thread; other threads may only call `envs` and `in_progress`.
 
     Args:
         transports: transports by name.
@@ -82,7 +82,7 @@ class Reception:
             apart_from: the name of an actor to leave out.
         """
         there = {session.actor_id: session.envs for session in list(self._sessions())}
-        for entry in self.handshakes().values():
+        for entry in self.in_progress().values():
             hello = entry.handshake.hello
             if hello is not None and entry.handshake.proved:
                 there[hello.actor_id] = hello.envs
@@ -159,7 +159,7 @@ class Reception:
         }
 
     def _check_room(self, hello: Hello) -> None:
-        if self._admission_control.crowded:
+        if self._admission_control.descriptors_exhausted:
             raise RefusedError(
                 f"the learner has {self._admission_control.descriptors} files and sockets open, and its system allows "
                 f"{descriptor_limit()}: raise its limit (ulimit -Hn), or run fewer actors with more --envs each"
@@ -185,6 +185,6 @@ class Reception:
         self._lost(peer, reason)
         self._transports[peer.transport].drop(peer)
 
-    def handshakes(self) -> dict[Peer, Admission]:
+    def in_progress(self) -> dict[Peer, Admission]:
         """Return a copy of the handshakes in progress; safe to call from another thread."""
         return self._handshakes.copy()

@@ -24,8 +24,8 @@ from seedcli.net.codecs import check_codecs
 from seedcli.net.frames import Header, Kind, encode_control, pack_header
 from seedcli.net.messages import Hello, parse_goodbye
 from seedcli.serving.admission_control import AdmissionControl
-from seedcli.serving.handshakes import Reception
-from seedcli.serving.sessions import Departed, FleetSettings, Session
+from seedcli.serving.handshakes import Handshakes
+from seedcli.serving.sessions import FleetSettings, LostSession, Session
 from seedcli.specs import EnvSpec, split_envs
 from seedcli.telemetry.logs import log_once_per
 from seedcli.telemetry.metrics import Profile
@@ -33,7 +33,7 @@ from seedcli.telemetry.metrics import Profile
 _log = logging.getLogger(__name__)
 
 _TURN_SECONDS = 0.5  # housekeeping, and the longest sleep
-_DEPARTED = 1024  # most recent lost sessions that are kept
+_LOST_SESSIONS = 1024  # most recent lost sessions that are kept
 
 
 class InferenceService:
@@ -50,10 +50,10 @@ class InferenceService:
         environment_failures: failures of environments reported by actors.
         row_bytes_received: bytes of the rows as received.
         row_bytes_raw: bytes of the same rows, decoded.
-        departed: the most recent lost sessions.
+        lost_sessions: the most recent lost sessions.
         last_turn: when the loop last received frames, monotonic seconds.
         admission_control: bounds the connections of unauthenticated peers.
-        reception: runs the handshakes.
+        handshakes: runs the handshakes.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class InferenceService:
         self.protocol_errors = 0
         self.row_bytes_received = self.row_bytes_raw = 0
         self.sessions_opened = self.sessions_lost = 0
-        self.departed: deque[Departed] = deque(maxlen=_DEPARTED)
+        self.lost_sessions: deque[LostSession] = deque(maxlen=_LOST_SESSIONS)
         self.last_turn = time.monotonic()
         self.environment_failures = self.turned_away = 0
         self.admission_control = AdmissionControl(transports, lambda: self.last_turn)
-        self.reception = Reception(
+        self.handshakes = Handshakes(
             self._transports,
             settings,
             self.admission_control,
@@ -233,11 +233,11 @@ class InferenceService:
         elif peer in self._sessions:
             raise ProtocolError(f"a session received a handshake message (kind {header.kind})")
         else:
-            self.reception.take(peer, header, payload)
+            self.handshakes.take(peer, header, payload)
 
     def lost(self, peer: Peer, reason: str, *, malformed: bool = False) -> None:
         """See `net.base.FrameHandler`."""
-        self.reception.forget(peer)
+        self.handshakes.forget(peer)
         session = self._sessions.get(peer)
         who = f"connection {peer.address}" if session is None else f"actor {session.actor_id} at {peer.address}"
         if malformed:
@@ -250,8 +250,8 @@ class InferenceService:
         if session is not None:
             self._end_session(session)
             self.sessions_lost += 1
-            self.departed.append(
-                Departed(
+            self.lost_sessions.append(
+                LostSession(
                     session.actor_id, peer, session.envs, session.steps, reason, session.last_seen, time.monotonic()
                 )
             )
@@ -353,10 +353,10 @@ class InferenceService:
         if late:
             return  # this thread was blocked, and frames that arrived meanwhile are not read yet
         for session in list(self._by_number.values()):
-            self._judge_silence(session, now - session.last_seen)
-        self.reception.end_overdue(now)
+            self._end_if_silent(session, now - session.last_seen)
+        self.handshakes.end_overdue(now)
 
-    def _judge_silence(self, session: Session, silent: float) -> None:
+    def _end_if_silent(self, session: Session, silent: float) -> None:
         """Lose an actor without a frame for `silent` seconds, unless its environments may block it."""
         transport = self._transports[session.peer.transport]
         if silent <= self.settings.timeout_seconds:
@@ -384,7 +384,7 @@ class InferenceService:
             for session in list(self._by_number.values()):
                 header = pack_header(Kind.DONE, session=session.number)
                 self._transports[session.peer.transport].send(session.peer, header)
-            for peer in self.reception.handshakes():
+            for peer in self.handshakes.in_progress():
                 self._transports[peer.transport].send(peer, pack_header(Kind.DONE))
         self.admission_control.close()
         for transport in self._transports.values():

@@ -103,7 +103,7 @@ def oldest_unauthenticated(admissions: Mapping[Peer, Admission]) -> Peer | None:
     return waiting[0] if len(waiting) >= MAX_UNAUTHENTICATED else None
 
 
-class Departed(NamedTuple):
+class LostSession(NamedTuple):
     """An actor whose session ended without a goodbye.
 
     Attributes:

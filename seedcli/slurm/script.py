@@ -210,7 +210,8 @@ def _steps_layout(job: Job, fleet: ActorsConfig) -> Iterator[str]:
     cpus = job.cpus_per_actor
     learner_slots, slots = _slots(job)
     size = [f"--nodes={job.all_nodes}", f"--ntasks-per-node={slots}", f"--cpus-per-task={cpus}"]
-    what = f"One job on {_count(job.all_nodes, 'node')}: {_who(job)} and {_count(job.actors, 'actor')} are steps of it."
+    steps = f"{_learners(job)} and {_count(job.actors, 'actor')}"
+    what = f"One job on {_count(job.all_nodes, 'node')}: {steps} are steps of it."
     gpus = f" --{_gpu_option(job)}=0" if job.gpus else ""
     nodes = f"1-{job.all_nodes}" if job.all_nodes > 1 else "1"
     yield from _head(job, what, size)
@@ -224,7 +225,7 @@ def _steps_layout(job: Job, fleet: ActorsConfig) -> Iterator[str]:
 
 def _array_layout(job: Job, fleet: ActorsConfig) -> Iterator[str]:
     """A job for the learner, which submits an array with one job per actor."""
-    whose = "The learner's job" if job.learner_hosts == 1 else f"The job of {_who(job)}"
+    whose = "The learner's job" if job.learner_hosts == 1 else f"The job of {_learners(job)}"
     what = f"{whose}; it submits {_count(job.actors, 'actor')} as an array of jobs, which ends with it."
     tasks = "--ntasks=1" if job.learner_hosts == 1 else "--ntasks-per-node=1"
     yield from _head(job, what, [f"--nodes={job.learner_hosts}", tasks, f"--cpus-per-task={job.learner_cpus}"])
@@ -313,7 +314,7 @@ def _gpu_option(job: Job) -> str:
     return "gpus" if job.learner_hosts == 1 else "gpus-per-node"
 
 
-def _who(job: Job) -> str:
+def _learners(job: Job) -> str:
     return "the learner" if job.learner_hosts == 1 else f"{job.learner_hosts} learner hosts"
 
 

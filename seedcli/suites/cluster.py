@@ -42,7 +42,7 @@ def submit_script(suite: Suite, tasks: Mapping[str, Task], results: Path) -> str
     Raises:
         UsageError: an option is unknown or invalid, or the folder holds runs of other settings.
     """
-    jobs = [_job(suite, member) for member in members_of(tasks, results.absolute()) if not is_trained(member)]
+    jobs = [_job_of(suite, member) for member in members_of(tasks, results.absolute()) if not is_trained(member)]
     for job in {job.preset: job for job in jobs}.values():
         _check(suite, job)
     evaluate = ["seed", "benchmark", "run", suite.argument, "--results", str(results.absolute()), "--evaluate-only"]
@@ -52,9 +52,9 @@ def submit_script(suite: Suite, tasks: Mapping[str, Task], results: Path) -> str
     return head + "".join(f"{command(job)} | sbatch\n" for job in jobs)
 
 
-def _job(suite: Suite, member: Member) -> Job:
+def _job_of(suite: Suite, member: Member) -> Job:
     flags: dict[str, Any] = {**task_flags(member.task, member.seed), "set": task_sets(member.task)}
-    return _made(suite, {**_options(suite), **flags, "logdir": str(member.folder)})
+    return _make_job(suite, {**_options(suite), **flags, "logdir": str(member.folder)})
 
 
 def _options(suite: Suite) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _options(suite: Suite) -> dict[str, Any]:
     return options
 
 
-def _made(suite: Suite, options: Mapping[str, Any]) -> Job:
+def _make_job(suite: Suite, options: Mapping[str, Any]) -> Job:
     try:
         job = TypeAdapter(Job).validate_json(json.dumps(options, default=str), strict=True)
     except ValidationError as error:

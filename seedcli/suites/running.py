@@ -71,17 +71,19 @@ def run_suite(
         UsageError: another process works on the folder, or it holds runs of other settings; nothing was started.
         Stopped: a signal; every command has stopped, with a checkpoint.
     """
-    with _locked(results):
+    with _lock_results(results):
         members = list(members_of(tasks, results))
         records = [(member, _record(member, suite)) for member in members]
         failed = [member for member, record in records if record.error and not retry_failed]
-        done = [member for member, record in records if record.finished or _elsewhere(member, suite, tables)]
+        done = [member for member, record in records if record.finished or _finished_elsewhere(member, suite, tables)]
         left = [member for member in members if member not in failed and member not in done]
         before = f"{len(done)} finished and {len(failed)} failed before"
-        _say(f"{suite.name}: {counted(len(members), 'run')}, {before}; {jobs} at a time, results in {results}")
+        _print_progress(
+            f"{suite.name}: {counted(len(members), 'run')}, {before}; {jobs} at a time, results in {results}"
+        )
         outcomes = _carry_out_all(suite, left, jobs, evaluate_only, _Progress(len(members), len(left)))
     if failed:
-        _say(f"failed before: {'; '.join(map(str, failed))}: --retry-failed tries them again")
+        _print_progress(f"failed before: {'; '.join(map(str, failed))}: --retry-failed tries them again")
     return not failed and outcomes["finished"] == len(left)
 
 
@@ -125,43 +127,43 @@ def _carry_out_all(
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             commands.stop()
-            _say("stopping; the same command resumes")
+            _print_progress("stopping; the same command resumes")
             raise
 
 
 def _carry_out(member: Member, suite: Suite, commands: Commands, evaluate_only: bool, progress: _Progress) -> Outcome:
     """Train and evaluate one run, except for what is already done."""
     which = progress.begin()
-    if not _free(member.folder, commands.stopping):
-        _say(f"{member}: left out, because a learner is using {member.folder}")
+    if not _wait_until_free(member.folder, commands.stopping):
+        _print_progress(f"{member}: left out, because a learner is using {member.folder}")
         return "running elsewhere"
     record = _record(member, suite)
     try:
         trained = is_trained(member)
         if evaluate_only and not trained:
-            _say(f"{member}: left out, because it has not taken its {member.task.steps:,} steps")
+            _print_progress(f"{member}: left out, because it has not taken its {member.task.steps:,} steps")
             return "not trained"
         record = replace(record, trained=trained, error="")
         member.write(record)
         if not trained:
-            _say(f"{which}, {member}: training for {counted(member.task.steps, 'step')}, log {member.log}")
+            _print_progress(f"{which}, {member}: training for {counted(member.task.steps, 'step')}, log {member.log}")
             commands.run(member.train_command(), member.log)
             record = replace(record, trained=True)
             member.write(record)
-            _say(f"{member}: {_training(member)}; evaluating")
+            _print_progress(f"{member}: {_training(member)}; evaluating")
         for actions in ACTIONS:
             if actions not in record.evaluations:
                 out = commands.run(member.eval_command(actions, suite), member.log)
                 evaluation = _evaluation(out, in_suite=suite.scores is not None)
                 record = replace(record, evaluations={**record.evaluations, actions: evaluation})
                 member.write(record)
-        _say(f"{member}: {_evaluated(record)}{progress.end()}")
+        _print_progress(f"{member}: {_evaluated(record)}{progress.end()}")
         return "finished"
     except Interrupted:
         return "stopped"
     except SeedError as error:
         member.write(replace(record, error=str(error)))
-        _say(f"{member}: failed, see {member.log}: {error}{progress.end()}")
+        _print_progress(f"{member}: failed, see {member.log}: {error}{progress.end()}")
         return "failed"
 
 
@@ -169,14 +171,14 @@ def _record(member: Member, suite: Suite) -> Record:
     return (member.read() or Record(member.command())).of_length(suite.episodes)
 
 
-def _elsewhere(member: Member, suite: Suite, tables: Tables | None) -> bool:
+def _finished_elsewhere(member: Member, suite: Suite, tables: Tables | None) -> bool:
     """Whether a run was finished elsewhere, and not begun here."""
     begun = member.record_path.exists() or member.folder.exists()
     found = tables.find(member, suite.episodes) if tables and not begun else None
     return found is not None and found.state == "finished"
 
 
-def _free(folder: Path, stopping: threading.Event) -> bool:
+def _wait_until_free(folder: Path, stopping: threading.Event) -> bool:
     """Wait until no learner works on a run's folder; False if one does for longer than it takes to stop."""
     deadline = time.monotonic() + _FREE_SECONDS
     while is_running(folder):
@@ -216,7 +218,7 @@ def _evaluated(record: Record) -> str:
 
 
 @contextlib.contextmanager
-def _locked(results: Path) -> Iterator[None]:
+def _lock_results(results: Path) -> Iterator[None]:
     """Hold the results for this process.
 
     Raises:
@@ -236,5 +238,5 @@ def _locked(results: Path) -> Iterator[None]:
         yield
 
 
-def _say(line: str) -> None:
+def _print_progress(line: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)

@@ -129,7 +129,7 @@ def load_suite(name: str) -> Suite:
         file = _File.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
         tables: dict[str, type[Section]] = {"": _File, "suite": _Head, "tasks": Task}
-        raise UsageError(f"{path}: {sentence_of(error, tables)}") from error
+        raise UsageError(f"{path}: {describe_fault(error, tables)}") from error
     head = file.suite
     found = scores.load_suite(head.scores) if head.scores else None
     for key, task in file.tasks.items():
@@ -221,7 +221,7 @@ def nearest_of(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
 
 
-def sentence_of(error: ValidationError, tables: Mapping[str, type[Section]]) -> str:
+def describe_fault(error: ValidationError, tables: Mapping[str, type[Section]]) -> str:
     """The first fault of a file as one sentence: key, value, rule.
 
     Args:

@@ -25,7 +25,7 @@ from seedcli.config.sections import Name, PositiveInt, Section
 from seedcli.config.sources import load_config
 from seedcli.config.toml_text import format_value
 from seedcli.errors import UsageError
-from seedcli.suites.suite import Suite, Task, check_task, sentence_of
+from seedcli.suites.suite import Suite, Task, check_task, describe_fault
 
 ROOT = Path("runs") / "sweeps"  # of results, in the working folder
 _NAME = 100  # characters of a point's folder; longer names end with a checksum
@@ -189,7 +189,7 @@ def _read(path: Path) -> _File:
         return _File.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
         tables: dict[str, type[Section]] = {"": _File, "sweep": Head, "slurm": ArrayOptions}
-        raise UsageError(f"{path}: {sentence_of(error, tables)}") from error
+        raise UsageError(f"{path}: {describe_fault(error, tables)}") from error
 
 
 def _points(path: Path, file: _File) -> Iterator[dict[str, Any]]:
@@ -240,7 +240,7 @@ def _draws(path: Path, file: _File) -> Iterator[dict[str, Any]]:
         try:
             ranges[key] = Range.model_validate_json(json.dumps(values), strict=True)
         except ValidationError as error:
-            sentence = sentence_of(error, {"": Range})
+            sentence = describe_fault(error, {"": Range})
             raise UsageError(f"{path}: random.{key} = {format_value(values)}: {sentence}") from error
         generator = np.random.default_rng((file.sweep.draw, zlib.crc32(key.encode())))
         shares[key] = generator.random(file.sweep.samples)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from seedcli.envs.scores import TITLES, Estimate, interquartile_mean
-from seedcli.results.words import say_machine, say_reached, say_versions
+from seedcli.results.formatting import format_machine, format_reached, format_versions
 from seedcli.suites.members import ACTIONS
 from seedcli.suites.outcomes import SuiteOutcome, TaskOutcome
 from seedcli.suites.run_outcome import RunOutcome
@@ -122,7 +122,7 @@ def _page(outcome: SuiteOutcome, chart: str, curves: str) -> Iterator[str]:
     for run in failed:
         yield f"- {run.member}: {run.error} (`{run.member.log.relative_to(outcome.results)}`)"
     yield "\n## How each was made\n"
-    rows = [(run.member.name, *_made(run), f"`{run.command}`") for run in outcome.runs]
+    rows = [(run.member.name, *_provenance(run), f"`{run.command}`") for run in outcome.runs]
     yield from Grid(("task", "seed", "duration", "versions", "machine", "command"), rows, left=6).markdown()
 
 
@@ -141,7 +141,7 @@ def _task_row(task: TaskOutcome) -> list[str]:
         *figures,
         number(task.reference),
         number(task.task.threshold),
-        say_reached(reached) if reached else NOTHING,
+        format_reached(reached) if reached else NOTHING,
     ]
 
 
@@ -185,6 +185,6 @@ def _sources(tasks: Sequence[TaskOutcome]) -> dict[str, list[str]]:
     return found
 
 
-def _made(run: RunOutcome) -> tuple[str, str, str, str]:
-    versions, machine = say_versions(run.versions), say_machine(run.machine) if run.machine else ""
+def _provenance(run: RunOutcome) -> tuple[str, str, str, str]:
+    versions, machine = format_versions(run.versions), format_machine(run.machine) if run.machine else ""
     return str(run.member.seed), duration(run.seconds), versions or NOTHING, machine or NOTHING

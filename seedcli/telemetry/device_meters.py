@@ -69,7 +69,7 @@ class DeviceWatch:
     def __init__(self) -> None:
         self._last: dict[tuple[str, DeviceRole], DeviceMeter] = {}
 
-    def look(self, meters: Iterable[DeviceMeter], seconds: float) -> list[DeviceFigures]:
+    def sample(self, meters: Iterable[DeviceMeter], seconds: float) -> list[DeviceFigures]:
         """Return the metrics of the last `seconds`, in the order of the meters."""
         figures = []
         for meter in meters:

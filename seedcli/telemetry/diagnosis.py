@@ -29,7 +29,7 @@ class _Case:
         self._lines = 0  # consecutive lines that contradict `present`
         self._first = (0, 0)  # environment steps and updates of the first of these
 
-    def look(self, env_steps: int, updates: int, value: float | None) -> None:
+    def update(self, env_steps: int, updates: int, value: float | None) -> None:
         if value is None or env_steps < self._patience:
             return
         shows = self.symptom.shows(value)
@@ -68,14 +68,14 @@ class Diagnosis:
         self._values = values
         self.warning = ""
 
-    def look(self, env_steps: int, updates: int, metrics: Mapping[str, float]) -> str:
+    def update(self, env_steps: int, updates: int, metrics: Mapping[str, float]) -> str:
         """Process a line of metrics; `metrics` is empty if no update was made.
 
         Returns:
             A new warning to log, also one that returns after it was cleared; "" otherwise.
         """
         for case in self._cases:
-            case.look(env_steps, updates, metrics.get(case.symptom.metric))
+            case.update(env_steps, updates, metrics.get(case.symptom.metric))
         current = next((case for case in self._cases if case.present), None)
         self.warning = "" if current is None else self._sentence(current)
         if current is None or current.said:

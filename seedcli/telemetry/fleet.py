@@ -49,11 +49,11 @@ def count_states(fleet: Sequence[ActorRow]) -> dict[State, int]:
     return counts
 
 
-def say_states(counts: Mapping[State, int]) -> str:
+def format_states(counts: Mapping[State, int]) -> str:
     """Format the states that occur, the best first: `198 stepping, 1 silent, 1 lost`."""
     return ", ".join(f"{counts[state]:,} {state}" for state in reversed(STATES) if counts.get(state))
 
 
-def trouble_first(fleet: Sequence[ActorRow]) -> list[ActorRow]:
+def sort_by_urgency(fleet: Sequence[ActorRow]) -> list[ActorRow]:
     """Sort rows by state, those that need attention first; stable within a state."""
     return sorted(fleet, key=lambda row: STATES.index(row.state))

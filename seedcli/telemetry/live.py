@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from seedcli.telemetry.fleet import ActorRow, say_states
+from seedcli.telemetry.fleet import ActorRow, format_states
 from seedcli.telemetry.live_figures import latency
 from seedcli.telemetry.live_layout import Picture, ViewState, percent
 from seedcli.telemetry.metrics import Snapshot
@@ -238,7 +238,7 @@ class PlainView:
         ]
         if snapshot.actors == 0:
             parts.append("no actors")
-        trouble = say_states(
+        trouble = format_states(
             {
                 "busy": snapshot.actors_busy or 0,
                 "silent": snapshot.actors_silent or 0,

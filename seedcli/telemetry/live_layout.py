@@ -17,7 +17,7 @@ from rich.text import Text
 
 from seedcli.telemetry.axis import vertical_axis
 from seedcli.telemetry.device_meters import DeviceFigures, worth_showing
-from seedcli.telemetry.fleet import CONNECTED, ActorRow, count_states, say_states, trouble_first
+from seedcli.telemetry.fleet import CONNECTED, ActorRow, count_states, format_states, sort_by_urgency
 from seedcli.telemetry.live_figures import Rows, device_rows, figures, latency
 from seedcli.telemetry.metrics import Snapshot
 from seedcli.telemetry.numbers import count, duration, number, tenth
@@ -168,7 +168,7 @@ def _fleet(fleet: Sequence[ActorRow], lines: int, wide: bool) -> Table:
     table.add_column("steps/s", justify="right", no_wrap=True)
     table.add_column("last seen" if wide else "seen", justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True, overflow="ellipsis", ratio=1 if wide else None)
-    ordered = trouble_first(fleet)
+    ordered = sort_by_urgency(fleet)
     shown = ordered if len(ordered) <= lines else ordered[: lines - 1]
     for row in shown:
         style = _STATE_STYLES.get(row.state, "none")
@@ -291,7 +291,7 @@ class Picture:
             title = f"fleet: {count(len(present))} actor{'s' if len(present) != 1 else ''}, {envs} environments"
             empty = Text("no actor is connected", style="yellow")
             body = _fleet(state.fleet, room - 3, wide=width >= 100) if state.fleet else empty
-            parts.append(_panel(body, title, subtitle=say_states(count_states(state.fleet))))
+            parts.append(_panel(body, title, subtitle=format_states(count_states(state.fleet))))
         return Group(*parts)
 
     def _compact(self, width: int) -> Group:

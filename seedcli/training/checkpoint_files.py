@@ -85,10 +85,10 @@ def _read(path: Path) -> Checkpoint:
             config_path=path / "config.toml",
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise _UnusableError(f"the checkpoint {path} cannot be read ({_why(error)})") from error
+        raise _UnusableError(f"the checkpoint {path} cannot be read ({_reason(error)})") from error
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{Path(error.filename).name}: {error.strerror}"
     return str(error)

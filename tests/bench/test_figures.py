@@ -73,9 +73,9 @@ def test_a_client_that_cannot_connect_fails_the_benchmark() -> None:
     with Bench({"echo": "echo"}, "zmq") as processes:
         assert processes._client is not None
         targets = {"echo": Target("127.0.0.1", processes._client.pid)}
-        processes._client.tell((targets, Load(CARTPOLE, 1, 1, 0.05, 1, 0)))
+        processes._client.send((targets, Load(CARTPOLE, 1, 1, 0.05, 1, 0)))
         with pytest.raises(SeedError, match="is not a learner's address"):
-            processes._client.hear(30)
+            processes._client.receive(30)
 
 
 def test_a_wrong_answer_is_not_counted() -> None:

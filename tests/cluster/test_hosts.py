@@ -501,8 +501,8 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[Host
         started.extend((Host(kind), Host(kind)))
         where = [{host.server.name: host.address.removeprefix("zmq://")} for host in started]
         for index, host in enumerate(started):
-            host.service.reception.place = Placement(
-                index, where, own=host.service.reception.envs, loads=lambda: [host.envs for host in started]
+            host.service.handshakes.place = Placement(
+                index, where, own=host.service.handshakes.envs, loads=lambda: [host.envs for host in started]
             )
             host.start()
         return started
@@ -573,7 +573,7 @@ def test_an_actor_that_cannot_reach_the_other_host_stays(
         asked.append(hello)
         return second.address
 
-    first.service.reception.place = place
+    first.service.handshakes.place = place
     process = actor(first.address)
     wait_until(lambda: first.envs == 4, 30.0)
     wait_until(lambda: first.steps > 20, 30.0)

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from seedcli.cluster.rendezvous import Rendezvous, RendezvousCancelled
-from seedcli.errors import DistrustedError, UnreachableError, UsageError
+from seedcli.errors import AuthenticationError, UnreachableError, UsageError
 from seedcli.net.frames import Kind, pack_header
 from seedcli.net.security.keys import Security
 from seedcli.serving import admission_control
@@ -51,7 +51,7 @@ def test_insecure_hosts_join_without_a_token(held: Hosts) -> None:
 def test_a_host_without_the_token_is_refused(held: Hosts, theirs: Security | None) -> None:
     hosts = free_hosts(2)
     chief = held.start(hosts, 0)
-    sentence = failure(held.start(hosts, 1, security=theirs), DistrustedError)
+    sentence = failure(held.start(hosts, 1, security=theirs), AuthenticationError)
     assert hosts[0] in sentence and ("token" in sentence or "--insecure" in sentence)
     held.stop.set()
     failure(chief, RendezvousCancelled)

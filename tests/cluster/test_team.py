@@ -42,8 +42,8 @@ class FixedRendezvous:
         self.closed.append(reason)
 
 
-def teams(patience: float = 60.0, **counters: int) -> list[Team]:
-    return [Team(FixedRendezvous(index, counters), patience) for index in range(3)]  # type: ignore[arg-type]
+def teams(host_timeout: float = 60.0, **counters: int) -> list[Team]:
+    return [Team(FixedRendezvous(index, counters), host_timeout) for index in range(3)]  # type: ignore[arg-type]
 
 
 def counted(steps: int) -> dict[str, int]:
@@ -53,7 +53,7 @@ def counted(steps: int) -> dict[str, int]:
 def test_all_hosts_agree_on_the_sum() -> None:
     hosts = teams(env_steps=1000, episodes=7, trained_steps=900, seeds_given=5)
     for host in hosts:
-        assert host.share_run(None).folder == "/x" and host.began["seeds_given"] == 5
+        assert host.share_run(None).folder == "/x" and host.start_counters["seeds_given"] == 5
     steps, statuses = (10, 20, 30), (0, 143, 0)
     control = np.sum(
         [host.control(counted(n), ready=True, status=s) for host, n, s in zip(hosts, steps, statuses, strict=True)],
@@ -79,7 +79,7 @@ def test_a_step_without_a_batch_counts_no_training() -> None:
 def test_the_timeout_runs_only_while_a_host_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    host, *others = teams(patience=5.0)
+    host, *others = teams(host_timeout=5.0)
 
     def step(*ready: bool) -> None:
         now[0] += 4.0

@@ -12,7 +12,7 @@ from seedcli.cli.main import main
 from seedcli.doctor import agent as doctor_agent
 from seedcli.doctor import examination
 from seedcli.doctor.agent import Request, check_agent, examine
-from seedcli.doctor.examination import examine_apart
+from seedcli.doctor.examination import examine_in_process
 
 _TINY = ("agent.network.hidden=[8]", "training.unroll_length=5")
 _REPLAY = ("agent.dueling_hidden=4", "agent.n_step=2", "training.burn_in=2", "agent.network.lstm=4")
@@ -144,7 +144,7 @@ def test_what_depends_on_a_failed_check_is_skipped(name: str, cause: str, follow
     ],
 )
 def test_keys_of_its_own(agent: str, words: str) -> None:
-    status, detail = doctor_agent._class(agent)
+    status, detail = doctor_agent._check_class(agent)
     assert status == "ok" and detail.endswith(words)
 
 
@@ -161,10 +161,10 @@ def _load_nothing(connection: Connection) -> None:
 def test_progress_names_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examination, "_PROGRESS_SECONDS", 0.01)
     lines: list[str] = []
-    arguments: Any = {"first": "class", "hangs": "it hangs", "loading": "TensorFlow", "say": lines.append}
-    assert examine_apart(_load_nothing, (), **arguments) == []
+    arguments: Any = {"first": "class", "hangs": "it hangs", "loading": "TensorFlow", "progress": lines.append}
+    assert examine_in_process(_load_nothing, (), **arguments) == []
     assert lines[0] == "still loading TensorFlow after 0 of at most 120 s"
-    (finding,) = examine_apart(_load_nothing, (), limit=0.01, **arguments)
+    (finding,) = examine_in_process(_load_nothing, (), limit=0.01, **arguments)
     assert finding.detail.startswith("did not begin within 0.01 s: this machine may be too busy to load TensorFlow")
 
 

@@ -101,14 +101,14 @@ def test_a_folder_that_cannot_be_written_fails(
 
 def test_memory_is_what_the_limits_of_all_control_groups_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "available_memory", lambda: 3 * 2**29)
-    (finding,) = doctor._memory()
+    (finding,) = doctor._check_memory()
     assert finding.status == "warning" and finding.detail.startswith("1.5 GiB available here, ")
     assert finding.value["available_bytes"] == 3 * 2**29
 
 
 def test_run_folder_check_leaves_no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    (finding,) = doctor._run_folder()
+    (finding,) = doctor._check_run_folder()
     assert finding.status in ("ok", "warning") and str(tmp_path) in finding.detail
     assert list(tmp_path.iterdir()) == []
 
@@ -236,7 +236,7 @@ def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch, capsys
     def fall() -> list[Finding]:
         raise RuntimeError("unexpected")
 
-    monkeypatch.setattr(doctor, "_memory", fall)
+    monkeypatch.setattr(doctor, "_check_memory", fall)
     assert run_doctor(json_output=True) == 0
     finding = next(f for f in _report(capsys)["findings"] if f["name"] == "memory")
     assert finding["status"] == "warning" and "unexpected" in finding["detail"]

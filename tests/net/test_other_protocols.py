@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from seedcli.errors import EXIT_REFUSED, EXIT_UNREACHABLE, DistrustedError, UnreachableError
+from seedcli.errors import EXIT_REFUSED, EXIT_UNREACHABLE, AuthenticationError, UnreachableError
 from seedcli.net.security.keys import Security
 from tests.net.harness import LIMIT, security_of
 from tests.net.protected import MINE, client_of
@@ -64,7 +64,7 @@ def server(kind: str, banner: bytes, seconds: float) -> Iterator[str]:
 def test_another_protocol_is_a_refusal(kind: str, security: Security | None, banner: bytes, seconds: float) -> None:
     with server(kind, banner, seconds) as address:
         begun = time.monotonic()
-        with client_of(address, security) as client, pytest.raises(DistrustedError) as caught:
+        with client_of(address, security) as client, pytest.raises(AuthenticationError) as caught:
             client.connect(3.5)
         assert time.monotonic() - begun < 6
     assert caught.value.exit_status == EXIT_REFUSED

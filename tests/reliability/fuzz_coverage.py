@@ -22,7 +22,7 @@ PARSERS: dict[str, tuple[str, ...]] = {
     "seedcli.net.handshake": ("NoAuthenticator.answer", "ServerHandshake.receive"),
     "seedcli.net.codecs": ("check_codecs", "ArrayCodec.check_length", "ArrayCodec.decode", "RowDecoder.decode"),
     "seedcli.serving.service": (*("destination", "take_row", "frame", "lost", "_heartbeat", "_admit", "fault"),),
-    "seedcli.serving.handshakes": ("Reception.take", "Reception._begin", "Reception._configure"),
+    "seedcli.serving.handshakes": ("Handshakes.take", "Handshakes._begin", "Handshakes._configure"),
 }
 # Lines that no input reaches, and why.
 EXEMPT = {

@@ -273,19 +273,19 @@ def _admissions(fleet: Fleet) -> None:
         (challenge,) = intruder.ask(Kind.HELLO, hello)
         (refusal,) = intruder.ask(Kind.PROOF, fleet.proof(hello, challenge.payload))
         assert refusal.header.kind == Kind.REFUSED
-    fleet.service.reception.place = lambda hello, transport: "b:1"
+    fleet.service.handshakes.place = lambda hello, transport: "b:1"
     intruder = Intruder(fleet)
     hello = fleet.hello()
     (challenge,) = intruder.ask(Kind.HELLO, hello)
     (redirect,) = intruder.ask(Kind.PROOF, fleet.proof(hello, challenge.payload))
     assert redirect.header.kind == Kind.REDIRECT
-    fleet.service.reception.place = None
+    fleet.service.handshakes.place = None
     crowd = [Intruder(fleet) for _ in range(MAX_UNAUTHENTICATED + 5)]
     with mock.patch.object(handshakes, "PROOF_SECONDS", 3600.0):  # so that none times out before the last one is sent
         for intruder in crowd:
             intruder.ask(Kind.HELLO, fleet.hello())
     assert (
-        sum(not entry.handshake.proved for entry in fleet.service.reception.handshakes().values())
+        sum(not entry.handshake.proved for entry in fleet.service.handshakes.in_progress().values())
         == MAX_UNAUTHENTICATED
     )
     for intruder in crowd:

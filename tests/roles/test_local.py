@@ -9,9 +9,9 @@ import pytest
 
 PROGRAM = """
 import os, subprocess, sys
-from seedcli.roles.local import interrupt_less
+from seedcli.roles.local import schedule_as_batch
 os.sched_setscheduler(0, getattr(os, sys.argv[1]), os.sched_param(0))
-interrupt_less()
+schedule_as_batch()
 child = subprocess.run([sys.executable, "-c", "import os; print(os.sched_getscheduler(0))"], capture_output=True)
 names = {os.SCHED_OTHER: "SCHED_OTHER", os.SCHED_BATCH: "SCHED_BATCH", os.SCHED_IDLE: "SCHED_IDLE"}
 print(names[os.sched_getscheduler(0)], names[int(child.stdout)])

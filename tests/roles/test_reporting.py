@@ -17,7 +17,7 @@ from seedcli.config.schema import make_config
 from seedcli.net.base import Peer
 from seedcli.roles.learner.reporting import TURN_SECONDS, Reporter
 from seedcli.roles.run_folder import RunFolder
-from seedcli.serving.sessions import Departed, Session
+from seedcli.serving.sessions import LostSession, Session
 from seedcli.telemetry.exporter import Health
 from seedcli.telemetry.live import PlainView
 from seedcli.telemetry.metrics import COUNTERS
@@ -43,9 +43,9 @@ def learner(clock: Clock) -> Any:
     """The parts of a learner that the reporter reads before there is an agent."""
     service = SimpleNamespace(
         last_turn=clock.now,
-        departed=deque(),
+        lost_sessions=deque(),
         sessions=list,
-        reception=SimpleNamespace(handshakes=dict),
+        handshakes=SimpleNamespace(in_progress=dict),
         turned_away=0,
         sessions_lost=0,
         protocol_errors=0,
@@ -108,7 +108,9 @@ def test_a_report_replaces_the_status_as_a_whole(reporter: Reporter, learner: An
     peer = Peer("zmq", b"1", "10.0.0.7")
     stream: Any = SimpleNamespace(num_envs=3, pending=False)
     learner.service.sessions = lambda: [Session(1, "in", peer, [stream], last_seen=clock.now, moved=clock.now)]
-    learner.service.departed.append(Departed("gone", peer, 4, 100, "silent for 20 s", clock.now - 20, clock.now))
+    learner.service.lost_sessions.append(
+        LostSession("gone", peer, 4, 100, "silent for 20 s", clock.now - 20, clock.now)
+    )
     learner.service.sessions_lost = 1
     reporter.enter("serving")
     clock.now += 2
@@ -131,14 +133,14 @@ def test_the_time_to_stop_is_no_part_of_the_last_rates(
     reporter.enter("serving")
     clock.now += 2
     learner.service.last_turn = clock.now
-    learner.began["env_steps"] += 100
+    learner.start_counters["env_steps"] += 100
     assert reporter.report().env_steps_per_second == 50.0
     clock.now += last_seconds
-    learner.began["env_steps"] += round(150 * last_seconds)
+    learner.start_counters["env_steps"] += round(150 * last_seconds)
     reporter.training_ended()
     reporter.enter("stopping")
     clock.now += 60
-    learner.began["env_steps"] += 7
+    learner.start_counters["env_steps"] += 7
     last = reporter.report()
     assert last.env_steps_per_second == rate
     assert last.env_steps == 107 + round(150 * last_seconds), "steps made meanwhile are counted"
@@ -182,10 +184,10 @@ def test_devices_are_reported_from_the_profiles_of_their_threads() -> None:
     prefetch.add("transfer", 0.5)
     # 5 records of 7 bytes, reward, two flags, action and logits; the state and a weight.
     unroll = 5 * (7 + 4 + 2 + 4 + 12) + 40 + 4
-    training, inference = report.look(10, {"training": 1.5, "waiting": 9.0}, 2.0)
+    training, inference = report.sample(10, {"training": 1.5, "waiting": 9.0}, 2.0)
     assert training == DeviceFigures(training.device, "training", 0.75, 5.0, 1000.0, 0.25, unroll * 10_000 / 2 / 1e6)
     assert inference == DeviceFigures("GPU:3", "inference", 0.5, 4.0, 10.0, 0.0, 0.0)
-    training, inference = report.look(0, {"training": 1.5}, 2.0)
+    training, inference = report.sample(0, {"training": 1.5}, 2.0)
     assert training.utilisation == 0.0 and training.batch_rows is None, "a resumed run's updates were never counted"
     assert report.weights_age == 1003
     core.policy.publish_every = 1

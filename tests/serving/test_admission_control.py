@@ -119,7 +119,7 @@ def test_a_few_connections_are_admitted_although_actors_hold_most_descriptors(
     intruders = [port.visit() for _ in range(admission_control._MIN_UNAUTHENTICATED + 4)]
     assert all(is_ended(intruder) for intruder in intruders[:4])
     assert all(map(is_open, intruders[4:])) and all(map(is_open, actors))
-    assert control.crowded
+    assert control.descriptors_exhausted
 
 
 def test_the_oldest_connections_are_ended_when_there_are_too_many(
@@ -171,9 +171,9 @@ def test_connections_are_found_and_ended_when_no_descriptor_is_left(
 
 def test_only_actors_make_the_learner_crowded(port: Port, control: AdmissionControl) -> None:
     control.descriptors, control.unauthenticated = admission_control.descriptor_limit() - 5, 0
-    assert control.crowded
+    assert control.descriptors_exhausted
     control.unauthenticated = control.descriptors // 2
-    assert not control.crowded
+    assert not control.descriptors_exhausted
 
 
 def test_without_ports_there_is_no_thread() -> None:

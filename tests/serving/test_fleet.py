@@ -22,13 +22,13 @@ class Watched:
         monkeypatch.setattr("seedcli.serving.fleet_report.time.monotonic", lambda: self.fleet.now)
         self.watch = FleetWatch(self.fleet.service, HEARTBEAT)
 
-    def look(self) -> dict[str, ActorRow]:
-        rows = self.watch.look()
+    def sample(self) -> dict[str, ActorRow]:
+        rows = self.watch.sample()
         assert len({row.actor_id for row in rows}) == len(rows), "an actor has one row"
         return {row.actor_id: row for row in rows}
 
     def states(self) -> dict[str, str]:
-        return {name: row.state for name, row in self.look().items()}
+        return {name: row.state for name, row in self.sample().items()}
 
     def pass_seconds(self, seconds: float) -> None:
         """Advance the clock, and make the service handle its messages."""
@@ -53,14 +53,14 @@ def test_an_actor_that_steps(watched: Watched) -> None:
     actor = watched.fleet.join("a", envs=3)
     actor.send(0)
     actor.answers()
-    row = watched.look()["a"]
+    row = watched.sample()["a"]
     assert (row.envs, row.steps, row.state, row.reason) == (3, 3, "stepping", "")
     assert row.steps_per_second is None, "a rate needs two looks"
     for sequence in (1, 2):
         actor.send(sequence)
         actor.answers()
     watched.pass_seconds(2.0)
-    row = watched.look()["a"]
+    row = watched.sample()["a"]
     assert (row.steps, row.steps_per_second, row.last_seen_seconds) == (9, 3.0, 2.0)
 
 
@@ -146,7 +146,7 @@ def test_a_lost_actor_is_shown_for_a_minute_with_the_reason(watched: Watched) ->
     watched.pass_seconds(1.0)
     watched.lose(gone)
     watched.pass_seconds(2.0)
-    rows = watched.look()
+    rows = watched.sample()
     assert {name: row.state for name, row in rows.items()} == {"gone": "lost", "there": "silent"}
     assert (rows["gone"].reason, rows["gone"].envs, rows["gone"].steps) == ("reset by peer", 3, 3)
     assert rows["gone"].last_seen_seconds == 3.0 and rows["gone"].steps_per_second is None
@@ -169,7 +169,7 @@ def test_an_actor_that_reconnected_or_left_is_not_lost(watched: Watched) -> None
     assert watched.states() == {}
     watched.pass_seconds(1.0)
     watched.lose(watched.fleet.join("a"), "reset again")
-    assert watched.look()["a"].reason == "reset again"
+    assert watched.sample()["a"].reason == "reset again"
 
 
 def test_an_actor_joins_from_its_proof_to_its_first_step(watched: Watched) -> None:
@@ -182,5 +182,5 @@ def test_an_actor_joins_from_its_proof_to_its_first_step(watched: Watched) -> No
     proof = encode_control({})
     client.send(pack_header(Kind.PROOF, len(proof)), proof)
     watched.fleet.turn()
-    row = watched.look()["new"]
+    row = watched.sample()["new"]
     assert (row.state, row.envs, row.steps_per_second, row.last_seen_seconds) == ("joining", 4, None, None)

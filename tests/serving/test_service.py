@@ -160,12 +160,12 @@ def test_unauthenticated_peers_learn_and_change_nothing(fleet, caplog):
     mine, other = (Token(f"{name}-token-of-these-tests-0123456789", "here") for name in ("my", "another"))
     fleet.server.token = mine
     announce_actor(fleet, mine, "good")
-    seeds = fleet.service.reception.seeds_given
+    seeds = fleet.service.handshakes.seeds_given
     for token, words in ((other, "the token is not this learner's"), (None, "requires a token")):
         for _ in range(20):
             with pytest.raises(RefusedError, match=words):
                 announce_actor(fleet, token, "good", failure="what only a member of the fleet may have logged")
-    assert fleet.service.reception.seeds_given == seeds and fleet.service.environment_failures == 0
+    assert fleet.service.handshakes.seeds_given == seeds and fleet.service.environment_failures == 0
     assert not fleet.service.sessions() and fleet.engine is None, "nothing is built for an unauthenticated peer"
     assert "what only a member" not in caplog.text
     assert len([record for record in caplog.records if "refused" in record.getMessage()]) <= 2, "logged once"

@@ -118,12 +118,12 @@ def main() -> int:
     from seedcli.cli import main as cli
     from seedcli.roles.learner import host as several
 
-    connected = several._connected
+    make_devices = several._make_devices
     listener = socket.socket()
 
     def stopped(*arguments: Any) -> Any:
         os.kill(os.getpid(), signal.SIGSTOP)
-        return connected(*arguments)
+        return make_devices(*arguments)
 
     def taken(host: str) -> socket.socket:
         listener.bind((host, 0))
@@ -131,7 +131,7 @@ def main() -> int:
         return listener.dup()
 
     if os.environ[FAULT] == "stopped":
-        several._connected = stopped
+        several._make_devices = stopped
     else:
         several.reserve_port = taken
     return cli.main()

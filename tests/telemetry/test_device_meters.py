@@ -35,12 +35,12 @@ def test_figures_are_differences_since_the_last_look() -> None:
     watch = DeviceWatch()
     first, second = DeviceMeter("GPU:0", "training"), DeviceMeter("GPU:0", "inference")
     first.busy, first.batches, first.rows, first.transfer_seconds, first.transfer_bytes = 1.5, 4, 128, 0.5, 8_000_000
-    training, inference = watch.look([first, second], 2.0)
+    training, inference = watch.sample([first, second], 2.0)
     assert training == DeviceFigures("GPU:0", "training", 0.75, 2.0, 32.0, 0.25, 4.0)
     assert inference == DeviceFigures("GPU:0", "inference", 0.0, 0.0, None, 0.0, 0.0)
     first.busy, first.batches, first.rows = 2.5, 5, 144
     second.busy = 9.0  # more than the interval: it began before the last look
-    training, inference = watch.look([first, second], 4.0)
+    training, inference = watch.sample([first, second], 4.0)
     assert training == DeviceFigures("GPU:0", "training", 0.25, 0.25, 16.0, 0.0, 0.0)
     assert inference.utilisation == 1.0
 

@@ -29,8 +29,8 @@ def lines(
     diagnosis: Diagnosis, steps: Iterable[int], updates_per_step: float = 1.0, **metrics: float
 ) -> list[tuple[int, str]]:
     """The warnings, with the steps at which they are issued."""
-    looks = [(step, diagnosis.look(step, round(step * updates_per_step), metrics)) for step in steps]
-    return [(step, text) for step, text in looks if text]
+    updates = [(step, diagnosis.update(step, round(step * updates_per_step), metrics)) for step in steps]
+    return [(step, text) for step, text in updates if text]
 
 
 def test_a_warning_is_issued_once_its_symptom_has_lasted_5_percent_of_the_run() -> None:

@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from seedcli.telemetry.fleet import STATES, ActorRow, State, count_states, say_states, trouble_first
+from seedcli.telemetry.fleet import STATES, ActorRow, State, count_states, format_states, sort_by_urgency
 from seedcli.telemetry.live import LiveView, PlainView
 from seedcli.telemetry.metrics import Snapshot
 
@@ -57,11 +57,11 @@ def test_a_joining_actor_is_shown_but_not_counted() -> None:
 def test_states_are_counted_and_ordered() -> None:
     counts = count_states(FLEET)
     assert counts == {"lost": 1, "silent": 1, "busy": 0, "joining": 0, "waiting": 0, "stepping": 198}
-    assert say_states(count_states([])) == ""
-    assert say_states(dict.fromkeys(STATES, 1000)) == (
+    assert format_states(count_states([])) == ""
+    assert format_states(dict.fromkeys(STATES, 1000)) == (
         "1,000 stepping, 1,000 waiting, 1,000 joining, 1,000 busy, 1,000 silent, 1,000 lost"
     )
-    ordered = trouble_first(FLEET)
+    ordered = sort_by_urgency(FLEET)
     assert [row.actor_id for row in ordered[:3]] == ["gone", "quiet", "actor-0"]
     assert ordered[2:] == [row for row in FLEET if row.state == "stepping"], "other actors keep their order"
 

@@ -176,9 +176,9 @@ def test_non_finite_rewards_are_counted_once_and_not_trained_on(tmp_path: Path) 
     assert dropped > 10 and core.source.dropped == dropped and core.trainer.dropped == 0
     assert all(np.isfinite(variable.numpy()).all() for variable in core.agent.variables().values())
     names = ("protocol_errors", "environment_failures", "sessions_lost", "row_bytes_received", "row_bytes_raw")
-    reception = SimpleNamespace(handshakes=dict)
+    handshakes = SimpleNamespace(in_progress=dict)
     service = SimpleNamespace(
-        sessions=list, reception=reception, departed=deque(), turned_away=0, **dict.fromkeys(names, 0)
+        sessions=list, handshakes=handshakes, lost_sessions=deque(), turned_away=0, **dict.fromkeys(names, 0)
     )
     learner: Any = SimpleNamespace(
         config=core.config,

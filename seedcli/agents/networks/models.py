@@ -188,7 +188,7 @@ class DuelingQNetwork(RecurrentNetwork):
         return value + advantage - tf.reduce_mean(advantage, axis=-1, keepdims=True)
 
 
-def _first(unrolls: UnrollBatch) -> tf.Tensor:
+def _reset_mask(unrolls: UnrollBatch) -> tf.Tensor:
     """Where the state is reset before the record, [K+T+1, B] bool.
 
     The stored state is already reset where record 0 is the first of its episode.
@@ -208,7 +208,7 @@ def evaluate(network: Any, unrolls: UnrollBatch, burn_in: int) -> Any:
         unrolls: records [K+T+1, B, ...]; the length of `reward` must be static for a network with an LSTM.
         burn_in: K.
     """
-    records = (unrolls.observation, unrolls.reward, unrolls.action, _first(unrolls))
+    records = (unrolls.observation, unrolls.reward, unrolls.action, _reset_mask(unrolls))
     state = unrolls.state
     if burn_in:
         _, state = network.unroll(*tf.nest.map_structure(lambda x: x[:burn_in], records), state)
@@ -225,7 +225,7 @@ def record_states(network: RecurrentNetwork, unrolls: UnrollBatch, index: tf.Ten
         unrolls: records [T+1, B, ...].
         index: [N] int32, t·B + b for record t of column b.
     """
-    return network.encoder.states(unrolls.observation, unrolls.action, _first(unrolls), unrolls.state, index)
+    return network.encoder.states(unrolls.observation, unrolls.action, _reset_mask(unrolls), unrolls.state, index)
 
 
 def observe(network: RecurrentNetwork, unrolls: UnrollBatch, burn_in: int) -> None:

@@ -250,14 +250,16 @@ def make_torso(config: NetworkConfig, spec: EnvSpec, rng: np.random.Generator) -
     torso: Any = TORSOS.load(config.torso)
     _check_class(torso, config.torso)
     if not isinstance(spec.observation, Mapping):
-        return _made(torso, config, rng)
-    images = {name: _made(torso, config, rng) for name, array in spec.arrays.items() if takes_images(config, array)}
+        return _instantiate(torso, config, rng)
+    images = {
+        name: _instantiate(torso, config, rng) for name, array in spec.arrays.items() if takes_images(config, array)
+    }
     vectors = [name for name in spec.arrays if name not in images]
     flat = torso if config.smallest_image is None else MlpTorso
-    return MixedTorso(images, vectors, _made(flat, config, rng) if vectors else None)
+    return MixedTorso(images, vectors, _instantiate(flat, config, rng) if vectors else None)
 
 
-def _made(torso: Any, config: NetworkConfig, rng: np.random.Generator) -> Any:
+def _instantiate(torso: Any, config: NetworkConfig, rng: np.random.Generator) -> Any:
     """An instance of a torso's class; raises UsageError if its own code fails."""
     try:
         return torso(config, rng)

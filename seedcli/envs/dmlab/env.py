@@ -205,7 +205,7 @@ class LabVectorEnv:
         out.truncated[...] = 0
         with _stdout_is_stderr():
             for index in range(self.num_envs):
-                with self._naming(index, "reset"):
+                with self._name_failures(index, "reset"):
                     if not self._fresh:
                         self._labs[index].close()
                         self._labs[index] = self._build()
@@ -227,10 +227,10 @@ class LabVectorEnv:
         with _stdout_is_stderr(), np.errstate(over="ignore"):
             for index, action in enumerate(actions):
                 if self._over[index]:
-                    with self._naming(index, "reset"):
+                    with self._name_failures(index, "reset"):
                         self._begin(index)
                 else:
-                    with self._naming(index, "step"):
+                    with self._name_failures(index, "step"):
                         lab = self._labs[index]
                         out.reward[index] = lab.step(ACTIONS[action], num_steps=self.spec.frames_per_step)
                         if lab.is_running():
@@ -268,7 +268,7 @@ class LabVectorEnv:
             out.observation[index] = frame
 
     @contextlib.contextmanager
-    def _naming(self, index: int, where: str) -> Iterator[None]:
+    def _name_failures(self, index: int, where: str) -> Iterator[None]:
         """Turn what the simulator raises into a sentence that names the environment."""
         self.current[0] = index
         try:

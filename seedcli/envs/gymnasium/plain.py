@@ -164,12 +164,14 @@ def spaces_from(spec: EnvSpec, forms: Mapping[str, Any]) -> PlainSpaces:
     Raises:
         KeyError, TypeError, ValueError, UsageError: the forms are not those of this specification.
     """
-    leaves = {name: _of_form(spec.arrays[name or "observation"], form) for name, form in forms["observations"].items()}
+    leaves = {
+        name: _space_of_form(spec.arrays[name or "observation"], form) for name, form in forms["observations"].items()
+    }
     single = not isinstance(spec.observation, Mapping)
     if set(leaves) != ({""} if single else set(spec.arrays)):
         raise ValueError(f"forms of {sorted(leaves)} for observations {sorted(spec.arrays)}")
     observations = Observations(leaves[""] if single else Dict(leaves), spec.name)
-    actions = Actions(_action_of_form(spec.action, forms["action"]), spec.name)
+    actions = Actions(_action_space_of_form(spec.action, forms["action"]), spec.name)
     fits = all(
         leaf.spec.shape == spec.arrays[name or "observation"].shape for name, leaf in observations.leaves.items()
     )
@@ -178,7 +180,7 @@ def spaces_from(spec: EnvSpec, forms: Mapping[str, Any]) -> PlainSpaces:
     return PlainSpaces(spec, observations, actions)
 
 
-def _of_form(array: ArraySpec, form: Mapping[str, Any]) -> Space[Any]:
+def _space_of_form(array: ArraySpec, form: Mapping[str, Any]) -> Space[Any]:
     if array.categories:
         start = np.array(form["start"], np.int64)
         if not array.shape:
@@ -193,7 +195,7 @@ def _of_form(array: ArraySpec, form: Mapping[str, Any]) -> Space[Any]:
     return Box(limits.min, limits.max, array.shape, dtype.type)
 
 
-def _action_of_form(action: ActionSpec, form: Mapping[str, Any]) -> Space[Any]:
+def _action_space_of_form(action: ActionSpec, form: Mapping[str, Any]) -> Space[Any]:
     shape = tuple(form["shape"])
     if not action.size:
         start = np.array(form["low"], np.int64)
@@ -218,7 +220,7 @@ def spaces_of(spec: EnvSpec) -> PlainSpaces:
 
 def _space(array: ArraySpec) -> Space[Any]:
     dtype = "int8" if array.dtype == "bool" else array.dtype  # MultiBinary's
-    return _of_form(array, {"dtype": dtype, "start": [0] * len(array.categories)})
+    return _space_of_form(array, {"dtype": dtype, "start": [0] * len(array.categories)})
 
 
 def _action_space(action: ActionSpec) -> Space[Any]:

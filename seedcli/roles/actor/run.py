@@ -19,8 +19,8 @@ from typing import Any
 
 from seedcli.errors import (
     EXIT_DONE,
+    AuthenticationError,
     ConnectionLost,
-    DistrustedError,
     EnvironmentFailed,
     RefusedError,
     SeedError,
@@ -46,7 +46,7 @@ _LOOK_SECONDS = 1.0
 _REPORT_SECONDS = 5.0
 
 
-def _die_with(parent: int) -> None:
+def _end_with_parent(parent: int) -> None:
     """Have the kernel stop this process when its parent dies (Linux only; elsewhere heartbeats detect it)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
@@ -90,7 +90,7 @@ class _Actor:
         self._session_was_open = False
         self._address_known = False
         self._sent = False  # another learner host redirected this actor to the session's host
-        self._stay = False  # the redirect failed: the next learner host must not redirect again
+        self._no_redirect = False  # the redirect failed: the next learner host must not redirect again
         self.profile = Profile()
         for name, spent in self._restarts.seconds.items():
             self.profile.add(name, spent)
@@ -105,7 +105,7 @@ class _Actor:
             EnvironmentFailed: the environments failed too often.
         """
         if self._restarts.given_up:
-            self._report_the_last()
+            self._report_previous_failure()
             raise EnvironmentFailed(self._restarts.given_up)
         attempt = 0
         try:
@@ -130,7 +130,7 @@ class _Actor:
             session = self._open_session(address)
             raise_if_stopped()  # while environments were built
             self._discovery.succeeded()
-            self._stay = False
+            self._no_redirect = False
             assert session.ready is not None
             self._connected_before = self._session_was_open = True
             if self._reconnect is None:
@@ -151,7 +151,7 @@ class _Actor:
             goodbye = False
             # A learner has admitted this actor before, so a distrusted peer may just be using its address meanwhile.
             # After a failed redirect the actor returns to the redirecting host.
-            if not (self._sent or (self._connected_before and isinstance(error, DistrustedError))):
+            if not (self._sent or (self._connected_before and isinstance(error, AuthenticationError))):
                 self._discovery.refused(address, error)
             self._lost(error, first=first)
         except EnvironmentFailed as error:
@@ -175,7 +175,7 @@ class _Actor:
             session.open()
         except Redirected as sent:
             session.close(goodbye=False)
-            self._sent = self._stay = True
+            self._sent = self._no_redirect = True
             address = sent.address
             self._session = session = self._new_session(address)
             session.open()
@@ -191,8 +191,8 @@ class _Actor:
             streams=self._streams,
             profile=self.profile,
             failure=self._restarts.unreported,
-            reported=self._reported,
-            placed=self._stay,
+            reported=self._mark_reported,
+            placed=self._no_redirect,
         )
 
     def _lost(self, error: SeedError, *, first: bool) -> None:
@@ -209,10 +209,10 @@ class _Actor:
         if first:
             _log.warning("%s; trying again for %.0f s", error, self._limit - gone)
 
-    def _reported(self) -> None:
+    def _mark_reported(self) -> None:
         self._restarts.unreported = ""
 
-    def _report_the_last(self) -> None:
+    def _report_previous_failure(self) -> None:
         """Report to the learner, if it is reachable, why the previous process gave up."""
         with contextlib.suppress(SeedError):
             address = self._discovery.next()
@@ -235,15 +235,15 @@ class _Actor:
         """Rebuild the environments, or give up; `reported`: the learner learns of the failure as the session ends."""
         self._environments.discard()
         if not self._restarts.failed(str(error), self._environments.restarts):
-            raise EnvironmentFailed(self._given_up(str(error))) from error
+            raise EnvironmentFailed(self._restarts_exhausted(str(error))) from error
         if reported:
-            self._reported()
+            self._mark_reported()
 
     def _hung(self, sentence: str) -> None:
         """Handle environments that hang; called in the watchdog's thread."""
         if not self._restarts.failed(sentence, self._environments.restarts):
             # The main thread is blocked: the next process reports to the learner and exits.
-            self._restarts.given_up = self._given_up(sentence)
+            self._restarts.given_up = self._restarts_exhausted(sentence)
         self._replace_process()
 
     def _replace_process(self) -> None:
@@ -252,7 +252,7 @@ class _Actor:
         steps = self.steps + (self._session.steps if self._session is not None else 0)
         self._restarts.replace_process(steps, self.profile.seconds())
 
-    def _given_up(self, sentence: str) -> str:
+    def _restarts_exhausted(self, sentence: str) -> str:
         return (
             f"{sentence}; that is failure {self._restarts.failures} of these environments, more than "
             f"environment.restarts = {self._environments.restarts} allows: repair them"
@@ -260,7 +260,7 @@ class _Actor:
 
 
 @contextlib.contextmanager
-def _results_apart() -> Iterator[None]:
+def _stdout_to_stderr() -> Iterator[None]:
     """Context in which the output of environments goes to stderr: stdout is for results, read only at the end."""
     sys.stdout.flush()
     kept = os.dup(1)
@@ -320,9 +320,9 @@ def run_actor(
     begun = time.perf_counter()
     status = EXIT_DONE
     try:
-        with _results_apart(), raising_stopped():
+        with _stdout_to_stderr(), raising_stopped():
             if parent is not None:
-                _die_with(parent)
+                _end_with_parent(parent)
             actor.run()
     except Stopped as stop:
         status = stop.status

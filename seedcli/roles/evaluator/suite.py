@@ -21,7 +21,7 @@ from seedcli.errors import EXIT_DONE, CheckpointError, SeedError
 from seedcli.roles.evaluator.report import Evaluation
 from seedcli.roles.evaluator.run import Player
 from seedcli.roles.evaluator.suite_chart import write_chart
-from seedcli.roles.evaluator.suite_runs import Run, say, warn
+from seedcli.roles.evaluator.suite_runs import Run, print_to_stderr, warn
 from seedcli.training.checkpoint import find_checkpoint
 
 
@@ -119,9 +119,9 @@ def run_suite(
             gc.collect()
         results.append(result)
         score = f"return {np.mean(result.evaluation.returns):,.2f}, {result.human_normalised.mean():.1%} of human"
-        say(f"[{number}/{len(runs)}] {run.task.name}: {score}, {time.monotonic() - start:.0f} s")
+        print_to_stderr(f"[{number}/{len(runs)}] {run.task.name}: {score}, {time.monotonic() - start:.0f} s")
         if result.evaluation.hint:
-            say(f"{run.task.name}: {result.evaluation.hint}")
+            print_to_stderr(f"{run.task.name}: {result.evaluation.hint}")
     if not results:
         raise CheckpointError("none of the runs could be played: see the messages above")
     estimates = aggregate([result.human_normalised for result in results], seed, suite.statistics)
@@ -141,7 +141,7 @@ def run_suite(
     if chart is not None:
         scores = {result.run.task.name: float(result.human_normalised.mean()) for result in results}
         write_chart(chart, suite, scores, estimates)
-        say(f"{chart}: bar chart of {suite.count(len(results))}")
+        print_to_stderr(f"{chart}: bar chart of {suite.count(len(results))}")
     return EXIT_DONE
 
 

@@ -77,8 +77,10 @@ def write_chart(path: Path, suite: Suite, scores: Mapping[str, float], estimates
         axes.spines[side].set_visible(False)
 
     shown = [f"{title} {_percent(100 * estimates[name].value)}" for name, title in _TITLES.items() if name in estimates]
-    _above(axes, f"{suite.name}: {len(ordered)} of {suite.count(len(suite.tasks))}", 38, fontsize=13, fontweight="bold")
-    _above(axes, "    ".join(shown), 20, fontsize=10)
+    _add_heading(
+        axes, f"{suite.name}: {len(ordered)} of {suite.count(len(suite.tasks))}", 38, fontsize=13, fontweight="bold"
+    )
+    _add_heading(axes, "    ".join(shown), 20, fontsize=10)
     _clear_line(figure, axes, figures)
     try:
         figure.savefig(path, format="png")
@@ -104,7 +106,7 @@ def _percent(percent: float) -> str:
     return f"{percent:,.0f} %" if abs(percent) >= 10 else f"{percent:.1f} %"
 
 
-def _above(axes: Axes, text: str, points: float, **style: Any) -> None:
+def _add_heading(axes: Axes, text: str, points: float, **style: Any) -> None:
     """A line of text centred over the axes, `points` above them."""
     axes.annotate(
         text,

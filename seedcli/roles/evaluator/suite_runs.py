@@ -117,11 +117,11 @@ def check_output(flag: str, path: Path, *endings: str) -> None:
         raise UsageError(f"{flag} {path} cannot be written: name a file in a folder you may write to")
 
 
-def say(line: str) -> None:
+def print_to_stderr(line: str) -> None:
     """Print a line to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
 def warn(sentence: str) -> None:
     """Print a warning to stderr."""
-    say(f"seed: {sentence}")
+    print_to_stderr(f"seed: {sentence}")

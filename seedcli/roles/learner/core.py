@@ -230,9 +230,9 @@ class LearnerCore:
         with self._memory(f"while restoring {checkpoint.path}"):
             restore(checkpoint, {"agent": self.agent.variables(), "optimizer": self.trainer.variables()})
         self.source.restore(checkpoint.path)
-        self._count_on(checkpoint.counters)
+        self._restore_counters(checkpoint.counters)
 
-    def _count_on(self, counters: Mapping[str, Any]) -> None:
+    def _restore_counters(self, counters: Mapping[str, Any]) -> None:
         if self.team is None:  # with a team, these count only this host's share since the start
             self.engine.stats.env_steps = int(counters["env_steps"])
             self.engine.stats.episodes = int(counters["episodes"])
@@ -257,8 +257,8 @@ class LearnerCore:
             SeedError: a device is out of memory.
         """
         assert self.team is not None
-        if self.team.began:
-            self._count_on(self.team.began)
+        if self.team.start_counters:
+            self._restore_counters(self.team.start_counters)
         with self._memory("while copying the chief's weights"):
             self.trainer.broadcast([*self.agent.variables().values(), *self.trainer.variables().values()])
         self.policy.publish(self.trainer.updates)

@@ -40,7 +40,7 @@ class DeviceReport:
         self._column_bytes = unroll_bytes(core)
         self._watch = DeviceWatch()
 
-    def look(self, updates: int, profile: Mapping[str, float], seconds: float) -> list[DeviceFigures]:
+    def sample(self, updates: int, profile: Mapping[str, float], seconds: float) -> list[DeviceFigures]:
         """Statistics of the last `seconds`: training devices first, then inference devices.
 
         Args:
@@ -55,7 +55,7 @@ class DeviceReport:
             meter.rows += updates * self._columns
             meter.transfer_seconds = transfer
             meter.transfer_bytes += updates * self._columns * self._column_bytes
-        return self._watch.look([*self._training, *self.inference_meters], seconds)
+        return self._watch.sample([*self._training, *self.inference_meters], seconds)
 
     @property
     def inference_meters(self) -> Sequence[DeviceMeter]:

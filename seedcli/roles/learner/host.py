@@ -83,7 +83,7 @@ def run_member(
             if run.finished:
                 print(f"seed: {run.finished}", file=sys.stderr)
                 return None
-            path, replaced = (logdir or Path(run.folder)) / HOSTS / str(index), fresh and not team.began
+            path, replaced = (logdir or Path(run.folder)) / HOSTS / str(index), fresh and not team.start_counters
             folder = RunFolder.create(
                 path, resolved.config.run.preset, resume=False if replaced else None, overwrite=replaced
             )
@@ -99,7 +99,7 @@ def _run_host(setup: Setup, hosts: Sequence[str], index: int, open_run: Callable
         setup, hosts, index: as above.
         open_run: agrees with the other hosts on the run's state and returns this host's folder; None: the run is done.
     """
-    patience = setup.resolved.config.topology.host_timeout
+    host_timeout = setup.resolved.config.topology.host_timeout
     plan = _plan(setup.resolved.config, hosts, index)
     signals = Signals()
     with contextlib.ExitStack() as stack:
@@ -110,10 +110,10 @@ def _run_host(setup: Setup, hosts: Sequence[str], index: int, open_run: Callable
         status = _status(setup, plan, hosts, join_host_port(name, reservation.getsockname()[1]))
         others = " and ".join(describe_host(hosts, number) for number in range(len(hosts)) if number != index)
         where = "here" if index == 0 else f"at {hosts[0]}"
-        _log.info("waiting %s for %s, at most %g s (topology.host_timeout)", where, others, patience)
+        _log.info("waiting %s for %s, at most %g s (topology.host_timeout)", where, others, host_timeout)
         try:
-            rendezvous = Rendezvous(hosts, status, setup.security, signals.raised.is_set).join(patience)
-            team = stack.enter_context(Team(rendezvous, patience))
+            rendezvous = Rendezvous(hosts, status, setup.security, signals.raised.is_set).join(host_timeout)
+            team = stack.enter_context(Team(rendezvous, host_timeout))
             folder = open_run(team)
             if folder is None:
                 team.finished = True
@@ -125,7 +125,7 @@ def _run_host(setup: Setup, hosts: Sequence[str], index: int, open_run: Callable
                 transport.close()
             return signals.status or EXIT_DONE
         reservation.close()
-        devices = _devices(plan, [host.tensorflow for host in rendezvous.state.hosts], patience)
+        devices = _connect_devices(plan, [host.tensorflow for host in rendezvous.state.hosts], host_timeout)
         signals.reinstall()  # TensorFlow installs its own SIGTERM handler
         _log.info("connected to %s; TensorFlow's own connections between hosts are not protected", others)
         return supervise(setup, folder, devices, team=team, signals=signals)
@@ -157,9 +157,9 @@ def _status(setup: Setup, plan: Plan, hosts: Sequence[str], tensorflow: str) -> 
     )
 
 
-def _devices(plan: Plan, servers: Sequence[str], patience: float) -> Devices:
+def _connect_devices(plan: Plan, servers: Sequence[str], host_timeout: float) -> Devices:
     """Connect this host's devices with those of the others; a timeout kills this process."""
-    limit, named = float(np.clip(patience, *_CONNECT_SECONDS)), ", ".join(servers)
+    limit, named = float(np.clip(host_timeout, *_CONNECT_SECONDS)), ", ".join(servers)
     _log.info("TensorFlow is connecting %s; this process is killed if that takes longer than %.0f s", named, limit)
     # TensorFlow holds the GIL while it waits for the others: no thread or signal handler could interrupt it.
     guard = Guard(
@@ -168,10 +168,10 @@ def _devices(plan: Plan, servers: Sequence[str], patience: float) -> Devices:
         "every port between the learner hosts, and every host alive; this host is killed: start all again",
     )
     with contextlib.closing(guard):
-        return _connected(plan, servers)
+        return _make_devices(plan, servers)
 
 
-def _connected(plan: Plan, servers: Sequence[str]) -> Devices:
+def _make_devices(plan: Plan, servers: Sequence[str]) -> Devices:
     try:
         return Devices(
             plan,

@@ -78,7 +78,7 @@ class Reporter:
         self._resumed_at = resumed_at or 0
         self._resumed_with = resumed_with
         self._writer = MetricsWriter(folder.metrics_path, folder.resume)
-        void = self._writer.truncate_after(learner.began) if folder.resume else None
+        void = self._writer.truncate_after(learner.start_counters) if folder.resume else None
         chief = learner.team is None or learner.team.chief
         self._loggers = open_loggers(folder.path, config, resumed_at=void, chief=chief)
         self._process = psutil.Process()
@@ -106,7 +106,7 @@ class Reporter:
         """All counters of a line, read together while training continues."""
         core = self._learner.core
         if core is None:
-            return dict.fromkeys(("batches", "batch_rows", "wire", "raw"), 0) | self._learner.began
+            return dict.fromkeys(("batches", "batch_rows", "wire", "raw"), 0) | self._learner.start_counters
         stats, service, counters = core.engine.stats, self._learner.service, core.counters()
         return {
             **{name: counters[name] for name in COUNTERS},
@@ -153,7 +153,7 @@ class Reporter:
 
     def report(self) -> Snapshot:
         """Take a snapshot, write it to the metrics file and show it."""
-        fleet = self._fleet.look()
+        fleet = self._fleet.sample()
         snapshot = self._take(fleet)
         self._diagnose(snapshot)
         self.status = dataclasses.replace(self.status, snapshot=snapshot, fleet=fleet, turn_seconds=self._turn_age())
@@ -175,14 +175,14 @@ class Reporter:
         if self._diagnosis is None:
             values = config.model_dump(mode="json", by_alias=True)
             self._diagnosis = Diagnosis(core.agent.algorithm.symptoms, config.run.steps, values)
-        if warning := self._diagnosis.look(snapshot.env_steps, snapshot.learner_updates, snapshot.extra):
+        if warning := self._diagnosis.update(snapshot.env_steps, snapshot.learner_updates, snapshot.extra):
             _log.warning("%s", warning)
 
     def _take(self, fleet: Sequence[ActorRow]) -> Snapshot:
         now = time.monotonic()
         elapsed = max(now - self._last_time, 1e-9)
         counters = self._counters()
-        grown = self._grown(counters)
+        grown = self._increase(counters)
         if self._phase != "stopping":
             self._measure_rates(counters, now)
         self._last, self._last_time = counters, now
@@ -210,7 +210,7 @@ class Reporter:
             fields["dropped_unrolls"] = max(core.engine.stats.dropped_unrolls, core.source.dropped)
         return Snapshot(**fields)
 
-    def _grown(self, counters: dict[str, int]) -> dict[str, int]:
+    def _increase(self, counters: dict[str, int]) -> dict[str, int]:
         """The increase of each counter since the last line."""
         return {name: counters[name] - self._last[name] for name in counters}
 
@@ -219,7 +219,7 @@ class Reporter:
         seconds = max(now - self._last_time, 1e-9)
         if self._rates and seconds < 0.5 * self._learner.config.telemetry.interval_seconds:
             return
-        grown = self._grown(counters)
+        grown = self._increase(counters)
         self._rates = {
             "env_steps_per_second": grown["env_steps"] / seconds,
             "env_frames_per_second": grown["env_frames"] / seconds,
@@ -262,7 +262,7 @@ class Reporter:
         if self._devices is None:
             self._devices = DeviceReport(core)
         fields: dict[str, Any] = {
-            "devices": self._devices.look(len(results), self._learner.training.profile.seconds(), elapsed),
+            "devices": self._devices.sample(len(results), self._learner.training.profile.seconds(), elapsed),
             "weights_age": self._devices.weights_age,
         }
         applied = [result for result in results if result.applied]

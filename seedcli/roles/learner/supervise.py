@@ -89,7 +89,7 @@ def supervise(
     learner = Learner(resolved, folder, setup.transports, checkpoint, devices=devices, team=team)
     # Only now: a configuration that does not fit the checkpoint must not overwrite one that does.
     folder.write_config(resolved)
-    reporter = Reporter(learner, folder, view, resumed_at=learner.began_at, resumed_with=setup.resumed_with)
+    reporter = Reporter(learner, folder, view, resumed_at=learner.resumed_at, resumed_with=setup.resumed_with)
     status = EXIT_FAILED  # unless training completes
     with SessionRecorder(folder.path, find_inventory().models) as record:
         try:
@@ -104,7 +104,7 @@ def supervise(
                 reporter.enter("serving")
                 if checkpoint is not None:
                     view.log(f"resuming from {checkpoint.path} at {checkpoint.env_steps:,} environment steps")
-                run_until_done(learner, reporter, signals, setup.tick if team is None else team.look, folder)
+                run_until_done(learner, reporter, signals, setup.tick if team is None else team.report_envs, folder)
                 training_done = signals.status is None and learner.training.stopped_by is None
             finally:
                 reporter.enter("stopping")

@@ -96,9 +96,9 @@ class Learner:
         if team is not None:
             team.serve(self.service)
             # The chief's number on every host; each host assigns seeds from its own range.
-            self.service.reception.seeds_given = int(team.began.get("seeds_given", 0))
+            self.service.handshakes.seeds_given = int(team.start_counters.get("seeds_given", 0))
         elif checkpoint is not None:
-            self.service.reception.seeds_given = int(checkpoint.counters["seeds_given"])
+            self.service.handshakes.seeds_given = int(checkpoint.counters["seeds_given"])
         self.training = TrainingState(
             self.config.training.checkpoint_seconds, self.counters, saved=checkpoint is not None
         )
@@ -147,18 +147,18 @@ class Learner:
         return self.core is not None and self.core.totals["env_steps"] > 0
 
     @property
-    def began_at(self) -> int | None:
+    def resumed_at(self) -> int | None:
         """Environment steps of the checkpoint that a resumed run continues from; None for a new run."""
         if self.team is not None:
-            return self.team.began.get("env_steps")
+            return self.team.start_counters.get("env_steps")
         return None if self._checkpoint is None else self._checkpoint.env_steps
 
     @property
-    def began(self) -> dict[str, int]:
+    def start_counters(self) -> dict[str, int]:
         """The metrics counters at the start of this learner; all 0 in a new run."""
         counters: Mapping[str, Any] = {}
         if self.team is not None:
-            counters = self.team.began
+            counters = self.team.start_counters
         elif self._checkpoint is not None:
             counters = self._checkpoint.counters
         return {name: int(counters.get(name, 0)) for name in COUNTERS}
@@ -239,7 +239,7 @@ class Learner:
     def stop(self, *, training_done: bool) -> None:
         """Stop the threads in order; if training is done, tell the actors."""
         if self.team is not None:
-            self._leave()
+            self._stop_all_hosts()
         self.training.stopping.set()
         self._built.set()
         if self.core is not None:
@@ -253,7 +253,7 @@ class Learner:
             self._end(thread, lambda: None)
         self.service.finish()
 
-    def _leave(self) -> None:
+    def _stop_all_hosts(self) -> None:
         """Have all hosts stop after the same step; a step that cannot complete ends by TensorFlow's timeouts."""
         training = next((thread for thread in self._threads if thread.name == "training"), None)
         if training is None or not training.is_alive():
@@ -276,7 +276,7 @@ class Learner:
     def counters(self) -> dict[str, Any]:
         """The counters that a checkpoint saves besides variables."""
         assert self.core is not None
-        return self.core.counters() | {"seeds_given": self.service.reception.seeds_given}
+        return self.core.counters() | {"seeds_given": self.service.handshakes.seeds_given}
 
     def save(self) -> None:
         """Write a checkpoint and wait for it; does nothing before the first update or stored unroll."""

@@ -146,7 +146,7 @@ def failures_of(team: Team) -> Iterator[None]:
     try:
         yield
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.InternalError, tf.errors.CancelledError) as e:
-        why = team.why_lost()
+        why = team.find_lost_host()
         if not why and isinstance(e, tf.errors.InternalError | tf.errors.CancelledError):
             raise  # an error of this host's devices
         raise SeedError(

@@ -206,14 +206,14 @@ class UniformDraws:
         return int(np.count_nonzero(~self._final[serials % self.places]))
 
     def draw(self, rng: np.random.Generator, count: int, oldest: int, following: int) -> Drawn:
-        serials, starts = self._any(rng, count, oldest, following)
+        serials, starts = self._draw_any(rng, count, oldest, following)
         if self._final is not None:
             # Redrawing final records makes the draws uniform over the others.
             while len(final := np.flatnonzero(self._final[serials % self.places, starts])):
-                serials[final], starts[final] = self._any(rng, len(final), oldest, following)
+                serials[final], starts[final] = self._draw_any(rng, len(final), oldest, following)
         return Drawn(serials, starts, np.ones(count, np.float32))
 
-    def _any(
+    def _draw_any(
         self, rng: np.random.Generator, count: int, oldest: int, following: int
     ) -> tuple[Serials, npt.NDArray[np.int64]]:
         column = rng.integers(0, (following - oldest) * self._starts, count)

@@ -201,7 +201,7 @@ class ReplayStore:
                     f"that wrote it, or {_WITHOUT}"
                 )
             if manifest["signature"] != self._signature:
-                raise _foreign(path)
+                raise _foreign_error(path)
             segments = [Segment(**segment) for segment in manifest["segments"]]
             oldest, upto = int(manifest["oldest"]), int(manifest["next"])
             priorities, highest = None, 1.0
@@ -269,7 +269,7 @@ class ReplayStore:
             magic, first, rows, signature_bytes = _HEADER.unpack(head)
             if magic == _MAGIC and (first, first + rows - 1) == (segment.first, segment.last):
                 if file.read(signature_bytes) != self._signature.encode():
-                    raise _foreign(path)
+                    raise _foreign_error(path)
                 table = file.read(8 * rows)
                 if len(table) == 8 * rows:
                     lengths: list[int] = np.frombuffer(table, "<u8").tolist()
@@ -288,7 +288,7 @@ def _read_priorities(path: Path, rows: int) -> npt.NDArray[np.float64]:
     return priorities
 
 
-def _foreign(path: Path) -> CheckpointError:
+def _foreign_error(path: Path) -> CheckpointError:
     return CheckpointError(
         f"{path} holds unrolls of other shapes or fields than this configuration makes: use the configuration it was "
         f"made with, or {_WITHOUT}"
