@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from seedcli.config.known_keys import owners
-from seedcli.config.schema import make_agent_config, make_environment_config
+from seedcli.config.schema import make_config, make_environment_config
 from seedcli.config.sections import NetworkConfig
 
 _OF_NETWORK = {*NetworkConfig.model_fields, "channels"}
@@ -18,7 +18,7 @@ def agent_config(**values: Any) -> Any:
     algorithm, torso = values.get("algorithm", "vtrace"), network.get("torso", "mlp")
     network = {key: value for key, value in network.items() if torso in table.get(f"network.{key}", torso)}
     values = {key: value for key, value in values.items() if algorithm in table.get(key.rstrip("_"), algorithm)}
-    return make_agent_config({**values, "network": network})
+    return make_config({"agent": {**values, "network": network}}).agent
 
 
 def env_config(**values: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from seedcli.bench.output import machine, print_progress, show, table
@@ -64,11 +63,8 @@ def _figures(sample: Sample) -> dict[str, Any]:
     }
 
 
-def measure_codecs(progress: Callable[[str], None] = print_progress) -> dict[str, Any]:
+def measure_codecs() -> dict[str, Any]:
     """Play every environment and try every codec on its observations.
-
-    Args:
-        progress: called with lines of progress.
 
     Returns:
         By environment: bytes of an observation, microseconds of a step of one environment, the codec that
@@ -77,7 +73,7 @@ def measure_codecs(progress: Callable[[str], None] = print_progress) -> dict[str
     """
     found: dict[str, Any] = {}
     for name, config, envs, skip in _PLAYED:
-        progress(f"{name}, {envs} environments a message")
+        print_progress(f"{name}, {envs} environments a message")
         try:
             env = create_env_in_actor(make_environment_config(config), envs)
         except EnvironmentFailed as error:

@@ -87,11 +87,6 @@ def make_config(values: Mapping[str, Any] | None = None) -> Config:
     return chosen(values or {}).model_validate(values or {})
 
 
-def make_agent_config(values: Mapping[str, Any]) -> Any:
-    """The agent section of nested values on top of the defaults."""
-    return make_config({"agent": values}).agent
-
-
 def make_environment_config(values: Mapping[str, Any]) -> Any:
     """The environment section of values on top of the defaults, e.g. those that a learner sends to an actor.
 

@@ -174,7 +174,6 @@ class _RowCodec:
         self._places = [
             slice(start, start + codec.raw_bytes) for start, codec in zip(layout.offsets, self._codecs, strict=False)
         ]
-        self.row_bytes = layout.nbytes
         self.max_payload = at + sum(codec.max_bytes for codec in self._codecs)
 
 
@@ -186,7 +185,6 @@ class RowEncoder(_RowCodec):
         codecs: codec by array name.
 
     Attributes:
-        row_bytes: size of a row.
         max_payload: maximum size of an encoded row, bytes.
     """
 

@@ -20,7 +20,7 @@ from typing import IO
 from seedcli.config.schema import Config
 from seedcli.config.sources import Resolved, set_for_listeners
 from seedcli.envs.scratch import remove_unused_folders
-from seedcli.errors import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_USAGE, RefusedError, SeedError, UsageError
+from seedcli.errors import EXIT_FAILED, EXIT_REFUSED, EXIT_USAGE, RefusedError, SeedError, UsageError
 from seedcli.net.security.keys import Security
 from seedcli.net.security.token import VARIABLE, Token, new_token
 from seedcli.net.transports import transport_of
@@ -228,7 +228,7 @@ def run_train(resolved: Resolved, folder: RunFolder, *, live: bool, profile: boo
         # Not reachable from other machines, nor by other users of this one.
         security = Security(Token(token, "this run"))
         transport = transport_of(config.net.transport).listen_here(sockets, security, config.net.timeout_seconds)
-        actors = ActorProcesses(config, transport.address, folder.path / "logs", token)
+        actors = ActorProcesses(config, transport.address, folder.actor_logs, token)
 
         def announce(learner: Learner, view: View) -> None:
             envs = counted(config.actors.envs, "environment")
@@ -247,8 +247,7 @@ def run_train(resolved: Resolved, folder: RunFolder, *, live: bool, profile: boo
             closing=actors.end,
             resumed_with="seed train",
         )
-        status = supervise(setup, folder, use_devices(config))
-        return EXIT_DONE if status == EXIT_DONE else status
+        return supervise(setup, folder, use_devices(config))
     finally:
         if actors is not None:
             actors.end()

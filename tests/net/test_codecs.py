@@ -167,7 +167,7 @@ def test_rows_round_trip_and_keep_their_padding(envs: int) -> None:
     for seed in range(5):
         row = a_row(layout, seed)
         payload = encoded(layout, row)
-        assert len(payload) <= decoder.max_payload and decoder.row_bytes == layout.nbytes
+        assert len(payload) <= decoder.max_payload
         target[:] = 0xA5
         decoder.decode(payload, memoryview(target))
         assert same(layout, row, target) and (target[untouched] == 0xA5).all()

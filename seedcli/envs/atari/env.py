@@ -26,17 +26,6 @@ from seedcli.envs.checks import check_actions, nearest
 from seedcli.errors import EnvironmentFailed, UsageError, first_line
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, Rows
 
-# The benchmark of Bellemare et al., arXiv 1207.4708, in the 57 games of Wang et al., arXiv 1511.06581.
-ATARI_57: tuple[str, ...] = tuple(
-    """
-    alien amidar assault asterix asteroids atlantis bank_heist battle_zone beam_rider berzerk bowling boxing breakout
-    centipede chopper_command crazy_climber defender demon_attack double_dunk enduro fishing_derby freeway frostbite
-    gopher gravitar hero ice_hockey jamesbond kangaroo krull kung_fu_master montezuma_revenge ms_pacman name_this_game
-    phoenix pitfall pong private_eye qbert riverraid road_runner robotank seaquest skiing solaris space_invaders
-    star_gunner surround tennis time_pilot tutankham up_n_down venture video_pinball wizard_of_wor yars_revenge zaxxon
-    """.split()
-)
-
 _SCREEN = (210, 160)  # the emulator's screen, pixels, of all but a few games
 _SEEDS = 2**31  # ale-py takes seeds as int32 and leaves a negative one out, so seeds wrap round here
 

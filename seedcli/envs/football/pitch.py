@@ -105,13 +105,11 @@ def _disc(draw: ImageDraw.ImageDraw, at: tuple[float, float], radius: float, fil
     draw.ellipse((x - r, y - r, x + r, y + r), fill=fill, outline=_RIM, width=round(1.2 * _SCALE))
 
 
-def _score_line(
-    draw: ImageDraw.ImageDraw, score: tuple[int, int], title: str, steps_left: int | None, teams: tuple[str, str]
-) -> None:
+def _score_line(draw: ImageDraw.ImageDraw, score: tuple[int, int], title: str, steps_left: int | None) -> None:
     draw.rectangle((0, 0, WIDTH * _SCALE, _TOP * _SCALE), fill=_BAR)
     middle, base = WIDTH / 2 * _SCALE, _TOP / 2 * _SCALE
     draw.text((middle, base), f"{score[0]} : {score[1]}", fill=_TEXT, font=_font(24), anchor="mm")
-    for sign, name, colour in ((-1, teams[0], _LEFT), (1, teams[1], _RIGHT)):
+    for sign, name, colour in ((-1, "left", _LEFT), (1, "right", _RIGHT)):
         x = middle + sign * 52 * _SCALE
         r = 6 * _SCALE
         draw.ellipse((x - r, base - r, x + r, base + r), fill=colour)
@@ -130,7 +128,6 @@ def draw_pitch(
     *,
     title: str = "",
     steps_left: int | None = None,
-    teams: tuple[str, str] = ("left", "right"),
 ) -> npt.NDArray[np.uint8]:
     """Draw one observation.
 
@@ -141,7 +138,6 @@ def draw_pitch(
         score: goals of the left and of the right team.
         title: shown on the left of the score line.
         steps_left: in the match; None: not shown.
-        teams: names of the left and of the right team.
 
     Returns:
         An RGB picture [464, 640, 3] uint8.
@@ -159,5 +155,5 @@ def draw_pitch(
         draw.ellipse((x - r, y - r, x + r, y + r), outline=_RING, width=round(2.2 * _SCALE))
     for ball in _cells(planes[:, :, BALL]):
         _disc(draw, ball, 4.5, _BALL)
-    _score_line(draw, score, title, steps_left, teams)
+    _score_line(draw, score, title, steps_left)
     return np.asarray(image.reduce(_SCALE))

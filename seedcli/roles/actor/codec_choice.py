@@ -52,7 +52,6 @@ def play(
     *,
     least: int = _LEAST_STEPS,
     most: int = _MOST_STEPS,
-    seconds: float = _SECONDS,
     skip: int = 0,
 ) -> Sample:
     """Reset an environment and play it with random actions; this leaves it in the middle of episodes.
@@ -62,7 +61,6 @@ def play(
         seed: of the environments and the actions.
         least: fewest steps to play.
         most: most steps to play.
-        seconds: time after which no further step begins, once `least` are done.
         skip: steps at the beginning that are not recorded.
     """
     layout = RowLayout(env.spec, env.num_envs)
@@ -74,7 +72,7 @@ def play(
     for _ in range(skip):
         env.step(env.spec.action.sample(rng, env.num_envs), views)
     spent = 0.0
-    while len(rows) < least or (len(rows) < most and spent < seconds):
+    while len(rows) < least or (len(rows) < most and spent < _SECONDS):
         actions = env.spec.action.sample(rng, env.num_envs)
         begun = time.perf_counter()
         env.step(actions, views)

@@ -14,7 +14,7 @@ from seedcli.agents.networks.frame_stack import ObservationStack, one_hot
 from seedcli.agents.networks.models import PolicyValueNetwork
 from seedcli.agents.registry import create_agent
 from seedcli.agents.variables import named_variables
-from seedcli.config.schema import make_agent_config
+from seedcli.config.schema import make_config
 from seedcli.errors import UsageError
 from seedcli.specs import ActionSpec, ArraySpec, EnvSpec, ObservationSpec
 from tests.agents.helpers import (
@@ -202,7 +202,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("preset", LAYOUTS)
 def test_variables_of_presets_keep_their_names(preset: str) -> None:
     path = Path(__file__).parents[3] / "presets" / f"{preset}.toml"
-    config = make_agent_config(tomllib.loads(path.read_text())["agent"])
+    config = make_config({"agent": tomllib.loads(path.read_text())["agent"]}).agent
     observation = VECTOR.observation if config.network.torso == "mlp" else ArraySpec((84, 84, 1), "uint8")
     spec = EnvSpec("test/preset", observation, IMAGE.action)
     network = create_agent(config, training_config(), spec, 0).network
