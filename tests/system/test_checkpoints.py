@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,20 +22,23 @@ THREADED = sets("run.deterministic=false")
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of a run with several checkpoints."""
-    with fleet_in(tmp_path_factory.mktemp("finished")) as fleet:
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a run with several checkpoints, however long the disk takes to write one."""
+    with fleet_in(tmp_path_factory.mktemp("stopped")) as fleet:
         values = sets(*TINY, *counting(), "training.checkpoint_seconds=0.1", "training.keep_checkpoints=4")
-        options = ["--preset", "cartpole_vtrace", "--steps", "6000", "--logdir", "run", "--deterministic"]
-        fleet.start("train", *options, *values).ends_with(0)
-        yield fleet.folder / "run"
+        train = fleet.start("train", *ENDLESS, "--logdir", "run", "--deterministic", *values)
+        run = fleet.folder / "run"
+        wait_for(lambda: len(checkpoints(run)) >= 3 or not train.running, "three checkpoints")
+        train.send(signal.SIGTERM)
+        train.ends_with(143)
+        yield run
 
 
 @pytest.fixture
-def run(finished: Path, fleet: Fleet) -> Path:
+def run(stopped: Path, fleet: Fleet) -> Path:
     """A copy of the run, to be damaged."""
     path = fleet.folder / "run"
-    shutil.copytree(finished, path)
+    shutil.copytree(stopped, path)
     assert len(checkpoints(path)) >= 3
     return path
 
@@ -139,9 +143,9 @@ def test_training_continues_on_a_full_disk(fleet: Fleet) -> None:
             train.kill()
 
 
-def test_a_run_on_a_read_only_disk_is_refused(fleet: Fleet, finished: Path) -> None:
+def test_a_run_on_a_read_only_disk_is_refused(fleet: Fleet, stopped: Path) -> None:
     with tmpfs(fleet.folder / "disk", "size=8m") as disk:
-        shutil.copytree(finished, disk / "run")
+        shutil.copytree(stopped, disk / "run")
         read_only(disk)
         for arguments in (["--resume", "--logdir", str(disk / "run")], [*ENDLESS, "--logdir", str(disk / "new")]):
             train = fleet.start("train", *arguments)
