@@ -58,7 +58,7 @@ def learner(clock: Clock) -> Any:
         core=None,
         team=None,
         failure=None,
-        began=dict.fromkeys(COUNTERS, 0),
+        start_counters=dict.fromkeys(COUNTERS, 0),
     )
 
 
